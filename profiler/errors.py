@@ -1,0 +1,46 @@
+"""Every error that TraPPM raises on purpose, in one small tree.
+
+`TrappmError` is the root: the command line turns it into one line and an exit status, and a caller
+from Python can catch everything of ours with one `except`. A message says what is wrong, with which
+value, and what to do next. This file stands on the ground floor because every room raises.
+"""
+
+
+class TrappmError(Exception):
+    """Root of all errors raised by TraPPM: the work could not be done (exit status 1)."""
+
+    exit_status = 1
+
+
+class InputError(TrappmError):
+    """What the user asked for cannot be right: a name, value, file or folder (exit status 2)."""
+
+    exit_status = 2
+
+
+class UnknownArchitectureError(InputError):
+    """No such timm model, or one that cannot be built as asked."""
+
+
+class ModelFileError(InputError):
+    """A file that is not a readable ONNX model within our limits."""
+
+
+class UnsupportedModelError(TrappmError):
+    """A model that is fine in itself, but of which no graph can be made; the reason is told."""
+
+
+class DeviceError(InputError):
+    """A device key that is unknown, or a device that is not on this machine."""
+
+
+class StoreError(TrappmError):
+    """The label store cannot be opened, upgraded or written."""
+
+
+class SnapshotError(InputError):
+    """A snapshot that is missing, damaged, foreign, or lacks the head that was asked for."""
+
+
+class CampaignError(TrappmError):
+    """A campaign that cannot start, go on or be found."""
