@@ -393,3 +393,8 @@ METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_
 
 def _canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def is_cpu_device(key: str) -> bool:
+    """Whether this device key means cores of a host, such as `cpu-2t`, and not a GPU."""
+    return key.startswith("cpu-")

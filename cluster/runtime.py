@@ -1,0 +1,133 @@
+"""Starting Ray on this machine, or joining a running cluster; and placing actors on its nodes.
+
+Everything in Ray that is beta or peculiar stands here, in one function each. Ray reads its
+authentication token from the environment once, when it is imported: so this module imports it late,
+and whoever imports modules with actors does so inside `ray_runtime`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from profiler.errors import CampaignError, DeviceError
+from profiler.records import is_cpu_device
+
+CPU_LABEL = "trappm/cpu-device"
+"""Label of nodes whose cores are set aside for measuring CPU devices."""
+
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+
+NAMESPACE = "trappm"
+
+_FOLDER_PREFIX = "trappm-ray-"
+
+
+def placement(device: str) -> dict[str, Any]:
+    """Ray options that put a profiler actor on a node that has this device."""
+    if is_cpu_device(device):
+        return {"num_cpus": 0, "label_selector": {CPU_LABEL: "true"}}
+    return {"num_gpus": 1, "label_selector": {ACCELERATOR_LABEL: device.upper()}}
+
+
+def here() -> dict[str, Any]:
+    """Ray options that keep an actor on the caller's node, where the label store is."""
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "label_selector": {"ray.io/node-id": node_id}}
+
+
+def require_nodes(devices: tuple[str, ...]) -> None:
+    """Raises DeviceError for a device that no node of the cluster offers.
+
+    Ray lets an actor that nothing can satisfy pend for ever, so we look first.
+    """
+    import ray
+
+    nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
+    for device in devices:
+        ((key, value),) = placement(device)["label_selector"].items()
+        if any(labels.get(key) == value for labels in nodes):
+            continue
+        have = sorted({labels[key] for labels in nodes if key in labels})
+        offer = f"the nodes offer {', '.join(have)}" if have else "no node has such a label"
+        raise DeviceError(
+            f"no node for device {device!r}: it needs the label {key}={value}, and {offer}; "
+            f"start one with: ray start --address=HEAD:6379 --labels {key}={value}"
+        )
+
+
+@contextlib.contextmanager
+def ray_runtime(address: str | None) -> Iterator[None]:
+    """Ray for the length of one command: a private local one, or a cluster at `address`.
+
+    Raises:
+        CampaignError: Ray cannot be started or reached.
+    """
+    # A program that profiles other people's machines does not phone home unasked.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address is None and "ray" not in sys.modules:
+        # The private Ray answers to this process tree only, and leaves no token file behind.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    import ray
+    from ray.exceptions import RayError
+
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    folder = None
+    if address is None:
+        _remove_leftovers()
+        # Sockets' paths may have 107 bytes, so the folder is a short one.
+        folder = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-")
+        options |= {
+            "num_cpus": os.cpu_count(),
+            "num_gpus": 0,
+            "labels": {CPU_LABEL: "true"},
+            "include_dashboard": False,
+            "object_store_memory": 200 << 20,
+            "_temp_dir": folder,
+        }
+    try:
+        ray.init(address=address or "local", **options)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        where = "a local Ray" if address is None else f"the Ray cluster at {address!r}"
+        raise CampaignError(f"cannot start or reach {where}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers() -> None:
+    """Removes what the local Rays of killed runs left behind: folders, and agents of theirs.
+
+    Ray's processes die with the program that started them, but for its two agents, which survive a
+    SIGKILL of it; they are known by the log files that they hold open in the folder.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
+        if not pid.isdigit() or psutil.pid_exists(int(pid)):
+            continue
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # gone meanwhile, or not ours to look into
+                if any(file.path.startswith(f"{folder}/") for file in process.open_files()):
+                    process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,165 @@
+"""The campaign file: a short YAML that says what to measure, where, and how much of it.
+
+It is checked strictly before anything starts: an unknown key, a wrong type or a budget that cannot
+be spent is told in one line. A preset is such a file that ships with the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from profiler.errors import InputError
+from profiler.pool import PoolSpec
+from profiler.protocols import protocol_named
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Devices(_Part):
+    """Where to measure: a source device and, if transfer is wanted, a target device."""
+
+    source: str
+    target: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.source,) if self.target is None else (self.source, self.target)
+
+
+class Share(_Part):
+    """A number of configurations to measure on each of the two devices."""
+
+    source: int = Field(ge=0, le=1_000_000)
+    target: int = Field(default=0, ge=0, le=1_000_000)
+
+    def on(self, device: str, devices: Devices) -> int:
+        return self.source if device == devices.source else self.target
+
+
+class Evaluation(Share):
+    """The evaluation set: drawn uniformly from architectures that training never sees."""
+
+    source: int = Field(ge=2, le=1_000_000)
+    architecture_share: float = Field(default=0.2, gt=0, lt=0.9)
+
+
+class Rounds(Share):
+    """The rounds in which acquisition picks, and how much each device measures per round."""
+
+    count: int = Field(ge=0, le=10_000)
+
+
+class CampaignSpec(_Part):
+    """Everything that decides the course of a campaign."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = Field(default=1337, ge=0, lt=2**32)
+    devices: Devices
+    protocol: str = "quick"
+    learner: str = "laptop"
+    strategy: str = "variance"
+    evaluation: Evaluation
+    initial: Share
+    rounds: Rounds
+    max_attempts: int = Field(default=3, ge=1, le=10)
+    pool: PoolSpec
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        # Imported here: both pull in torch, and reading a file that fails earlier should be quick.
+        from learner.acquisition import strategy_named
+        from learner.presets import preset_named
+
+        protocol_named(self.protocol)
+        preset_named(self.learner)
+        strategy_named(self.strategy)
+        if self.devices.target == self.devices.source:
+            raise ValueError("devices: source and target are the same; leave target out")
+        if self.initial.source < 4:
+            raise ValueError(f"initial: source is {self.initial.source}; heads need 4 or more")
+        shares = (self.evaluation.target, self.initial.target, self.rounds.target)
+        if self.devices.target is None and any(shares):
+            raise ValueError("a budget is given for a target, but devices names no target")
+        if self.devices.target is not None and min(shares[:2]) < 2:
+            raise ValueError("evaluation and initial need 2 or more on the target device")
+        return self
+
+    def budget(self, device: str) -> int:
+        """How many configurations the whole campaign measures on this device."""
+        shares = (self.evaluation, self.initial)
+        fixed = sum(share.on(device, self.devices) for share in shares)
+        return fixed + self.rounds.count * self.rounds.on(device, self.devices)
+
+
+def presets() -> list[str]:
+    """Names of the campaign files that ship with the package."""
+    folder = resources.files("cluster") / "presets"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_preset(name: str) -> CampaignSpec:
+    """Raises InputError for a name that is no preset."""
+    if name not in presets():
+        raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
+    text = (resources.files("cluster") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_spec(text, origin=f"preset {name}")
+
+
+def load_spec(path: Path) -> CampaignSpec:
+    """Raises InputError for a file that cannot be read or is not a valid campaign file."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InputError(f"campaign file {path} has {size} bytes; at most {MAX_FILE_BYTES}")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the campaign file {path}: {error}") from error
+    return parse_spec(text, origin=str(path))
+
+
+def parse_spec(text: str, *, origin: str) -> CampaignSpec:
+    """The campaign spec that this YAML describes.
+
+    Raises:
+        InputError: not YAML, or not a campaign; the first fault is told, with its key.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = str(error).replace("\n", " ")
+        raise InputError(f"{origin} is not valid YAML: {where}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{origin} is not a campaign file: it must be a mapping of keys to values")
+    try:
+        return CampaignSpec.model_validate(data)
+    except ValidationError as error:
+        raise InputError(f"{origin}: {_first_fault(error)}") from error
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from error
+
+
+def _first_fault(error: ValidationError) -> str:
+    faults: list[Any] = list(error.errors())
+    fault = faults[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "campaign"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        known = list(CampaignSpec.model_fields) + [
+            name
+            for part in (Devices, Share, Evaluation, Rounds)
+            for name in part.model_fields
+        ]  # fmt: skip
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{where}: {message}{more}"
