@@ -1,0 +1,162 @@
+"""Writes the ONNX file of a model, without its weights: a graph needs their shapes only.
+
+PyTorch's TorchScript-based exporter (`dynamo=False`) runs the model once at batch 1 and records
+what it does. Weights become graph inputs, so the file stays under a megabyte, nothing is folded
+away, and BatchNormalization stays visible as the training step will run it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+from torch.onnx import symbolic_helper
+from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.errors import InputError, TrappmError, UnsupportedModelError
+
+OPSET = 17
+"""Pinned: operators, and so MACs and memory, differ between opsets."""
+
+IMAGE = "image"
+"""Name of the graph input that is the batch of images; the other inputs are weights."""
+
+BUFFERS_KEY = "trappm.buffers"
+"""Metadata of the file: the weights that are buffers, which training does not touch (JSON list)."""
+
+
+def export_onnx(
+    model: str | nn.Module, input_size: int, path: Path, *, batch_size: int | None = None
+) -> None:
+    """Writes the forward pass of a model on square RGB images as ONNX, opset 17, without weights.
+
+    Args:
+        model: a timm architecture, or a module that maps (B, 3, H, W) to one tensor.
+        input_size: height and width of the images, in pixels.
+        path: the file to write.
+        batch_size: None for a dynamic batch axis, else the one batch size of the file.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnsupportedModelError: the exporter cannot express the model at this input size.
+    """
+    name = model if isinstance(model, str) else type(model).__name__
+    if input_size < 1 or (batch_size is not None and batch_size < 1):
+        raise InputError(f"cannot export at {input_size} px, batch {batch_size}: both start at 1")
+    module = _uninitialised(model, input_size) if isinstance(model, str) else model
+    axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None
+    buffer = io.BytesIO()
+    try:
+        with _quiet(), _adaptive_pooling():
+            torch.onnx.export(
+                module,
+                (torch.zeros(batch_size or 1, 3, input_size, input_size),),
+                buffer,  # type: ignore[arg-type]  # a buffer is accepted, if not declared
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=[IMAGE],
+                output_names=["logits"],
+                dynamic_axes=axes,
+                export_params=False,
+                # Without this, weights of equal value would be merged into one.
+                keep_initializers_as_inputs=True,
+                do_constant_folding=False,
+            )
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedModelError(
+            f"{name} cannot be exported at {input_size} px: {lines[0]}"
+        ) from error
+    proto = onnx.load_from_string(buffer.getvalue())
+    buffers = [buffer_name for buffer_name, _ in module.named_buffers()]
+    onnx.helper.set_model_props(proto, {BUFFERS_KEY: json.dumps(buffers)})
+    path.write_bytes(proto.SerializeToString())
+
+
+class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves weights as they are instead of drawing them: their values do not reach the file."""
+
+    _DRAWS = (
+        torch.ops.aten.normal_.default,
+        torch.ops.aten.uniform_.default,
+        torch.ops.aten.erfinv_.default,
+    )
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return args[0] if func in self._DRAWS else func(*args, **(kwargs or {}))
+
+
+def _uninitialised(architecture: str, input_size: int) -> nn.Module:
+    from profiler.zoo import create_model
+
+    with _NoRandomness():  # type: ignore[no-untyped-call]
+        return create_model(architecture, input_size)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own future and of every size that it reads while tracing."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _adaptive_pooling() -> Iterator[None]:
+    """Lets the exporter express adaptive average pooling to any size, as VGG has it."""
+    name = "aten::adaptive_avg_pool2d"
+    register_custom_op_symbolic(name, _adaptive_avg_pool2d, 9)
+    try:
+        yield
+    finally:
+        unregister_custom_op_symbolic(name, 9)
+
+
+def _adaptive_avg_pool2d(g: Any, images: Any, output_size: Any) -> Any:
+    """Pooling by the operators for it where the sizes divide, else as the linear map that it is."""
+    target = symbolic_helper._get_const(output_size, "is", "output_size")  # type: ignore[no-untyped-call]
+    if list(target) == [1, 1]:
+        return g.op("GlobalAveragePool", images)
+    sizes = symbolic_helper._get_tensor_sizes(images)[2:]
+    if None in sizes:
+        raise TrappmError("adaptive pooling of an image whose size is not known")
+    if all(size % wanted == 0 for size, wanted in zip(sizes, target, strict=True)):
+        kernel = [size // wanted for size, wanted in zip(sizes, target, strict=True)]
+        return g.op("AveragePool", images, kernel_shape_i=kernel, strides_i=kernel)
+    rows, columns = (
+        g.op("Constant", value_t=_pooling_matrix(size, wanted))
+        for size, wanted in zip(sizes, target, strict=True)
+    )
+    transposed = g.op("Transpose", columns, perm_i=[1, 0])
+    return g.op("MatMul", g.op("MatMul", rows, images), transposed)
+
+
+def _pooling_matrix(size: int, wanted: int) -> torch.Tensor:
+    """The matrix (wanted, size) whose rows average the windows of adaptive pooling."""
+    matrix = torch.zeros(wanted, size)
+    for i in range(wanted):
+        start, end = i * size // wanted, -(-(i + 1) * size // wanted)
+        matrix[i, start:end] = 1.0 / (end - start)
+    return matrix

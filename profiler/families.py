@@ -1,0 +1,39 @@
+"""Which family an architecture belongs to, by its name alone.
+
+The eleven families are those of the TraPPM paper (Table I). Labels are counted and splits are
+stratified by family, so this must be quick and must not depend on the installed timm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "convnext": ("convnext*",),
+    "densenet": ("densenet*",),
+    "efficientnet": ("efficientnet*",),
+    "mnasnet": ("mnasnet*", "semnasnet*"),
+    "mobilenet": ("mobilenet*",),
+    "poolformer": ("poolformer*",),
+    "resnet": ("resnet*", "wide_resnet*"),
+    "swin": ("swin*",),
+    "vgg": ("vgg*",),
+    "visformer": ("visformer*",),
+    "vit": ("vit", "vit_*", "vit[0-9]*"),
+}
+"""The paper's families and the name patterns of their members."""
+
+# Marks of origin in timm's names that say nothing about the architecture.
+_ORIGIN = re.compile(r"^(?:legacy|test|tf)_")
+
+
+def family_of(architecture: str) -> str:
+    """The paper's family of this architecture, or the leading letters of its name for others."""
+    name = _ORIGIN.sub("", architecture)
+    for family, patterns in FAMILIES.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            return family
+    letters = re.match(r"[A-Za-z]+", name)
+    return letters.group().lower() if letters else name
