@@ -1,0 +1,391 @@
+"""The campaign loop: what happens next, from an empty pool to a published snapshot.
+
+    pool -> graphs -> encoder -> round 0: evaluation set     (uniform, architectures held out)
+                              -> round 1: initial draw       (uniform)
+                              -> rounds 2..: acquired        (uncertainty and diversity)
+                                 after each of 1..: heads are trained and judged on round 0
+                              -> snapshot
+
+SQL is the truth: the loop keeps nothing in memory that it could not read back, so that a campaign
+killed at any moment goes on from the last recorded measurement. It knows no Ray: a `Crew` measures
+and a `Learner` learns, and on a CPU device never both at once, since they share the cores.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.crew import Crew, Learner, OnProgress, TrainingLabel
+from cluster.spec import CampaignSpec
+from learner.evaluation import split_architectures
+from profiler.errors import CampaignError
+from profiler.pool import build_pool
+from profiler.protocols import protocol_named
+from profiler.records import METRICS, Configuration
+from store import Assignment, PlannedAssignment, Store
+
+LEASE_S = 900.0
+"""Longer than any measurement; the leases of a campaign that died are released when it resumes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a campaign is doing, for people to watch."""
+
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+    eta_s: float | None = None
+    """Expected time to the end of the whole campaign; None while nothing is known yet."""
+    current: tuple[str, ...] = ()
+    """What is being measured right now."""
+    lines: tuple[str, ...] = field(default=(), repr=False)
+    """All news so far; a watcher prints those that it has not seen."""
+
+
+class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
+    """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class Campaign:
+    """One campaign on its way; `run` returns when it is finished."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        campaign_id: str,
+        spec: CampaignSpec,
+        crew: Crew,
+        learner: Learner,
+        snapshots: Path,
+        watch: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.store = store
+        self.id = campaign_id
+        self.spec = spec
+        self.crew = crew
+        self.learner = learner
+        self.snapshots = snapshots
+        self.protocol = protocol_named(spec.protocol)
+        self._watch = watch
+        self._progress = Progress()
+        self._stop = threading.Event()
+        self._pace = _Pace(spec)
+
+    def stop(self) -> None:
+        """Asks a running campaign to stop; what is being measured is measured again later."""
+        self._stop.set()
+
+    def run(self) -> str:
+        """Runs to the end and returns the snapshot's id.
+
+        Raises:
+            CampaignStopped: `stop` was called; the campaign is paused.
+            TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
+        """
+        self.store.set_campaign_state(self.id, "running")
+        try:
+            self.store.release_leases(self.id)
+            self._prepare_pool()
+            self._prepare_learner()
+            for number in range(2 + self.spec.rounds.count):
+                self._round(number)
+            snapshot_id = self._publish()
+        except CampaignStopped:
+            self._end("paused", "stopped on request")
+            raise
+        except Exception as error:
+            self._end("failed", str(error))
+            raise
+        self._end("finished", f"snapshot {snapshot_id}")
+        return snapshot_id
+
+    # Preparation: pool, graphs, encoder.
+
+    def _prepare_pool(self) -> None:
+        if self.store.campaign_pool(self.id):
+            return
+        configurations = build_pool(self.spec.pool)
+        self._tell("pool", news=f"pool: {len(configurations)} configurations")
+        self._profile_graphs(configurations)
+        refused = {(r.architecture, r.input_size) for r in self.store.refusals()}
+        pool = [c for c in configurations if (c.architecture, c.input_size) not in refused]
+        held_out = split_architectures(
+            pool, self.spec.evaluation.architecture_share, self._generator(0)
+        )
+        self._check_budget(pool, held_out)
+        self.store.set_campaign_pool(self.id, [(c, c.architecture in held_out) for c in pool])
+
+    def _profile_graphs(self, configurations: Sequence[Configuration]) -> None:
+        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
+        missing = self.store.pairs_without_graph(pairs)
+        self._tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
+        for graph in self.crew.profile(missing):
+            self._check_stop()
+            self.store.save_graph(
+                graph.architecture, graph.input_size, graph.template, graph.refusal
+            )
+            refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
+            self._tell(done=self._progress.done + 1, news=refusal)
+
+    def _check_budget(self, pool: Sequence[Configuration], held_out: set[str]) -> None:
+        """A budget that the pool cannot meet is told before anything is measured."""
+        kept_back = sum(c.architecture in held_out for c in pool)
+        for device in self.spec.devices.keys:
+            wanted = self.spec.evaluation.on(device, self.spec.devices)
+            training = self.spec.budget(device) - wanted
+            if wanted > kept_back or training > len(pool) - kept_back:
+                raise CampaignError(
+                    f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
+                    f"{training} training configurations, and the pool has {kept_back} and "
+                    f"{len(pool) - kept_back}; lower the budget or widen the pool"
+                )
+
+    def _prepare_learner(self) -> None:
+        pool = self.store.campaign_pool(self.id)
+        templates = self.store.graph_templates((c.architecture, c.input_size) for c, _ in pool)
+        self._tell("encoder", total=0)
+        self.learner.set_pool(
+            [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
+            self._on_progress("encoder"),
+        )
+        self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+
+    # Rounds: plan, measure, learn.
+
+    def _round(self, number: int) -> None:
+        known = {r.number: r for r in self.store.rounds(self.id)}
+        if number in known and known[number].state == "closed":
+            if number == 1 + self.spec.rounds.count or number + 1 not in known:
+                self._fit()  # the learner is new in this process and must know its heads again
+            return
+        if number not in known:
+            self._plan(number)
+        self._measure(number)
+        report = self._fit(number) if number else {}
+        self.store.close_round(self.id, number, report)
+
+    def _plan(self, number: int) -> None:
+        purpose = ("evaluation", "initial")[number] if number < 2 else "acquired"
+        planned: list[PlannedAssignment] = []
+        for device in self.spec.devices.keys:
+            planned += list(self._pick(number, purpose, device))
+        self.store.plan_round(self.id, number, purpose, planned)
+
+    def _pick(self, number: int, purpose: str, device: str) -> Iterator[PlannedAssignment]:
+        share = {"evaluation": self.spec.evaluation, "initial": self.spec.initial}
+        count = share.get(purpose, self.spec.rounds).on(device, self.spec.devices)
+        taken = {a.configuration.id for a in self.store.assignments(self.id, device=device)}
+        pool = self.store.campaign_pool(self.id)
+        wants_held_out = purpose == "evaluation"
+        candidates = [c for c, held_out in pool if held_out == wants_held_out and c.id not in taken]
+        generator = self._generator(number + 1, self.spec.devices.keys.index(device))
+        if purpose == "acquired":
+            by_id = {c.id: c for c in candidates}
+            self._tell("choosing", total=0)
+            choices = self.learner.choose(
+                device,
+                min(count, len(candidates)),
+                candidates=list(by_id),
+                labelled=sorted(taken),
+                seed=(self.spec.seed, number),
+            )
+            picks = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
+        else:
+            order = generator.permutation(len(candidates))[:count]
+            picks = [(candidates[i], {"strategy": "uniform draw"}) for i in order]
+        role = "evaluate" if wants_held_out else "train"
+        for rank, (configuration, reason) in enumerate(picks):
+            yield PlannedAssignment(
+                configuration=configuration, device=device, role=role, rank=rank, reason=reason
+            )
+
+    def _measure(self, number: int) -> None:
+        """Measures until no assignment is open; on resume only what is still open."""
+        for worker in self.crew.workers():
+            adopted = self.store.adopt_labels(
+                self.id, worker.device, worker.fingerprint, self.protocol.name
+            )
+            if adopted:
+                self._tell(news=f"{worker.device}: {adopted} labels taken from earlier campaigns")
+        self._show_counts(number)
+        while True:
+            self._check_stop()
+            for worker in self.crew.idle():
+                assignment = self.store.lease(self.id, worker.device, worker.name, LEASE_S)
+                if assignment is not None:
+                    self.crew.start(worker, assignment, self.protocol)
+                    self._show_counts(number)
+                    break  # who is idle may have changed: two devices can share one host
+            else:
+                if not self.crew.running():
+                    self._require_nothing_open()
+                    return
+            for finished in self.crew.wait(timeout_s=1.0):
+                assignment = finished.assignment
+                if finished.measurement is None:
+                    loss = finished.loss or "the worker was lost"
+                    self.store.give_up_lease(
+                        assignment.id, loss, max_attempts=self.spec.max_attempts
+                    )
+                    self._tell(news=f"{assignment.device}  {assignment.configuration}: {loss}")
+                    continue
+                measurement = finished.measurement
+                self.store.record(
+                    measurement,
+                    assignment_id=assignment.id,
+                    max_attempts=self.spec.max_attempts,
+                )
+                self._pace.measured(measurement.device, measurement.duration_s)
+                self._tell(news=_line(measurement))
+                self._show_counts(number)
+
+    def _require_nothing_open(self) -> None:
+        """No worker is running and none could start: then nothing may be open either."""
+        stuck = {a.device for a in self.store.assignments(self.id, state="open")}
+        if stuck:
+            raise CampaignError(
+                f"no worker is left for device {', '.join(sorted(stuck))}; start a node with it "
+                f"and go on with: trappm campaign resume {self.id}"
+            )
+
+    def _fit(self, number: int | None = None) -> dict[str, Any]:
+        self._tell("learning", total=0)
+        started = time.monotonic()
+        report = self.learner.fit(self._labels(), self._on_progress("learning"))
+        self._pace.learned(time.monotonic() - started)
+        if number is not None:
+            self._tell(news=_round_line(number, report))
+        return report
+
+    def _labels(self) -> list[TrainingLabel]:
+        return [
+            TrainingLabel(
+                configuration_id=label.configuration.id,
+                device=label.device,
+                role=label.role,
+                values=tuple(getattr(label, metric) for metric in METRICS),
+                provenance=label.provenance,
+            )
+            for label in self.store.campaign_labels(self.id)
+        ]
+
+    def _publish(self) -> str:
+        self._tell("publishing", total=0)
+        report = self.store.rounds(self.id)[-1].report or {}
+        labels = self._labels()
+        info = self.learner.publish(
+            self.snapshots,
+            {
+                "campaign": self.id,
+                "errors": report.get("devices", {}),
+                "split": "whole architectures held out, uniform draw",
+                "label_counts": dict(Counter(label.provenance for label in labels)),
+            },
+        )
+        self.store.register_snapshot(
+            info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
+        )
+        self.store.set_alias("latest", info["id"])
+        return str(info["id"])
+
+    # Telling what happens.
+
+    def _end(self, state: str, message: str) -> None:
+        self.store.set_campaign_state(self.id, state)
+        self.store.log_event(self.id, state, {"message": message})
+        self._tell(state, eta_s=None, current=())
+
+    def _generator(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.spec.seed, *key])
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise CampaignStopped
+
+    def _on_progress(self, stage: str) -> OnProgress:
+        def tell(done: int, total: int) -> None:
+            self._check_stop()
+            self._tell(stage, done=done, total=total)
+
+        return tell
+
+    def _show_counts(self, number: int) -> None:
+        counts = Counter((a.device, a.state) for a in self.store.assignments(self.id))
+        ended = Counter(
+            {d: counts[d, "done"] + counts[d, "failed"] for d in self.spec.devices.keys}
+        )
+        self._tell(
+            f"measuring, round {number} of {1 + self.spec.rounds.count}",
+            done=ended.total(),
+            total=sum(self.spec.budget(d) for d in self.spec.devices.keys),
+            eta_s=self._pace.eta_s(ended, number),
+            current=tuple(f"{w.device}: {a.configuration}" for w, a in self.crew.running()),
+        )
+
+    def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
+        lines = self._progress.lines + ((news,) if news else ())
+        if stage is not None and stage != self._progress.stage:
+            values = {"done": 0, "total": 0, "current": ()} | values
+        self._progress = replace(
+            self._progress, stage=stage or self._progress.stage, lines=lines, **values
+        )
+        self._watch(self._progress)
+
+
+class _Pace:
+    """How long things take, learnt as they happen, to tell how long the rest will take."""
+
+    def __init__(self, spec: CampaignSpec) -> None:
+        self._spec = spec
+        self._measured: dict[str, list[float]] = {d: [] for d in spec.devices.keys}
+        self._learned: list[float] = []
+
+    def measured(self, device: str, seconds: float) -> None:
+        self._measured[device].append(seconds)
+
+    def learned(self, seconds: float) -> None:
+        self._learned.append(seconds)
+
+    def eta_s(self, ended: Counter[str], number: int) -> float | None:
+        everything = [s for times in self._measured.values() for s in times]
+        if not everything:
+            return None
+        total = 0.0
+        for device, times in self._measured.items():
+            each = float(np.mean(times or everything))
+            total += each * (self._spec.budget(device) - ended[device])
+        rounds_left = 2 + self._spec.rounds.count - max(number, 1)
+        return total + rounds_left * float(np.mean(self._learned or [0.0]))
+
+
+def _line(measurement: Any) -> str:
+    """One line for a measurement, as it comes in."""
+    if measurement.step is None:
+        result = f"{measurement.outcome}: {measurement.message}"
+    else:
+        memory = measurement.memory_mib
+        result = f"{measurement.step.median_ms:8.1f} ms"
+        result += "" if memory is None else f" {memory:7.0f} MiB"
+        result += "" if measurement.outcome == "ok" else f"  {measurement.outcome}"
+    return f"{measurement.device}  {measurement.configuration}  {result}"
+
+
+def _round_line(number: int, report: dict[str, Any]) -> str:
+    parts = []
+    for device, by_metric in report.get("devices", {}).items():
+        errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
+        parts.append(f"{device}: {', '.join(errors)}")
+    return f"round {number}: error on held-out architectures: {'; '.join(parts)}"
+
+
+__all__ = ["Assignment", "Campaign", "CampaignStopped", "Progress"]

@@ -1,0 +1,123 @@
+"""What the campaign loop asks of whoever does the work, free of Ray.
+
+The loop in `campaign` is driven through these two interfaces. `ray_crew` provides them with actors;
+tests drive the same loop with a crew of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from profiler.records import Configuration, Measurement
+from profiler.records import Protocol as MeasuringProtocol
+from store import Assignment
+
+OnProgress = Callable[[int, int], None]
+"""Called with steps done and steps in all."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One profiler: who it is, what it measures on, and under which software stack."""
+
+    name: str
+    device: str
+    host: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A measurement that came back, or the news that its worker was lost."""
+
+    worker: Worker
+    assignment: Assignment
+    measurement: Measurement | None
+    loss: str | None = None
+    """Why there is no measurement."""
+
+
+@dataclass(frozen=True)
+class ProfiledGraph:
+    """The static profile of an architecture at an input size: a template, or why there is none."""
+
+    architecture: str
+    input_size: int
+    template: bytes | None
+    refusal: str | None
+
+
+class Crew(Protocol):
+    """Profilers: they make graphs, and measure one assignment each at a time."""
+
+    def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
+        """Static profiles of (architecture, input size) pairs, in the order of completion."""
+        ...
+
+    def workers(self) -> Sequence[Worker]: ...
+
+    def idle(self) -> Sequence[Worker]:
+        """Those that may start now without disturbing a running measurement."""
+        ...
+
+    def start(
+        self, worker: Worker, assignment: Assignment, protocol: MeasuringProtocol
+    ) -> None: ...
+
+    def running(self) -> Sequence[tuple[Worker, Assignment]]: ...
+
+    def wait(self, timeout_s: float) -> Sequence[Finished]:
+        """What has finished; returns early when something has."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingLabel:
+    """What a head learns from or is judged on: a configuration's metrics on a device.
+
+    `values` follow the order of `profiler.records.METRICS`; a metric that is missing is None.
+    """
+
+    configuration_id: str
+    device: str
+    role: str
+    """`train` or `evaluate`."""
+    values: tuple[float | None, ...]
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration that acquisition wants measured, and why."""
+
+    configuration_id: str
+    reason: Mapping[str, Any]
+
+
+class Learner(Protocol):
+    """The learner: encodes the pool, trains heads, says what to measure next, publishes."""
+
+    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+        """Takes the pool with its graph templates and pre-trains the encoder on all of it."""
+        ...
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        """Trains the heads of all devices and reports their errors on the evaluation set."""
+        ...
+
+    def choose(
+        self,
+        device: str,
+        count: int,
+        *,
+        candidates: Sequence[str],
+        labelled: Sequence[str],
+        seed: Sequence[int],
+    ) -> Sequence[Choice]: ...
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Saves a snapshot of encoder and heads; its id, folder and manifest."""
+        ...

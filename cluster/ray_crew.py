@@ -1,0 +1,168 @@
+"""The campaign's crew and learner, provided by Ray actors.
+
+A worker that dies is news, not the end: Ray starts its actor again (`max_restarts=-1`), while the
+measurement that was lost is not repeated by Ray (`max_task_retries=0`): the loop decides that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from cluster.crew import (
+    Choice,
+    Finished,
+    OnProgress,
+    ProfiledGraph,
+    TrainingLabel,
+    Worker,
+)
+from cluster.runtime import here, placement, require_nodes
+from profiler.errors import CampaignError, TrappmError
+from profiler.records import Configuration, is_cpu_device
+from profiler.records import Protocol as MeasuringProtocol
+from store import Assignment
+
+POLL_S = 0.2
+
+
+@ray.remote(num_cpus=1, max_retries=1)
+def _profile(architecture: str, input_size: int) -> ProfiledGraph:
+    from profiler.static import graph_template
+
+    try:
+        template = graph_template(architecture, input_size)
+    except TrappmError as error:
+        return ProfiledGraph(architecture, input_size, None, str(error))
+    return ProfiledGraph(architecture, input_size, template.to_bytes(), None)
+
+
+class RayCrew:
+    """One profiler actor for each device, placed by node label."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        from cluster.actors import ProfilerActor
+
+        require_nodes(tuple(devices))
+        self._actors: dict[str, Any] = {}
+        self._workers: dict[str, Worker] = {}
+        self._running: dict[Any, tuple[Worker, Assignment]] = {}
+        for device in devices:
+            self._actors[device] = ProfilerActor.options(
+                max_restarts=-1, max_task_retries=0, **placement(device)
+            ).remote(device)
+        for device, actor in self._actors.items():
+            self._workers[device] = Worker(
+                name=f"profiler-{device}", device=device, **ray.get(actor.describe.remote())
+            )
+
+    def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
+        waiting = {_profile.remote(*pair): pair for pair in pairs}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=POLL_S)
+            for reference in ready:
+                pair = waiting.pop(reference)
+                try:
+                    yield ray.get(reference)
+                except RayError as error:  # it took its process down: known, not fatal
+                    yield ProfiledGraph(*pair, None, f"the static profile crashed: {error}")
+
+    def workers(self) -> Sequence[Worker]:
+        return list(self._workers.values())
+
+    def idle(self) -> Sequence[Worker]:
+        busy = {worker.name for worker, _ in self._running.values()}
+        busy_cores = {w.host for w, _ in self._running.values() if is_cpu_device(w.device)}
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.name not in busy
+            and not (is_cpu_device(worker.device) and worker.host in busy_cores)
+        ]
+
+    def start(self, worker: Worker, assignment: Assignment, protocol: MeasuringProtocol) -> None:
+        reference = self._actors[worker.device].measure.remote(
+            assignment.configuration, protocol, f"{assignment.id}-{assignment.attempts}"
+        )
+        self._running[reference] = (worker, assignment)
+
+    def running(self) -> Sequence[tuple[Worker, Assignment]]:
+        return list(self._running.values())
+
+    def wait(self, timeout_s: float) -> Sequence[Finished]:
+        if not self._running:
+            return []
+        ready, _ = ray.wait(list(self._running), timeout=timeout_s)
+        return [self._collect(reference) for reference in ready]
+
+    def _collect(self, reference: Any) -> Finished:
+        worker, assignment = self._running.pop(reference)
+        try:
+            return Finished(worker, assignment, ray.get(reference))
+        except RayActorError as error:
+            return Finished(worker, assignment, None, f"the profiler died: {_first_line(error)}")
+        except RayTaskError as error:
+            return Finished(worker, assignment, None, f"the profiler failed: {error.cause}")
+
+
+class LearnerProxy:
+    """The learner actor behind the loop's `Learner` interface."""
+
+    def __init__(self, **arguments: Any) -> None:
+        from cluster.actors import LearnerActor
+
+        options = {**here(), "max_concurrency": 2}
+        self._actor = LearnerActor.options(**options).remote(**arguments)
+
+    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+        self._call("set_pool", pool, on_progress=on_progress)
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
+        return report
+
+    def choose(
+        self,
+        device: str,
+        count: int,
+        *,
+        candidates: Sequence[str],
+        labelled: Sequence[str],
+        seed: Sequence[int],
+    ) -> Sequence[Choice]:
+        choices: Sequence[Choice] = self._call(
+            "choose", device, count, candidates=candidates, labelled=labelled, seed=seed
+        )
+        return choices
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        info: dict[str, Any] = self._call("publish", registry, fields)
+        return info
+
+    def _call(
+        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, **keywords: Any
+    ) -> Any:
+        reference = self._actor.call.remote(method, arguments, keywords)
+        try:
+            while not ray.wait([reference], timeout=POLL_S)[0]:
+                if on_progress is not None:
+                    on_progress(*ray.get(self._actor.progress.remote()))
+                time.sleep(0)
+            return ray.get(reference)
+        except RayTaskError as error:
+            if isinstance(error.cause, TrappmError):
+                raise error.cause from error
+            raise CampaignError(f"the learner failed: {error.cause}") from error
+        except RayActorError as error:
+            raise CampaignError(
+                f"the learner died ({_first_line(error)}); nothing recorded is lost"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

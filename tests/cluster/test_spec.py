@@ -1,0 +1,88 @@
+"""Campaign files: what is accepted, and what a user is told of a faulty one."""
+
+import pytest
+import yaml
+
+from cluster.spec import load_preset, load_spec, parse_spec, presets
+from profiler.errors import InputError
+from profiler.families import FAMILIES, family_of
+from profiler.pool import build_pool
+
+
+def small() -> dict:
+    return {
+        "name": "small",
+        "devices": {"source": "cpu-2t", "target": "cpu-1t"},
+        "evaluation": {"source": 2, "target": 2},
+        "initial": {"source": 4, "target": 2},
+        "rounds": {"count": 1, "source": 2, "target": 1},
+        "pool": {
+            "groups": [
+                {"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}
+            ]
+        },
+    }
+
+
+def parse(data: dict):
+    return parse_spec(yaml.safe_dump(data), origin="my.yaml")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_survives_the_round_trip_through_the_store(name):
+    spec = load_preset(name)
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
+    pool = build_pool(load_preset("laptop").pool)
+    assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
+    assert len({c.architecture for c in pool}) >= 40
+    assert len(pool) >= 200
+    assert len({c.batch_size for c in pool}) >= 3
+    assert len({c.input_size for c in pool}) >= 2
+
+
+def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
+    spec = parse(small())
+    assert spec.budget("cpu-2t") == 2 + 4 + 2
+    assert spec.budget("cpu-1t") == 2 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"sead": 3}, "sead: unknown key; did you mean 'seed'"),
+        ({"name": ""}, "name"),
+        ({"name": "../up"}, "name"),
+        ({"rounds": {"count": -1, "source": 2}}, "rounds.count"),
+        ({"evaluation": {"source": 2, "tarket": 2}}, "did you mean 'target'"),
+        ({"devices": {"source": "cpu-2t", "target": "cpu-2t"}}, "source and target are the same"),
+        ({"devices": {"source": "cpu-2t"}}, "names no target"),
+        ({"initial": {"source": 1, "target": 2}}, "4 or more"),
+        ({"protocol": "quik"}, "quik"),
+        ({"learner": "labtop"}, "labtop"),
+        ({"strategy": "randon"}, "randon"),
+        ({"pool": {"groups": []}}, "no groups"),
+        ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
+         "batch_sizes"),
+    ],
+)  # fmt: skip
+def test_a_faulty_file_is_told_with_its_name_and_fault(change, told):
+    with pytest.raises(InputError) as caught:
+        parse(small() | change)
+    assert "my.yaml" in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "!!python/object/apply:os.system ['true']"])
+def test_what_is_not_a_mapping_in_yaml_is_refused(text):
+    with pytest.raises(InputError):
+        parse_spec(text, origin="my.yaml")
+
+
+def test_a_missing_file_and_a_missing_preset_are_told(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        load_spec(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="laptop"):
+        load_preset("desktop")

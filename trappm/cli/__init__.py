@@ -1,0 +1,89 @@
+"""The command line: `trappm campaign | labels | snapshot | predict`.
+
+Errors become one line on standard error: exit status 2 for what the user can mend in the command,
+1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from profiler.errors import TrappmError
+from trappm import __version__
+from trappm.cli import campaign, labels, predict, snapshot
+
+app = typer.Typer(
+    name="trappm",
+    help="Predict time, memory and power of deep-learning training steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
+)
+app.add_typer(campaign.app, name="campaign")
+app.add_typer(labels.app, name="labels")
+app.add_typer(snapshot.app, name="snapshot")
+app.command(name="predict")(predict.predict)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trappm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
+) -> None:
+    """Predict time, memory and power of deep-learning training steps."""
+
+
+def main() -> None:
+    """Entry point of the `trappm` command."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    sys.exit(run(arguments, debug=len(arguments) < len(sys.argv) - 1))
+
+
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Runs one command and returns its exit status."""
+    try:
+        status = app(args=arguments, prog_name="trappm", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        message = error.format_message().rstrip()
+        if "\n" in message:  # no command was given, and the message is the help text
+            typer.echo(message, err=True)
+            return 2
+        context = getattr(error, "ctx", None)
+        hint = f" (see: {context.command_path} --help)" if context else ""
+        return _fail(f"{message}{hint}", 2, error, debug)
+    except TrappmError as error:
+        return _fail(str(error), error.exit_status, error, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("trappm: interrupted", err=True)
+        return 130
+    except BrokenPipeError:  # `trappm labels query | head` is not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # the last resort: still one line, and the way to the rest
+        message = f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace"
+        return _fail(message, 1, error, debug)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, status: int, error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    typer.echo("trappm: error: " + " ".join(message.split()), err=True)
+    return status

@@ -1,0 +1,131 @@
+"""`trappm campaign`: launch, resume, list, status and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.errors import CampaignError, InputError
+from trappm.cli.options import AsJson, print_json
+
+if TYPE_CHECKING:
+    from cluster.spec import CampaignSpec
+    from store import Home, Store
+
+app = typer.Typer(
+    help="Launch labelling campaigns and follow them.",
+    no_args_is_help=True,
+    epilog="Example: trappm campaign launch --preset laptop",
+)
+
+Address = Annotated[
+    str | None,
+    typer.Option(help="A running Ray cluster, such as auto; without it Ray starts on this machine."),
+]
+CampaignId = Annotated[
+    str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its id; the latest one by default.")
+]
+
+
+@app.command(epilog="Example: trappm campaign launch --preset laptop")
+def launch(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A campaign file (YAML).")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A campaign file that ships with TraPPM: laptop.")
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Run a campaign: measure, learn, publish a snapshot.
+
+    An unfinished campaign of the same file goes on; beside a finished one a new one starts.
+    """
+    if (file is None) == (preset is None):
+        raise InputError("name one of a campaign file or --preset; for example --preset laptop")
+    from store import Home, Store
+
+    home = Home.open()
+    from cluster.launch import start_or_continue
+    from cluster.spec import load_preset, load_spec
+
+    spec = load_spec(file) if file is not None else load_preset(str(preset))
+    with Store.open(home.database_url) as store:
+        campaign, spec = start_or_continue(store, spec)
+    _run(home, campaign.id, spec, address)
+
+
+@app.command(epilog="Example: trappm campaign resume")
+def resume(campaign_id: CampaignId = None, address: Address = None) -> None:
+    """Go on with a campaign that was stopped or killed; no label is lost or measured twice."""
+    from store import Home, Store
+
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        campaign = store.campaign(campaign_id)
+    if campaign.state == "finished":
+        raise CampaignError(
+            f"campaign {campaign.id} is finished; see it with: trappm campaign report {campaign.id}"
+        )
+    from cluster.spec import CampaignSpec
+
+    _run(home, campaign.id, CampaignSpec.model_validate(campaign.spec), address)
+
+
+@app.command("list", epilog="Example: trappm campaign list")
+def list_campaigns(as_json: AsJson = False) -> None:
+    """List all campaigns, the latest first."""
+    from store import Home, Store
+    from trappm import report
+
+    with Store.open(Home.open().database_url) as store:
+        rows = report.campaign_rows(store)
+    if as_json:
+        print_json(rows)
+    else:
+        report.print_campaigns(rows)
+
+
+@app.command(epilog="Example: trappm campaign status")
+def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
+    """Tell where a campaign stands: assignments, outcomes, errors by round, last events."""
+    from store import Home, Store
+    from trappm import report
+
+    with Store.open(Home.open().database_url) as store:
+        facts = report.campaign_facts(store, store.campaign(campaign_id).id)
+    if as_json:
+        print_json(facts)
+    else:
+        report.print_status(facts)
+
+
+@app.command("report", epilog="Example: trappm campaign report")
+def show_report(campaign_id: CampaignId = None) -> None:
+    """Show what a campaign found: labels, errors, transfer, predicted against measured."""
+    from store import Home, Store
+
+    with Store.open(Home.open().database_url) as store:
+        _report(store, store.campaign(campaign_id).id)
+
+
+def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) -> None:
+    from cluster.launch import run_campaign
+    from store import Store
+    from trappm.display import Display
+
+    with Display(campaign_id, spec) as display:
+        snapshot_id = run_campaign(home, campaign_id, spec, address=address, watch=display.show)
+    if snapshot_id is None:
+        typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
+        raise typer.Exit(130)
+    with Store.open(home.database_url) as store:
+        _report(store, campaign_id)
+
+
+def _report(store: Store, campaign_id: str) -> None:
+    from trappm import report
+
+    report.print_report(report.campaign_facts(store, campaign_id))

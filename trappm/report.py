@@ -1,0 +1,173 @@
+"""What a campaign found, gathered from the store as plain values and shown as tables and plots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from profiler.records import METRICS
+from trappm.tables import console, scatter, table
+
+if TYPE_CHECKING:
+    from store import Store
+
+MINIMUM_FOR_A_PLOT = 3
+
+
+def campaign_rows(store: Store) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": campaign.id,
+            "name": campaign.name,
+            "state": campaign.state,
+            "labels": len(store.campaign_labels(campaign.id)),
+            "seed": campaign.seed,
+            "created_at": campaign.created_at,
+            "finished_at": campaign.finished_at,
+        }
+        for campaign in store.campaigns()
+    ]
+
+
+def print_campaigns(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console().print("no campaign yet; start one with: trappm campaign launch --preset laptop")
+        return
+    console().print(table("campaigns", list(rows[0]), (row.values() for row in map(_short, rows))))
+
+
+def snapshot_rows(store: Store) -> list[dict[str, Any]]:
+    aliases = store.aliases()
+    return [
+        {
+            "id": snapshot.id,
+            "aliases": sorted(name for name, id_ in aliases.items() if id_ == snapshot.id),
+            "campaign": snapshot.campaign_id,
+            "devices": sorted(snapshot.manifest["heads"]),
+            "labels": snapshot.manifest["label_counts"],
+            "created_at": snapshot.created_at,
+        }
+        for snapshot in store.snapshots()
+    ]
+
+
+def print_snapshots(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console().print("no snapshot yet; a campaign publishes one: trappm campaign launch")
+        return
+    console().print(table("snapshots", list(rows[0]), (row.values() for row in map(_short, rows))))
+
+
+def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
+    """Everything that status and report show, as plain values."""
+    campaign = store.campaign(campaign_id)
+    snapshots = [s for s in store.snapshots() if s.campaign_id == campaign_id]
+    return {
+        "id": campaign.id,
+        "name": campaign.name,
+        "state": campaign.state,
+        "seed": campaign.seed,
+        "spec": campaign.spec,
+        "assignments": store.assignment_counts(campaign_id),
+        "outcomes": store.outcome_counts(campaign_id),
+        "rounds": [
+            {"number": r.number, "purpose": r.purpose, "state": r.state, "report": r.report or {}}
+            for r in store.rounds(campaign_id)
+        ],
+        "snapshot": snapshots[0].id if snapshots else None,
+        "events": [
+            {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
+        ][-5:],
+    }
+
+
+def print_status(facts: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"campaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
+    states = ("open", "leased", "done", "failed")
+    out.print(
+        table(
+            "assignments",
+            ("device", *states),
+            ((d, *(n.get(s, 0) for s in states)) for d, n in facts["assignments"].items()),
+        )
+    )
+    _print_outcomes(facts)
+    _print_rounds(facts)
+    for event in facts["events"]:
+        out.print(f"{event['at']}  {event['kind']}: {event['message'].get('message', '')}")
+
+
+def print_report(facts: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"\ncampaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
+    _print_outcomes(facts)
+    _print_rounds(facts)
+    learned = [r["report"] for r in facts["rounds"] if r["report"]]
+    if learned:
+        _print_transfer(learned[-1])
+        _print_scatter(learned[-1])
+    if facts["snapshot"]:
+        out.print("\nNext:")
+        out.print("  trappm labels query --device cpu-2t --limit 10")
+        out.print("  trappm snapshot pull --to my-snapshot")
+        out.print("  trappm predict resnet18 --batch-size 4 --input-size 96")
+
+
+def _print_outcomes(facts: dict[str, Any]) -> None:
+    rows = [
+        (device, outcome, count)
+        for device, counts in facts["outcomes"].items()
+        for outcome, count in counts.items()
+    ]
+    console().print(table("attempts by device and outcome", ("device", "outcome", "count"), rows))
+
+
+def _print_rounds(facts: dict[str, Any]) -> None:
+    rows = []
+    for entry in facts["rounds"]:
+        report = entry["report"]
+        for device, errors in report.get("devices", {}).items():
+            cells = [errors[m]["mape"] if m in errors else None for m in METRICS]
+            labels = report["labels"].get(device)
+            rows.append((entry["number"], entry["purpose"], device, labels, *cells))
+    if rows:
+        columns = ("round", "purpose", "device", "labels", *(f"{m}, MAPE %" for m in METRICS))
+        console().print(table("error by round, on architectures held out", columns, rows))
+
+
+def _print_transfer(report: dict[str, Any]) -> None:
+    rows = [
+        (device, metric, errors["from_scratch"], errors["transferred"])
+        for device, by_metric in report.get("transfer", {}).items()
+        for metric, errors in by_metric.items()
+    ]
+    if rows:
+        columns = ("device", "metric", "from scratch, MAPE %", "from the source's weights, MAPE %")
+        console().print(table("transfer to the target device", columns, rows))
+
+
+def _print_scatter(report: dict[str, Any]) -> None:
+    for metric, unit in METRICS.items():
+        points = [p for p in report["evaluation"] if p["metric"] == metric]
+        for device in sorted({p["device"] for p in points}):
+            mine = [p for p in points if p["device"] == device]
+            if len(mine) >= MINIMUM_FOR_A_PLOT:
+                measured = [p["measured"] for p in mine]
+                predicted = [p["predicted"] for p in mine]
+                title = f"{metric} ({unit}) on {device}: predicted against measured"
+                console().out(scatter(measured, predicted, title=title), highlight=False)
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for people: lists and counts as words, times to the minute."""
+    short = {}
+    for key, value in row.items():
+        if isinstance(value, list):
+            short[key] = ", ".join(value)
+        elif isinstance(value, dict):
+            short[key] = ", ".join(f"{count} {name}" for name, count in value.items())
+        elif key.endswith("_at"):
+            short[key] = None if value is None else str(value)[:16]
+        else:
+            short[key] = value
+    return short
