@@ -44,3 +44,9 @@ class SnapshotError(InputError):
 
 class CampaignError(TrappmError):
     """A campaign that cannot start, go on or be found."""
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind if it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -23,7 +23,7 @@ from torch.onnx import symbolic_helper
 from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.errors import InputError, TrappmError, UnsupportedModelError
+from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -73,9 +73,8 @@ def export_onnx(
                 do_constant_folding=False,
             )
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(
-            f"{name} cannot be exported at {input_size} px: {lines[0]}"
+            f"{name} cannot be exported at {input_size} px: {one_line(error)}"
         ) from error
     proto = onnx.load_from_string(buffer.getvalue())
     buffers = [buffer_name for buffer_name, _ in module.named_buffers()]

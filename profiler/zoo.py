@@ -13,7 +13,12 @@ from typing import Any, cast
 
 from torch import nn
 
-from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from profiler.errors import (
+    InputError,
+    UnknownArchitectureError,
+    UnsupportedModelError,
+    one_line,
+)
 from profiler.torchvision_shim import register_missing_operators
 
 register_missing_operators()
@@ -68,7 +73,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     try:
         return _build(architecture, options)
     except Exception as error:
-        reason = _one_line(error)
+        reason = one_line(error)
         takes_no_size = isinstance(error, TypeError) and "img_size" in reason
         if takes_no_size and input_size == native:
             return _build(architecture, {})
@@ -99,8 +104,3 @@ def _unknown(name: str) -> UnknownArchitectureError:
     near = difflib.get_close_matches(name, sorted(_names()), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,264 @@
+"""Opens an ONNX file that anyone may have made, and hands over a small, checked model.
+
+Nothing in the file is trusted: size, external data, validity and control flow are examined before
+anything is computed from it. Large weights are replaced by graph inputs of their shape, so that a
+file with weights, without them, or with its external data absent reads the same, and quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import external_data_helper, inliner
+
+from profiler.errors import ModelFileError, UnsupportedModelError, one_line
+from profiler.export import BUFFERS_KEY
+
+MAX_BYTES = 2 << 30
+"""A protobuf message cannot be larger."""
+MAX_NODES = 100_000
+MAX_ELEMENTS = 1 << 48
+"""Of one tensor; beyond it, a size is a mistake or an attack."""
+
+_SHAPE_LIKE = 64
+"""Tensors of at most this many elements keep their values, which may be shapes or scales."""
+
+_FLOATS = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A valid ONNX model without large tensors."""
+
+    proto: onnx.ModelProto
+    image: str
+    """Name of the graph input that is the batch of images."""
+    image_shape: tuple[int | None, ...]
+    """Four sizes; None where the file leaves one open."""
+    weights: frozenset[str]
+    """Names of everything stored or to be supplied beside the image."""
+    parameters: dict[str, int]
+    """Number of elements of each weight that training changes."""
+
+
+def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
+    """Reads and checks an ONNX file; external data is looked at only where it may hold a shape.
+
+    Raises:
+        ModelFileError: missing, unreadable, too large, not valid ONNX, external data that leaves
+            the folder, or no image-like input.
+        UnsupportedModelError: valid, but with control flow or sparse weights.
+    """
+    model = _parse(path, max_bytes)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    graph = model.graph
+    if not graph.node:
+        raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
+    if len(graph.node) > MAX_NODES:
+        raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
+    _refuse_unsupported(path, graph)
+    stored = {tensor.name for tensor in graph.initializer}
+    image, image_shape = _image_input(path, graph, stored)
+    sizes = dict(_weight_sizes(path, graph, image))
+    # Running means and variances are updated, but not trained.
+    normalizations = [node for node in graph.node if node.op_type == "BatchNormalization"]
+    statistics = {name for node in normalizations for name in node.input[3:5]}
+    excluded = statistics | _declared_buffers(model)
+    _shrink(path, graph)
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+    return CheckedModel(
+        proto=model,
+        image=image,
+        image_shape=image_shape,
+        weights=frozenset(stored | {i.name for i in graph.input if i.name != image}),
+        parameters={name: size for name, size in sizes.items() if name not in excluded},
+    )
+
+
+def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise ModelFileError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
+        model: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise ModelFileError(
+            f"{path} is not an ONNX file, or is cut short; export the model again"
+        ) from error
+    if not model.ir_version or not model.opset_import:
+        raise ModelFileError(f"{path} is not an ONNX model: it has no version or no opset")
+    return model
+
+
+def _refuse_unsupported(path: Path, graph: onnx.GraphProto) -> None:
+    if graph.sparse_initializer:
+        raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
+    for node in graph.node:
+        if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+            raise UnsupportedModelError(
+                f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends on "
+                "the data; export the model without it"
+            )
+
+
+def _image_input(
+    path: Path, graph: onnx.GraphProto, stored: set[str]
+) -> tuple[str, tuple[int | None, ...]]:
+    """The first input of rank 4, preferring one whose batch axis is open: weights are closed."""
+    candidates: list[tuple[str, tuple[int | None, ...]]] = []
+    for value in graph.input:
+        kind = value.type.tensor_type
+        if value.name in stored or kind.elem_type not in (*_FLOATS, onnx.TensorProto.UINT8):
+            continue
+        shape = tuple(d.dim_value if d.dim_value > 0 else None for d in kind.shape.dim)
+        if len(shape) == 4:
+            candidates.append((value.name, shape))
+    if not candidates:
+        raise ModelFileError(
+            f"{path} has no image-like input; one of four axes (batch, channels, height, width) "
+            "is needed"
+        )
+    dynamic = [candidate for candidate in candidates if candidate[1][0] is None]
+    if len(dynamic) > 1:
+        names = ", ".join(name for name, _ in dynamic)
+        raise UnsupportedModelError(f"{path} has several image inputs ({names}); one is supported")
+    return (dynamic or candidates)[0]
+
+
+def _weight_sizes(path: Path, graph: onnx.GraphProto, image: str) -> Iterator[tuple[str, int]]:
+    """Elements of every floating-point weight; stored scalars are constants, not weights."""
+    stored = set()
+    for tensor in graph.initializer:
+        stored.add(tensor.name)
+        if any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > MAX_ELEMENTS:
+            raise ModelFileError(f"{path}: weight {tensor.name!r} has shape {list(tensor.dims)}")
+        if tensor.data_type in _FLOATS and tensor.dims:
+            yield tensor.name, math.prod(tensor.dims)
+    for value in graph.input:
+        if value.name in stored or value.name == image:
+            continue
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        if not value.type.tensor_type.HasField("shape") or any(size < 1 for size in shape):
+            raise UnsupportedModelError(
+                f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
+                "models of one image input are supported"
+            )
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise ModelFileError(f"{path}: weight {value.name!r} has shape {shape}")
+        if value.type.tensor_type.elem_type in _FLOATS:
+            yield value.name, math.prod(shape)
+
+
+def _declared_buffers(model: onnx.ModelProto) -> set[str]:
+    """What our own exporter wrote down; from elsewhere it is only a list of names."""
+    for entry in model.metadata_props:
+        if entry.key == BUFFERS_KEY:
+            try:
+                names = json.loads(entry.value)
+            except ValueError:
+                return set()
+            return {name for name in names if isinstance(name, str)} if names else set()
+    return set()
+
+
+def _shrink(path: Path, graph: onnx.GraphProto) -> None:
+    """Turns constant nodes into initializers, and large initializers into inputs."""
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            nodes.append(node)
+            continue
+        tensor = _constant(node)
+        if tensor is None:
+            raise UnsupportedModelError(f"{path}: constant {node.name!r} is not a number")
+        graph.initializer.append(tensor)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+    small, large = [], {}
+    for tensor in graph.initializer:
+        outside = external_data_helper.uses_external_data(tensor)
+        if outside:
+            _check_external(path, tensor)
+        if math.prod(tensor.dims) > _SHAPE_LIKE or (outside and tensor.data_type in _FLOATS):
+            large[tensor.name] = onnx.helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, list(tensor.dims)
+            )
+        else:
+            if outside:
+                _load_external(path, tensor)
+            small.append(tensor)
+    del graph.initializer[:]
+    graph.initializer.extend(small)
+    inputs = [value for value in graph.input if value.name not in large]
+    del graph.input[:]
+    graph.input.extend([*inputs, *large.values()])
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    values = {a.name: a for a in node.attribute}
+    output = node.output[0]
+    tensor: onnx.TensorProto | None = None
+    if "value" in values:
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(values["value"].t)
+        tensor.name = output
+    elif "value_float" in values:
+        kind = onnx.TensorProto.FLOAT
+        tensor = onnx.helper.make_tensor(output, kind, [], [values["value_float"].f])
+    elif "value_int" in values:
+        kind = onnx.TensorProto.INT64
+        tensor = onnx.helper.make_tensor(output, kind, [], [values["value_int"].i])
+    elif "value_floats" in values:
+        floats = values["value_floats"].floats
+        tensor = onnx.helper.make_tensor(output, onnx.TensorProto.FLOAT, [len(floats)], floats)
+    elif "value_ints" in values:
+        ints = values["value_ints"].ints
+        tensor = onnx.helper.make_tensor(output, onnx.TensorProto.INT64, [len(ints)], ints)
+    return tensor
+
+
+def _check_external(path: Path, tensor: onnx.TensorProto) -> None:
+    location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+    relative = PurePosixPath(location)
+    if (
+        not location
+        or "\\" in location
+        or relative.is_absolute()
+        or ".." in relative.parts
+        or not (path.parent / location).resolve().is_relative_to(path.parent.resolve())
+    ):
+        raise ModelFileError(
+            f"{path}: the data of {tensor.name!r} lie outside its folder ({location!r}); refused"
+        )
+
+
+def _load_external(path: Path, tensor: onnx.TensorProto) -> None:
+    try:
+        external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+    except Exception as error:
+        raise ModelFileError(
+            f"{path}: the external data of {tensor.name!r} cannot be read; keep the data file "
+            f"beside the model ({one_line(error)})"
+        ) from error
+    del tensor.external_data[:]
+    tensor.data_location = onnx.TensorProto.DEFAULT
