@@ -311,6 +311,8 @@ class Protocol:
     """Wall time after which the measuring process is killed, model creation included."""
     unstable_relative_iqr: float = 0.25
     """A run whose interquartile range exceeds this share of its median is `unstable`."""
+    unstable_lost_share: float = 0.1
+    """So is a run that waited for more than this share of its CPU time while others had it."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

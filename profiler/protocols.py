@@ -1,0 +1,33 @@
+"""The named ways of taking a measurement, for a campaign file or the command line."""
+
+from __future__ import annotations
+
+from profiler.errors import InputError
+from profiler.records import Protocol
+
+PAPER = Protocol(name="paper", warmup_steps=5, min_steps=50, max_steps=50)
+"""5 warm-up and 50 timed steps, whatever the noise (TraPPM, section on data collection)."""
+
+QUICK = Protocol(
+    name="quick",
+    warmup_steps=2,
+    min_steps=8,
+    max_steps=50,
+    max_seconds=2.0,
+    target_relative_error=0.01,
+    timeout_s=120.0,
+)
+"""Stops as soon as the median is known to about 1 %: for campaigns on a CPU, where a step is slow."""
+
+PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK)}
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in PROTOCOLS:
+        raise InputError(f"no protocol is named {name!r}; there are {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
