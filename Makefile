@@ -1,0 +1,87 @@
+# TraPPM's everyday commands; `make` alone lists them.
+# Everything runs in .venv, which is made on demand: a clone, Python 3.11 to 3.13 with venv, git and
+# make are all that is needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+UNFINISHED := $(VENV)/.unfinished
+
+# pip says little when it is not talking to a terminal; these lines of it tell how far it is.
+PROGRESS := sed -unE 's/^ *((Collecting|Downloading|Building|Installing) .{0,80}).*/  \1/p'
+
+.PHONY: help install campaign test test-slow test-gpu lint types check format lock clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED) ## make .venv with the pinned versions of everything
+
+# An installation that was cut off may have left half a package behind, which pip cannot see: the
+# next one starts over. The stamp carries the time at which installing began, so a pyproject.toml
+# edited meanwhile is noticed.
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ -e $(UNFINISHED) ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    echo "Making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); fi
+	@rm -f $(INSTALLED); touch $(UNFINISHED)
+	@echo "Installing into $(VENV) what constraints.txt pins (some minutes the first time)"
+	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
+	  $(BIN)/python -m pip install -c constraints.txt setuptools | $(PROGRESS); \
+	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]' | $(PROGRESS)
+	@mv $(UNFINISHED) $(INSTALLED)
+
+campaign: $(INSTALLED) ## run a whole labelling campaign on this machine (ARGS='--help' for options)
+	@$(BIN)/trappm campaign launch --preset laptop $(ARGS)
+
+test: $(INSTALLED) ## run the tests (ARGS='-k name' for some of them)
+	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+test-slow: $(INSTALLED) ## run the tests that take minutes
+	@$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+
+test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(INSTALLED) ## check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## check types
+	@$(BIN)/mypy
+
+check: lint types test ## all that CI checks
+
+format: $(INSTALLED) ## put formatting right, and what of style can be
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+# torch and torchvision stay as constraints.txt has them (change the two lines there to move them);
+# everything else goes to its newest version. torch pins its own CUDA libraries exactly, so they
+# are left out: the same file serves machines with and without a GPU.
+lock: ## write constraints.txt anew, with the newest versions
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
+	  grep -E '^torch(vision)?==' constraints.txt >"$$folder/torch.txt"; \
+	  $(PYTHON) -m venv "$$folder/venv"; \
+	  "$$folder/venv/bin/python" -m pip install --upgrade setuptools | $(PROGRESS); \
+	  "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" --no-build-isolation \
+	    -e '.[dev]' | $(PROGRESS); \
+	  "$$folder/venv/bin/python" -m pip check; \
+	  { sed -n '/^#/p' constraints.txt; \
+	    "$$folder/venv/bin/python" -m pip freeze --all --exclude-editable \
+	    | sed -E 's/\+[a-z0-9.]+$$//; / @ /d; /^(pip|triton)==/d; /^cuda-/d; /^nvidia-ml-py/p; /^nvidia-/d'; \
+	  } >"$$folder/constraints.txt"; \
+	  cp "$$folder/constraints.txt" constraints.txt
+	@wc -l constraints.txt
+
+clean: ## remove .venv and everything made by tools
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
