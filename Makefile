@@ -18,7 +18,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip says little when it is not talking to a terminal; these lines of it tell how far it is.
 PROGRESS := sed -unE 's/^ *((Collecting|Downloading|Building|Installing) .{0,80}).*/  \1/p'
 
-.PHONY: help install campaign test test-slow test-gpu lint types check format lock clean
+.PHONY: help install campaign test test-slow test-gpu lint types check format wheel lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,11 @@ check: lint types test ## all that CI checks
 format: $(INSTALLED) ## put formatting right, and what of style can be
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+wheel: $(INSTALLED) ## build dist/trappm-*.whl, which the nodes of ray_config.yaml install
+	@rm -rf build dist
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@rm -rf build; ls dist
 
 # torch and torchvision stay as constraints.txt has them (change the two lines there to move them);
 # everything else goes to its newest version. torch pins its own CUDA libraries exactly, so they
