@@ -17,7 +17,7 @@ QUICK = Protocol(
     target_relative_error=0.01,
     timeout_s=120.0,
 )
-"""Stops as soon as the median is known to about 1 %: for campaigns on a CPU, where a step is slow."""
+"""Stops once the median is known to about 1 %: for campaigns on a CPU, where a step is slow."""
 
 PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK)}
 

@@ -1,0 +1,166 @@
+"""One attempt to measure, as the measuring child lives it: lock, prepare, run, tell.
+
+The child sends its phases and environment as they come, so that whoever kills it, or sees it die,
+knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler.devices import Device, open_device
+from profiler.environment import run_facts
+from profiler.errors import InputError, TrappmError, UnsupportedModelError
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+
+if TYPE_CHECKING:
+    from profiler.step import StepRun
+
+LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|bad_alloc", re.I
+)
+_ALLOCATION = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
+_MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
+
+
+def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Measures what the request asks for (see `Measurer`), and sends how it went.
+
+    Raises:
+        TrappmError: the device's lock was not to be had, or the device is not here.
+    """
+    configuration = Configuration(**request["configuration"])
+    protocol = Protocol(**request["protocol"])
+    device = open_device(request["device"])
+    waited_s = _lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
+    begin = time.monotonic()
+    environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
+    send({"phase": "create", "environment": environment})
+    environment |= device.prepare()
+    send({"phase": "create", "environment": environment})
+    phase = "create"
+
+    def enter(name: str) -> None:
+        nonlocal phase
+        phase = name
+        send({"phase": name})
+
+    module, _, name = request["run"].partition(":")
+    try:
+        run = getattr(importlib.import_module(module), name)
+        findings = _findings(run(configuration, device, protocol, enter), protocol)
+    except Exception as error:
+        outcome, message, detail_mib = _explain(error, device)
+        findings = {
+            "outcome": outcome,
+            "failed_in": phase,
+            "message": message,
+            "memory_detail_mib": detail_mib,
+        }
+    environment |= {"load_average_after": os.getloadavg()[0], **findings.pop("environment", {})}
+    measurement = Measurement(
+        configuration=configuration,
+        device=request["device"],
+        protocol=protocol,
+        started_at=request["started_at"],
+        duration_s=time.monotonic() - begin,
+        attempt_key=request["attempt_key"],
+        environment=environment,
+        **findings,
+    )
+    send({"result": measurement.to_dict()})
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error's words say that memory ran out, on any of our devices."""
+    return _OUT_OF_MEMORY.search(text) is not None
+
+
+def lock_path(lock_dir: Path, lock_name: str) -> Path:
+    """The file that a measurement on this device holds locked; same for all jobs of a user.
+
+    It stands in /tmp by default whatever TMPDIR says, because two jobs of one host often have two.
+
+    Raises:
+        TrappmError: the folder belongs to somebody else, or cannot be made.
+    """
+    try:
+        lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = lock_dir.lstat().st_uid
+    except OSError as error:
+        raise TrappmError(f"no folder for locks at {lock_dir}: {error}") from error
+    if owner != os.getuid():
+        raise TrappmError(f"{lock_dir} belongs to user {owner}; remove it or name another lock_dir")
+    return lock_dir / f"{lock_name}.lock"
+
+
+def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
+    """Locks the device for this process until it ends; the seconds that it had to wait."""
+    from filelock import FileLock, Timeout
+
+    global _held  # noqa: PLW0603
+    begin = time.monotonic()
+    # No thread-local bookkeeping, and kept for ever: the kernel releases it when we are gone.
+    _held = FileLock(lock_path(lock_dir, device.lock_name), thread_local=False)
+    try:
+        _held.acquire(timeout=timeout_s, poll_interval=0.02)
+    except Timeout as error:
+        raise TrappmError(
+            f"another measurement has held {device.lock_name} of this host for {timeout_s:.0f} s"
+        ) from error
+    return time.monotonic() - begin
+
+
+_held: object = None
+
+
+def _findings(run: StepRun, protocol: Protocol) -> dict[str, Any]:
+    """The fields of a Measurement that a finished run fills."""
+    from profiler.stability import unstable_reasons
+    from profiler.step import summarize
+
+    reasons = unstable_reasons(run.samples_ms, run.window, protocol)
+    window, memory = run.window, run.memory
+    energy_j = None if window.energy_j is None else window.energy_j / run.steps_in_window
+    power_w = None if window.energy_j is None else window.energy_j / window.seconds
+    missing = {}
+    if memory.missing is not None:
+        missing["memory_mib"] = memory.missing
+    if window.energy_missing is not None:
+        missing |= dict.fromkeys(("power_w", "energy_j"), window.energy_missing)
+    return {
+        "outcome": Outcome.UNSTABLE if reasons else Outcome.OK,
+        "failed_in": "measure" if reasons else None,
+        "message": "; ".join(reasons) or None,
+        "step_samples_ms": run.samples_ms,
+        "step": summarize(run.samples_ms),
+        "memory_mib": memory.peak_mib,
+        "memory_detail_mib": memory.detail_mib,
+        "power_w": power_w,
+        "energy_j": energy_j,
+        "missing": missing,
+        "environment": {**window.facts, "memory_method": memory.method},
+    }
+
+
+def _explain(error: Exception, device: Device) -> tuple[Outcome, str, dict[str, float]]:
+    """Outcome, message and, when memory ran out, the capacity and the last allocation."""
+    lines = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if isinstance(error, InputError | UnsupportedModelError | NotImplementedError):
+        return Outcome.UNSUPPORTED, message, {}
+    if not isinstance(error, MemoryError) and not is_out_of_memory(f"{message} {error}"):
+        return Outcome.ERROR, message, {}
+    detail_mib = {"capacity": device.capacity_mib}
+    asked = _ALLOCATION.search(str(error))
+    if asked is not None:
+        detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
+    return Outcome.OOM, message, detail_mib

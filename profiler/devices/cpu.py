@@ -1,0 +1,201 @@
+"""Cores of this host as a device: `cpu-1t`, `cpu-2t`, ... one thread per core, pinned.
+
+Memory is the peak resident set above the baseline before the model was created, less the code and
+data of libraries that were paged in meanwhile: those belong to the software, not to the step.
+Energy comes from RAPL's package counters, where the kernel lets us read them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler import procfs
+from profiler.devices.base import Device, MemoryReading, Window
+from profiler.environment import host_facts
+from profiler.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+POWERCAP = Path("/sys/class/powercap")
+
+_MEMORY_SHARE = 0.9
+"""Of the available memory, what one measurement may take before it counts as out of memory."""
+
+_SLACK_MIB = 512
+"""Address space for thread stacks and allocator arenas, which are reserved but hardly used."""
+
+
+def cpu_keys() -> list[str]:
+    """`cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of cores this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    threads = {2**power for power in range(cores.bit_length()) if 2**power <= cores} | {cores}
+    return [f"cpu-{n}t" for n in sorted(threads)]
+
+
+class CpuDevice(Device):
+    """n threads on n cores of this host; the key is `cpu-<n>t`."""
+
+    lock_name = "cpu"
+
+    def __init__(self, key: str, *, powercap: Path = POWERCAP) -> None:
+        match = re.fullmatch(r"cpu-([1-9]\d{0,3})t", key)
+        if match is None:
+            raise DeviceError(f"{key!r} is not a CPU device; write cpu-2t for two threads")
+        self.key = key
+        self.threads = int(match[1])
+        allowed = os.sched_getaffinity(0)
+        if self.threads > len(allowed):
+            raise DeviceError(f"{key} needs {self.threads} cores, {len(allowed)} may be used")
+        self._energy = _Rapl(powercap)
+        self.min_power_window_s = 0.0 if self._energy.missing else 0.1
+        self._capacity_mib = 0.0
+        self._cores: list[int] = []
+
+    def environment(self) -> dict[str, Any]:
+        facts = host_facts()
+        return {**facts, "device": self.key, "device_name": facts["cpu_model"]}
+
+    def prepare(self) -> dict[str, Any]:
+        import torch
+
+        # One hardware thread per physical core first; the highest numbers, because interrupts
+        # and everybody else's pinning tend to start at 0.
+        allowed = sorted(os.sched_getaffinity(0), reverse=True)
+        allowed.sort(key=lambda cpu: procfs.first_sibling(cpu) != cpu)
+        self._cores = sorted(allowed[: self.threads])
+        os.sched_setaffinity(0, self._cores)
+        # Ray sets OMP_NUM_THREADS for its workers, so the count is set here whatever it says.
+        torch.set_num_threads(self.threads)
+        torch.set_num_interop_threads(1)
+        if torch.get_num_threads() != self.threads:
+            raise DeviceError(
+                f"torch uses {torch.get_num_threads()} threads where {self.key} asks for "
+                f"{self.threads}; is it built without OpenMP?"
+            )
+        self._capacity_mib = procfs.available_memory_mib() * _MEMORY_SHARE
+        in_use_kib = procfs.memory_status_kib()["VmSize"]
+        limit = in_use_kib * 1024 + int((self._capacity_mib + _SLACK_MIB) * 2**20)
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        return {
+            "threads": self.threads,
+            "pinned_cores": self._cores,
+            "omp_num_threads_found": os.environ.get("OMP_NUM_THREADS"),
+            "memory_limit_mib": round(self._capacity_mib, 1),
+        }
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def capacity_mib(self) -> float:
+        return self._capacity_mib
+
+    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        samples_ms = []
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            step()
+            samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+        return samples_ms
+
+    def watch_memory(self) -> None:
+        # Where the peak cannot be reset it counts from the fork of this process, which is
+        # close: nothing large happens between the fork and here.
+        self._peak_was_reset = procfs.reset_peak_resident()
+        self._baseline = procfs.memory_status_kib()
+
+    def memory(self) -> MemoryReading:
+        now = procfs.memory_status_kib()
+        peak = (now["VmHWM"] - self._baseline["VmRSS"]) / 1024
+        libraries = max(0, now["RssFile"] - self._baseline["RssFile"]) / 1024
+        detail = {
+            "peak_resident_above_baseline": peak,
+            "libraries_paged_in": libraries,
+            "baseline_resident": self._baseline["VmRSS"] / 1024,
+            "capacity": self._capacity_mib,
+        }
+        since = "model creation" if self._peak_was_reset else "fork"
+        return MemoryReading(
+            peak_mib=peak - libraries, detail_mib=detail, method=f"peak resident set since {since}"
+        )
+
+    def open_window(self) -> None:
+        self._stolen_s = procfs.stolen_cpu_s(self._cores)
+        self._waited_s = procfs.run_queue_wait_s()
+        self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._energy.start()
+        self._begin = time.perf_counter()
+
+    def close_window(self) -> Window:
+        seconds = time.perf_counter() - self._begin
+        energy_j = self._energy.joules()
+        waited_s = procfs.run_queue_wait_s()
+        stolen_s = procfs.stolen_cpu_s(self._cores) - self._stolen_s
+        lost_share = None
+        if waited_s is not None and self._waited_s is not None:
+            lost_s = waited_s - self._waited_s + stolen_s
+            lost_share = lost_s / (seconds * self.threads)
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._switches
+        return Window(
+            seconds=seconds,
+            energy_j=energy_j,
+            energy_missing=self._energy.missing,
+            lost_share=lost_share,
+            facts={
+                "lost_cpu_share": lost_share,
+                "stolen_cpu_s": stolen_s,
+                "involuntary_context_switches": switches,
+                "power_method": None if energy_j is None else "rapl package energy counter",
+            },
+        )
+
+
+class _Rapl:
+    """Energy of all processor packages, from the kernel's powercap counters."""
+
+    def __init__(self, root: Path) -> None:
+        self._counters = sorted(root.glob("intel-rapl:[0-9]*"))
+        # intel-rapl:0:0 is a part of intel-rapl:0; psys would count everything twice.
+        self._counters = [c for c in self._counters if c.name.count(":") == 1]
+        self.missing: str | None = None
+        if not self._counters:
+            self.missing = f"no RAPL energy counter under {root}"
+            return
+        try:
+            self._counters = [c for c in self._counters if _text(c / "name") != "psys"]
+            self._read_uj()
+        except (OSError, ValueError) as error:
+            self.missing = f"RAPL energy counter is not readable: {error}"
+
+    def start(self) -> None:
+        self._start_uj = {} if self.missing else self._read_uj()
+
+    def joules(self) -> float | None:
+        if self.missing:
+            return None
+        total_uj = 0
+        for counter, now in self._read_uj().items():
+            used = now - self._start_uj[counter]
+            if used < 0:  # the counter has wrapped around
+                used += int(_text(counter / "max_energy_range_uj"))
+            total_uj += used
+        return total_uj / 1e6
+
+    def _read_uj(self) -> dict[Path, int]:
+        return {counter: int(_text(counter / "energy_uj")) for counter in self._counters}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
