@@ -1,0 +1,184 @@
+"""The import order of the rooms, the walls around libraries, and what quick imports may load.
+
+The order and the walls are those of docs/architecture.md. Sources are parsed, not imported, so that
+an import inside a function counts as well.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MAY_IMPORT = {
+    "profiler": set(),
+    "store": {"profiler"},
+    "learner": {"profiler"},
+    "cluster": {"profiler", "store", "learner"},
+    "trappm": {"profiler", "store", "learner", "cluster"},
+}
+
+# Which rooms know a library; every other room asks them.
+HOMES = {
+    "ray": {"cluster"},
+    "pydantic": {"cluster"},
+    "sqlalchemy": {"store"},
+    "alembic": {"store"},
+    "timm": {"profiler"},
+    "torchvision": {"profiler"},
+    "onnx": {"profiler"},
+    "onnx_tool": {"profiler"},
+    "pynvml": {"profiler"},
+    "torch_geometric": {"learner"},
+    "optuna": {"learner"},
+    "typer": {"trappm"},
+    "rich": {"trappm"},
+    "plotext": {"trappm"},
+}
+
+# What could run code out of a file that it reads.
+CODE_RUNNERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+CODE_RUNNING_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+CODE_RUNNING_CALLS |= {"pandas.read_pickle", "pd.read_pickle", "eval", "exec"}
+
+
+def violations(room: str, source: str) -> list[str]:
+    """What a module of `room` with this source does that the rules forbid."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for name in _imported(node):
+            top = name.split(".")[0]
+            if top in MAY_IMPORT and top != room and top not in MAY_IMPORT[room]:
+                found.append(f"line {node.lineno}: {room} may not import {name}")
+            if room not in HOMES.get(top, {room}):
+                found.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
+            if top in CODE_RUNNERS:
+                found.append(f"line {node.lineno}: {name} runs code from what it reads")
+            if name in CODE_RUNNING_CALLS:
+                found.append(f"line {node.lineno}: {name} runs code from what it reads")
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in CODE_RUNNING_CALLS:
+                found.append(f"line {node.lineno}: {called} runs code from what it reads")
+            if any(
+                k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
+            ):
+                found.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
+    return found
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Dotted names of what a node imports: of modules, and of names taken from them."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"import_module", "importlib.import_module", "__import__"}
+        and isinstance(node.args[0], ast.Constant)
+    ):
+        yield str(node.args[0].value)
+
+
+def _sources() -> list[Path]:
+    return sorted(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_keeps_order_and_walls(path):
+    room = path.relative_to(ROOT).parts[0]
+    assert violations(room, path.read_text()) == []
+
+
+def test_every_room_has_sources():
+    assert {path.relative_to(ROOT).parts[0] for path in _sources()} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("profiler", "import store"),
+        ("profiler", "def late():\n    from cluster.spec import CampaignSpec"),
+        ("profiler", "from pydantic import BaseModel"),
+        ("store", "from learner.snapshot import Snapshot"),
+        ("learner", "import store.schema as s"),
+        ("learner", "import importlib\nimportlib.import_module('store')"),
+        ("learner", "import timm.models"),
+        ("cluster", "import trappm"),
+        ("cluster", "from sqlalchemy import select"),
+        ("trappm", "import ray"),
+        ("store", "import pickle"),
+        ("learner", "import torch\ntorch.load('snapshot.pt')"),
+        ("learner", "from torch import load"),
+        ("cluster", "import yaml\nyaml.load(text, yaml.SafeLoader)"),
+        ("learner", "import numpy as np\nnp.load(path, allow_pickle=True)"),
+    ],
+)
+def test_a_breach_is_noticed(room, source):
+    assert len(violations(room, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("learner", "from profiler.records import Configuration"),
+        ("cluster", "import ray, store, learner\nfrom . import spec"),
+        ("trappm", "from cluster.launch import resume"),
+        ("cluster", "import yaml\nyaml.safe_load(text)"),
+        ("learner", "import numpy as np\nnp.load(path, allow_pickle=False)"),
+    ],
+)
+def test_what_the_rules_allow_passes(room, source):
+    assert violations(room, source) == []
+
+
+def _python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", ["trappm", "profiler.records", "profiler.errors", "store"])
+def test_quick_imports_load_nothing_heavy(module):
+    loaded = set(
+        json.loads(_python(f"import json, sys, {module}; print(json.dumps([*sys.modules]))"))
+    )
+    heavy = {
+        "torch",
+        "timm",
+        "torchvision",
+        "torch_geometric",
+        "onnx",
+        "onnx_tool",
+        "ray",
+        "pandas",
+    }
+    assert loaded & heavy == set()
+    assert module in loaded
+
+
+def test_profiler_runs_where_neither_ray_nor_sql_is():
+    """A GPU node without them can still measure."""
+    code = """
+import importlib, pkgutil, sys
+blocked = ["ray", "sqlalchemy", "alembic", "pydantic", "torch_geometric", "typer", "rich"]
+sys.modules.update(dict.fromkeys(blocked))  # None makes an import fail
+import profiler
+names = [m.name for m in pkgutil.walk_packages(profiler.__path__, "profiler.")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print("profiler.records" in names, len(names))
+"""
+    known, count = _python(code).split()
+    assert known == "True"
+    assert int(count) > 3
