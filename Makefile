@@ -69,7 +69,7 @@ wheel: $(INSTALLED) ## build dist/trappm-*.whl, which the nodes of ray_config.ya
 	@rm -rf build; ls dist
 
 # torch and torchvision stay as constraints.txt has them (change the two lines there to move them);
-# everything else goes to its newest version. torch pins its own CUDA libraries exactly, so they
+# everything else goes to its newest version. torch names the CUDA libraries that it needs, so they
 # are left out: the same file serves machines with and without a GPU.
 lock: ## write constraints.txt anew, with the newest versions
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
