@@ -1,0 +1,46 @@
+"""The label store: everything a campaign knows, in SQL, and the data folder that it stands in.
+
+This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
+the door, made of one file for each thing that is asked of it: graphs, campaigns, leases, recording,
+labels, snapshots. `schema` says what is true of the data, `migrations` how older data gets there.
+"""
+
+from store.home import Home
+from store.labels import LabelFilter
+from store.records import (
+    Assignment,
+    AssignmentState,
+    CampaignRecord,
+    CampaignState,
+    EventRecord,
+    LabelRecord,
+    PlannedAssignment,
+    Purpose,
+    Recorded,
+    Refusal,
+    Role,
+    RoundRecord,
+    RoundState,
+    SnapshotRecord,
+)
+from store.store import Store
+
+__all__ = [
+    "Assignment",
+    "AssignmentState",
+    "CampaignRecord",
+    "CampaignState",
+    "EventRecord",
+    "Home",
+    "LabelFilter",
+    "LabelRecord",
+    "PlannedAssignment",
+    "Purpose",
+    "Recorded",
+    "Refusal",
+    "Role",
+    "RoundRecord",
+    "RoundState",
+    "SnapshotRecord",
+    "Store",
+]

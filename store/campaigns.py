@@ -1,0 +1,313 @@
+"""Campaigns: what each was asked to do, its pool, its rounds, and what happened to it."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from profiler.errors import CampaignError
+from profiler.records import Configuration
+from store.database import Database, utc_now
+from store.records import (
+    Assignment,
+    AssignmentState,
+    CampaignRecord,
+    CampaignState,
+    EventRecord,
+    PlannedAssignment,
+    Purpose,
+    Role,
+    RoundRecord,
+    RoundState,
+)
+from store.schema import (
+    AssignmentRow,
+    CampaignRow,
+    ConfigurationRow,
+    DeviceRow,
+    EventRow,
+    MeasurementRow,
+    PoolRow,
+    RoundRow,
+)
+from store.workloads import configuration_of, insert_configurations
+
+_ENDED = {CampaignState.FINISHED, CampaignState.CANCELLED}
+
+
+class Campaigns(Database):
+    """The part of the store that keeps campaigns, rounds and events."""
+
+    def create_campaign(self, name: str, spec: Mapping[str, Any], seed: int) -> CampaignRecord:
+        """A new campaign, paused until somebody runs it."""
+        row = CampaignRow(
+            id=secrets.token_hex(4),
+            name=name,
+            spec=dict(spec),
+            seed=seed,
+            state=CampaignState.PAUSED,
+            created_at=utc_now(),
+        )
+        with self._writing() as session:
+            session.add(row)
+            session.flush()
+            return _campaign(row)
+
+    def campaign(self, campaign_id: str | None = None) -> CampaignRecord:
+        """The campaign of this id, the latest one without an id.
+
+        Raises:
+            CampaignError: there is none.
+        """
+        known = self.campaigns()
+        for record in known:
+            if campaign_id in {None, record.id}:
+                return record
+        if campaign_id is None:
+            raise CampaignError("there is no campaign yet; start one with: trappm campaign launch")
+        there_are = ", ".join(c.id for c in known[:10]) or "none yet"
+        raise CampaignError(f"no campaign {campaign_id!r}; there are: {there_are}")
+
+    def campaigns(self) -> list[CampaignRecord]:
+        """All campaigns, the latest first."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id)
+            )
+            return [_campaign(row) for row in rows]
+
+    def set_campaign_state(self, campaign_id: str, state: CampaignState | str) -> None:
+        """Moves a campaign on; its end is timed when it is finished or cancelled.
+
+        Raises:
+            CampaignError: there is no such campaign.
+        """
+        with self._writing() as session:
+            row = _existing(session, campaign_id)
+            row.state = CampaignState(state)
+            row.finished_at = utc_now() if row.state in _ENDED else None
+
+    def set_campaign_pool(
+        self, campaign_id: str, pool: Sequence[tuple[Configuration, bool]]
+    ) -> None:
+        """Sets what a campaign may choose from, once; doing it again changes nothing.
+
+        Args:
+            campaign_id: of an existing campaign.
+            pool: each configuration, and whether its architecture is held out for evaluation.
+
+        Raises:
+            CampaignError: no such campaign, or it has another pool already.
+        """
+        with self._writing() as session:
+            _existing(session, campaign_id)
+            known = {
+                (row.configuration_id, row.held_out)
+                for row in session.scalars(
+                    select(PoolRow).where(PoolRow.campaign_id == campaign_id)
+                )
+            }
+            if not known:
+                insert_configurations(session, (configuration for configuration, _ in pool))
+                session.add_all(
+                    PoolRow(campaign_id=campaign_id, configuration_id=c.id, held_out=held_out)
+                    for c, held_out in pool
+                )
+            elif known != {(c.id, held_out) for c, held_out in pool}:
+                raise CampaignError(
+                    f"campaign {campaign_id} has a pool of {len(known)} configurations already, "
+                    "and a pool never changes; start a new campaign for another one"
+                )
+
+    def campaign_pool(self, campaign_id: str) -> list[tuple[Configuration, bool]]:
+        """What a campaign may choose from, sorted; with each, whether it is held out."""
+        with self._reading() as session:
+            rows = session.execute(
+                select(ConfigurationRow, PoolRow.held_out)
+                .join(PoolRow, PoolRow.configuration_id == ConfigurationRow.id)
+                .where(PoolRow.campaign_id == campaign_id)
+            )
+            return sorted((configuration_of(row), held_out) for row, held_out in rows)
+
+    def plan_round(
+        self,
+        campaign_id: str,
+        number: int,
+        purpose: Purpose | str,
+        planned: Sequence[PlannedAssignment],
+    ) -> None:
+        """Writes a round and all its assignments down; a round that exists is left as it is.
+
+        Raises:
+            StoreError: a configuration is not in the campaign's pool, or planned for a second time
+                on the same device; nothing is written.
+        """
+        with self._writing() as session:
+            if session.get(RoundRow, (campaign_id, number)) is not None:
+                return
+            session.add(
+                RoundRow(
+                    campaign_id=campaign_id,
+                    number=number,
+                    purpose=Purpose(purpose),
+                    state=RoundState.OPEN,
+                )
+            )
+            session.flush()
+            session.add_all(
+                AssignmentRow(
+                    id=uuid.uuid4().hex,
+                    campaign_id=campaign_id,
+                    round_number=number,
+                    configuration_id=one.configuration.id,
+                    device_key=one.device,
+                    role=Role(one.role),
+                    rank=one.rank,
+                    reason=dict(one.reason),
+                )
+                for one in planned
+            )
+
+    def rounds(self, campaign_id: str) -> list[RoundRecord]:
+        """The campaign's rounds by number."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(RoundRow)
+                .where(RoundRow.campaign_id == campaign_id)
+                .order_by(RoundRow.number)
+            )
+            return [
+                RoundRecord(
+                    campaign_id=row.campaign_id,
+                    number=row.number,
+                    purpose=row.purpose,
+                    state=row.state,
+                    report=row.report,
+                )
+                for row in rows
+            ]
+
+    def close_round(self, campaign_id: str, number: int, report: Mapping[str, Any]) -> None:
+        """Closes a round with its report; one that is closed keeps its first report.
+
+        Raises:
+            CampaignError: there is no such round.
+        """
+        with self._writing() as session:
+            row = session.get(RoundRow, (campaign_id, number), with_for_update=True)
+            if row is None:
+                raise CampaignError(f"campaign {campaign_id!r} has no round {number} to close")
+            if row.state is RoundState.OPEN:
+                row.state, row.report = RoundState.CLOSED, dict(report)
+
+    def assignments(
+        self,
+        campaign_id: str,
+        *,
+        device: str | None = None,
+        state: AssignmentState | str | None = None,
+    ) -> list[Assignment]:
+        """The campaign's assignments in the order in which they were wanted."""
+        query = (
+            select(AssignmentRow, ConfigurationRow)
+            .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
+            .where(AssignmentRow.campaign_id == campaign_id)
+            .order_by(*WANTED_FIRST, AssignmentRow.device_key)
+        )
+        if device is not None:
+            query = query.where(AssignmentRow.device_key == device)
+        if state is not None:
+            query = query.where(AssignmentRow.state == AssignmentState(state))
+        with self._reading() as session:
+            return [assignment_of(row, what) for row, what in session.execute(query)]
+
+    def assignment_counts(self, campaign_id: str) -> dict[str, dict[AssignmentState, int]]:
+        """How many assignments are in each state, by device key."""
+        query = (
+            select(AssignmentRow.device_key, AssignmentRow.state, func.count())
+            .where(AssignmentRow.campaign_id == campaign_id)
+            .group_by(AssignmentRow.device_key, AssignmentRow.state)
+            .order_by(AssignmentRow.device_key, AssignmentRow.state)
+        )
+        counts: dict[str, dict[AssignmentState, int]] = {}
+        with self._reading() as session:
+            for device, state, count in session.execute(query):
+                counts.setdefault(device, {})[state] = count
+        return counts
+
+    def outcome_counts(self, campaign_id: str) -> dict[str, dict[str, int]]:
+        """How many attempts of this campaign ended in each outcome, by device key."""
+        query = (
+            select(DeviceRow.key, MeasurementRow.outcome, func.count())
+            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+            .where(MeasurementRow.campaign_id == campaign_id)
+            .group_by(DeviceRow.key, MeasurementRow.outcome)
+            .order_by(DeviceRow.key, MeasurementRow.outcome)
+        )
+        counts: dict[str, dict[str, int]] = {}
+        with self._reading() as session:
+            for device, outcome, count in session.execute(query):
+                counts.setdefault(device, {})[outcome.value] = count
+        return counts
+
+    def log_event(self, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
+        with self._writing() as session:
+            add_event(session, campaign_id, kind, message)
+
+    def events(self, campaign_id: str) -> list[EventRecord]:
+        """What happened to a campaign, the earliest first."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(EventRow).where(EventRow.campaign_id == campaign_id).order_by(EventRow.id)
+            )
+            return [EventRecord(at=row.at, kind=row.kind, message=row.message) for row in rows]
+
+
+WANTED_FIRST = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.configuration_id)
+"""The order in which assignments are measured."""
+
+
+def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
+    session.add(EventRow(campaign_id=campaign_id, at=utc_now(), kind=kind, message=dict(message)))
+
+
+def assignment_of(row: AssignmentRow, configuration: ConfigurationRow) -> Assignment:
+    return Assignment(
+        id=row.id,
+        campaign_id=row.campaign_id,
+        round_number=row.round_number,
+        configuration=configuration_of(configuration),
+        device=row.device_key,
+        role=row.role,
+        rank=row.rank,
+        reason=row.reason,
+        state=row.state,
+        attempts=row.attempts,
+        failures=row.failures,
+        worker=row.worker,
+        lease_expires_at=row.lease_expires_at,
+    )
+
+
+def _existing(session: Session, campaign_id: str) -> CampaignRow:
+    row = session.get(CampaignRow, campaign_id, with_for_update=True)
+    if row is None:
+        raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign list")
+    return row
+
+
+def _campaign(row: CampaignRow) -> CampaignRecord:
+    return CampaignRecord(
+        id=row.id,
+        name=row.name,
+        spec=row.spec,
+        seed=row.seed,
+        state=row.state,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )

@@ -1,0 +1,129 @@
+"""The connection to SQLite or PostgreSQL: how it is opened, and what a transaction is.
+
+Every method of the store is one transaction, for reading or for writing. On SQLite a writing one
+takes the write lock when it begins (BEGIN IMMEDIATE), so that it waits its turn at the start and
+never fails half-way for having read before another wrote. Commits are synced to disk
+(synchronous=FULL): a label cost seconds to measure, so it survives even a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.orm import Session
+
+from profiler.errors import StoreError, one_line
+from store.schema import Base
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for others before it gives up; a transaction takes milliseconds."""
+
+_BEGIN = "sqlite_begin"
+
+
+class Database:
+    """An opened database; what the store does with it stands in the classes derived from this."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with told_as_store_error(self._engine), Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """Commits at the end, all or nothing."""
+        with told_as_store_error(self._engine), Session(self._writer) as session, session.begin():
+            yield session
+
+
+def make_engine(url: str) -> Engine:
+    """An engine for this SQLAlchemy URL; nothing is connected yet.
+
+    Raises:
+        StoreError: the URL cannot be read, is of another database system, or its driver is missing.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(
+            "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db"
+        ) from error
+    system = parsed.get_backend_name()
+    if system not in {"sqlite", "postgresql"}:
+        raise StoreError(f"the label store runs on sqlite or postgresql, not on {system!r}")
+    # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
+    options: dict[str, Any] = {"json_serializer": partial(json.dumps, allow_nan=False)}
+    if system == "sqlite":
+        options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
+    try:
+        engine = create_engine(parsed, **options)
+    except (SQLAlchemyError, ImportError) as error:
+        raise StoreError(f"cannot use the database {parsed}: {one_line(error)}") from error
+    if system == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+@contextmanager
+def told_as_store_error(engine: Engine) -> Iterator[None]:
+    """Errors of the database become ours: without SQL, values or passwords in them."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause: BaseException = error
+        if isinstance(error, DBAPIError | StatementError) and error.orig is not None:
+            cause = error.orig
+        raise _store_error(engine, cause) from error
+    except engine.dialect.loaded_dbapi.Error as error:  # raised by the driver before SQLAlchemy
+        raise _store_error(engine, error) from error
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts the rows whose unique values are not there yet; leaves the others as they are."""
+    if rows:
+        session.connection().execute(new_row(session, table), list(rows))
+
+
+def new_row(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that does nothing where a unique value is there already."""
+    name = session.get_bind().dialect.name
+    insert = sqlite.insert if name == "sqlite" else postgresql.insert
+    return insert(table).on_conflict_do_nothing()
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _store_error(engine: Engine, cause: BaseException) -> StoreError:
+    return StoreError(f"the label store {engine.url} refused: {one_line(cause)}")
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
+    cursor = connection.cursor()
+    if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))

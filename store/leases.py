@@ -1,0 +1,121 @@
+"""Leases: who measures which assignment now, so that two never measure the same.
+
+             lease                  record: ok, oom, unsupported
+    open -----------> leased -------------------------------------> done
+      ^                 |
+      +-----------------+  a failure (a bad outcome, a lost worker, an expired lease), or an
+      |                    interruption, which does not count
+      +--> failed          after `max_attempts` failures
+
+A worker that vanishes without a word loses its lease by time; `heartbeat` keeps a long one alive.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import and_, or_, select, update
+
+from store.campaigns import WANTED_FIRST, add_event, assignment_of
+from store.database import Database, utc_now
+from store.records import Assignment, AssignmentState
+from store.schema import AssignmentRow, ConfigurationRow
+
+MAX_ATTEMPTS = 3
+"""Failures after which an assignment is given up, unless the caller says otherwise."""
+
+
+class Leases(Database):
+    """The part of the store that gives assignments to workers and takes them back."""
+
+    def lease(
+        self,
+        campaign_id: str,
+        device: str,
+        worker: str,
+        lease_s: float,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> Assignment | None:
+        """Gives the worker the next assignment for this device, and to nobody else; None if none.
+
+        An assignment whose lease has expired is given out again, which counts as a failure of its.
+        """
+        with self._writing() as session:
+            waiting = or_(
+                AssignmentRow.state == AssignmentState.OPEN,
+                and_(
+                    AssignmentRow.state == AssignmentState.LEASED,
+                    AssignmentRow.lease_expires_at <= utc_now(),
+                ),
+            )
+            query = (
+                select(AssignmentRow, ConfigurationRow)
+                .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
+                .where(AssignmentRow.campaign_id == campaign_id)
+                .where(AssignmentRow.device_key == device)
+                .where(waiting)
+                .order_by(*WANTED_FIRST)
+                .limit(1)
+                # Other workers step over the row that this one takes; SQLite has one writer anyway.
+                .with_for_update(of=AssignmentRow, skip_locked=True)
+            )
+            while (found := session.execute(query).first()) is not None:
+                row, configuration = found
+                if row.state is AssignmentState.LEASED:
+                    reason = f"the lease of {row.worker} expired at {row.lease_expires_at}"
+                    add_event(session, campaign_id, "lost", {"message": reason, "id": row.id})
+                    count_failure(row, max_attempts)
+                if row.state is AssignmentState.OPEN:
+                    row.state = AssignmentState.LEASED
+                    row.attempts += 1
+                    row.worker = worker
+                    row.lease_expires_at = _in(lease_s)
+                    return assignment_of(row, configuration)
+            return None
+
+    def heartbeat(self, assignment_id: str, worker: str, lease_s: float) -> bool:
+        """Prolongs a lease; False if the worker does not hold it any more and should stop."""
+        with self._writing() as session:
+            row = session.get(AssignmentRow, assignment_id, with_for_update=True)
+            if row is None or row.worker != worker:
+                return False
+            row.lease_expires_at = _in(lease_s)
+            return True
+
+    def give_up_lease(
+        self, assignment_id: str, reason: str, *, max_attempts: int = MAX_ATTEMPTS
+    ) -> None:
+        """Takes an assignment back from a worker that was lost; counts as a failure of its."""
+        with self._writing() as session:
+            row = session.get(AssignmentRow, assignment_id, with_for_update=True)
+            if row is None or row.state is not AssignmentState.LEASED:
+                return
+            add_event(session, row.campaign_id, "lost", {"message": reason, "id": row.id})
+            count_failure(row, max_attempts)
+
+    def release_leases(self, campaign_id: str) -> int:
+        """Takes all leases of a campaign back, as interruptions; for a campaign that resumes."""
+        with self._writing() as session:
+            released = session.scalars(
+                update(AssignmentRow)
+                .where(AssignmentRow.campaign_id == campaign_id)
+                .where(AssignmentRow.state == AssignmentState.LEASED)
+                .values(state=AssignmentState.OPEN, worker=None, lease_expires_at=None)
+                .returning(AssignmentRow.id)
+            )
+            return len(released.all())
+
+
+def count_failure(row: AssignmentRow, limit: int) -> None:
+    """Opens a leased assignment again, or gives it up when it has failed often enough."""
+    row.failures += 1
+    end_lease(row, AssignmentState.OPEN if row.failures < limit else AssignmentState.FAILED)
+
+
+def end_lease(row: AssignmentRow, state: AssignmentState) -> None:
+    row.state, row.worker, row.lease_expires_at = state, None, None
+
+
+def _in(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

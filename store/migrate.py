@@ -1,0 +1,69 @@
+"""Brings a database to the schema of this version, or says why not.
+
+Alembic does the work, from the revisions in `store/migrations/versions`; it is imported only when
+there is something to do, so that opening an up-to-date store is quick. To write a new revision,
+change `schema`, add a file there, and add its name to REVISIONS.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from profiler.errors import StoreError
+from store.database import told_as_store_error
+
+REVISIONS = ("0001",)
+"""All released schemas, the newest last."""
+
+_VERSION_TABLE = "alembic_version"
+_POSTGRESQL_LOCK = 5_784_113_902
+"""Any fixed number: who upgrades a PostgreSQL database holds this advisory lock."""
+
+
+def upgrade(engine: Engine, writer: Engine) -> None:
+    """Upgrades the database to the newest schema, in one transaction; does nothing if it is.
+
+    Raises:
+        StoreError: not a database, not ours, made by a newer version, or not writable.
+    """
+    with told_as_store_error(engine):
+        with engine.connect() as connection:
+            if _revision(connection) == REVISIONS[-1]:
+                return
+        with writer.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
+            if _revision(connection) != REVISIONS[-1]:  # nobody was quicker
+                _run_alembic(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    """The schema of the database, None if it is empty."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return None
+    revision: str | None = None
+    if _VERSION_TABLE in tables:
+        revision = connection.scalar(text(f"SELECT version_num FROM {_VERSION_TABLE}"))  # noqa: S608
+    if revision is None:
+        raise StoreError(
+            f"{connection.engine.url} is a database of something else (it has a table "
+            f"{tables[0]!r}); give the label store one of its own"
+        )
+    if revision not in REVISIONS:
+        raise StoreError(
+            f"{connection.engine.url} was written by a newer TraPPM (schema {revision}, while this "
+            f"version knows {REVISIONS[-1]}); update TraPPM"
+        )
+    return revision
+
+
+def _run_alembic(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "store:migrations")
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, REVISIONS[-1])

@@ -1,0 +1,1 @@
+"""One file for each released schema; what was released is never changed again."""

@@ -1,0 +1,358 @@
+"""The tables, as typed models, with everything that must be true of them as constraints.
+
+    graphs <- architecture_graphs                        what a network is made of
+    configurations                                       the workload: what can be measured
+    devices                                              hardware under one software stack
+    campaigns <- campaign_pool, rounds <- assignments    what is to be measured, and why
+    assignments <- measurements (every attempt)          the record: what came out
+    measurements <- labels <- assignment_labels          what is learned from
+    campaigns <- snapshots <- snapshot_aliases, events
+
+Workload and record are apart: a configuration is stored once, however often it is measured. Names
+of columns carry units. Whatever changes here needs a migration too; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from profiler.records import Outcome, Provenance
+from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+
+
+class UtcTime(TypeDecorator[str]):
+    """A point in time: a timestamp for the database, an ISO 8601 string in UTC for Python."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None:
+            raise ValueError(f"the time {value!r} names no time zone; give it in UTC")
+        return time.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        time = value.replace(tzinfo=UTC) if value.tzinfo is None else value  # SQLite keeps no zone
+        return time.astimezone(UTC).isoformat()
+
+
+def _values(kind: type[enum.Enum]) -> list[str]:
+    return [member.value for member in kind]
+
+
+def _enum(kind: type[enum.Enum]) -> Enum:
+    """Text with a CHECK: a further member is a small migration on every back end."""
+    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
+
+
+_JSON = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+_BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
+
+_ENUMS = (Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role)
+
+
+class Base(DeclarativeBase):
+    """Root of the models."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {dict[str, Any]: _JSON} | {e: _enum(e) for e in _ENUMS}
+
+
+def _positive(*columns: str) -> tuple[CheckConstraint, ...]:
+    """Nothing that a step costs can be 0; what is not known is NULL."""
+    return tuple(CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns)
+
+
+class GraphRow(Base):
+    """The graph template of one or more architectures."""
+
+    __tablename__ = "graphs"
+
+    content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    template: Mapped[bytes] = mapped_column(LargeBinary)
+    """As `GraphTemplate.to_bytes` gives it."""
+    node_count: Mapped[int]
+
+    __table_args__ = _positive("node_count")
+
+
+class ArchitectureGraphRow(Base):
+    """Which graph an architecture has at an input size, or why it has none."""
+
+    __tablename__ = "architecture_graphs"
+
+    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
+    input_size: Mapped[int] = mapped_column(primary_key=True)
+    graph_hash: Mapped[str | None] = mapped_column(ForeignKey("graphs.content_hash"), index=True)
+    refusal: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        CheckConstraint("(graph_hash IS NULL) <> (refusal IS NULL)", name="graph_or_refusal"),
+    )
+
+
+class ConfigurationRow(Base):
+    """A `profiler.records.Configuration`, and the family of its architecture."""
+
+    __tablename__ = "configurations"
+
+    id: Mapped[str] = mapped_column(String(20), primary_key=True)
+    architecture: Mapped[str] = mapped_column(String(200), index=True)
+    family: Mapped[str] = mapped_column(String(64), index=True)
+    batch_size: Mapped[int]
+    input_size: Mapped[int]
+    precision: Mapped[str] = mapped_column(String(16))
+    memory_format: Mapped[str] = mapped_column(String(16))
+    optimizer: Mapped[str] = mapped_column(String(16))
+    phase: Mapped[str] = mapped_column(String(16))
+
+    __table_args__ = _positive("batch_size", "input_size")
+
+
+class DeviceRow(Base):
+    """Hardware under one software stack: the same key on another stack is another device."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(64))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    environment: Mapped[dict[str, Any]]
+    """The environment of its first measurement."""
+
+    __table_args__ = (UniqueConstraint("key", "fingerprint"),)
+
+
+class CampaignRow(Base):
+    """A campaign, with the spec that it was launched from."""
+
+    __tablename__ = "campaigns"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    spec: Mapped[dict[str, Any]]
+    seed: Mapped[int] = mapped_column(_BIG)
+    state: Mapped[CampaignState]
+    created_at: Mapped[str] = mapped_column(UtcTime)
+    finished_at: Mapped[str | None] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        CheckConstraint(
+            "(finished_at IS NOT NULL) = (state IN ('finished', 'cancelled'))", name="finished_at"
+        ),
+    )
+
+
+class PoolRow(Base):
+    """A configuration that a campaign may choose."""
+
+    __tablename__ = "campaign_pool"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
+    held_out: Mapped[bool]
+    """Its architecture belongs to the evaluation set."""
+
+
+class RoundRow(Base):
+    """One acquisition and its measurements."""
+
+    __tablename__ = "rounds"
+
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    purpose: Mapped[Purpose]
+    state: Mapped[RoundState]
+    report: Mapped[dict[str, Any] | None] = mapped_column(_JSON)
+
+    __table_args__ = (
+        CheckConstraint("number >= 0", name="number"),
+        CheckConstraint("(report IS NOT NULL) = (state = 'closed')", name="report"),
+    )
+
+
+class AssignmentRow(Base):
+    """One configuration of a campaign to be measured on one device."""
+
+    __tablename__ = "assignments"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    campaign_id: Mapped[str] = mapped_column(String(16))
+    round_number: Mapped[int]
+    configuration_id: Mapped[str] = mapped_column(String(20))
+    device_key: Mapped[str] = mapped_column(String(64))
+    role: Mapped[Role]
+    rank: Mapped[int]
+    reason: Mapped[dict[str, Any]]
+    state: Mapped[AssignmentState] = mapped_column(default=AssignmentState.OPEN)
+    attempts: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None] = mapped_column(String(200))
+    lease_expires_at: Mapped[str | None] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["campaign_id", "round_number"], ["rounds.campaign_id", "rounds.number"]
+        ),
+        ForeignKeyConstraint(
+            ["campaign_id", "configuration_id"],
+            ["campaign_pool.campaign_id", "campaign_pool.configuration_id"],
+        ),
+        UniqueConstraint("campaign_id", "configuration_id", "device_key"),
+        CheckConstraint("(worker IS NOT NULL) = (state = 'leased')", name="worker"),
+        CheckConstraint("(lease_expires_at IS NOT NULL) = (state = 'leased')", name="lease"),
+        CheckConstraint("failures BETWEEN 0 AND attempts", name="attempts"),
+        Index(None, "campaign_id", "device_key", "state", "round_number", "rank"),
+    )
+
+
+class MeasurementRow(Base):
+    """One attempt, however it ended."""
+
+    __tablename__ = "measurements"
+
+    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    protocol_name: Mapped[str] = mapped_column(String(64))
+    protocol: Mapped[dict[str, Any]]
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    assignment_id: Mapped[str | None] = mapped_column(ForeignKey("assignments.id"), index=True)
+    provenance: Mapped[Provenance]
+    outcome: Mapped[Outcome]
+    failed_in: Mapped[str | None] = mapped_column(String(16))
+    message: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[str] = mapped_column(UtcTime)
+    duration_s: Mapped[float]
+    step_samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
+    """Every timed step as little-endian float32: a fifth of the room of JSON."""
+    step_median_ms: Mapped[float | None]
+    step_mean_ms: Mapped[float | None]
+    step_iqr_ms: Mapped[float | None]
+    step_p95_ms: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    memory_detail_mib: Mapped[dict[str, Any]]
+    missing: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+
+    __table_args__ = (
+        *_positive("step_median_ms", "step_mean_ms", "step_p95_ms"),
+        *_positive("memory_mib", "power_w", "energy_j"),
+        CheckConstraint("step_iqr_ms >= 0", name="step_iqr_ms"),
+        CheckConstraint(
+            "(step_median_ms IS NULL) = (step_mean_ms IS NULL)"
+            " AND (step_median_ms IS NULL) = (step_iqr_ms IS NULL)"
+            " AND (step_median_ms IS NULL) = (step_p95_ms IS NULL)",
+            name="step_summary",
+        ),
+        CheckConstraint("duration_s >= 0", name="duration_s"),
+        Index(None, "configuration_id", "device_id"),
+    )
+
+
+class LabelRow(Base):
+    """What training uses: one for a configuration, device (with its stack) and protocol."""
+
+    __tablename__ = "labels"
+
+    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"), index=True)
+    protocol_name: Mapped[str] = mapped_column(String(64))
+    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurements.id"), unique=True)
+    provenance: Mapped[Provenance]
+    step_time_ms: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    power_w: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    created_at: Mapped[str] = mapped_column(UtcTime)
+
+    __table_args__ = (
+        UniqueConstraint("configuration_id", "device_id", "protocol_name"),
+        *_positive("step_time_ms", "memory_mib", "power_w", "energy_j"),
+        CheckConstraint(
+            "step_time_ms IS NOT NULL OR memory_mib IS NOT NULL OR power_w IS NOT NULL",
+            name="some_metric",
+        ),
+    )
+
+
+class AssignmentLabelRow(Base):
+    """The label that an assignment ended with: from its own measurement or from an earlier one."""
+
+    __tablename__ = "assignment_labels"
+
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    label_id: Mapped[int] = mapped_column(ForeignKey("labels.id"), index=True)
+
+
+class SnapshotRow(Base):
+    """A published snapshot; the files stand in the data folder."""
+
+    __tablename__ = "snapshots"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    location: Mapped[str] = mapped_column(String(1000))
+    manifest: Mapped[dict[str, Any]]
+    created_at: Mapped[str] = mapped_column(UtcTime)
+
+
+class AliasRow(Base):
+    """A name that moves from snapshot to snapshot, such as `latest`."""
+
+    __tablename__ = "snapshot_aliases"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    snapshot_id: Mapped[str] = mapped_column(ForeignKey("snapshots.id"))
+
+
+class EventRow(Base):
+    """Something that happened to a campaign."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    at: Mapped[str] = mapped_column(UtcTime)
+    kind: Mapped[str] = mapped_column(String(64))
+    message: Mapped[dict[str, Any]]

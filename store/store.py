@@ -1,0 +1,49 @@
+"""The door of the label store."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from store.campaigns import Campaigns
+from store.database import make_engine
+from store.labels import Labels
+from store.leases import Leases
+from store.migrate import upgrade
+from store.recording import Recording
+from store.snapshots import Snapshots
+from store.workloads import Workloads
+
+
+class Store(Workloads, Campaigns, Leases, Recording, Labels, Snapshots):
+    """The label store: each method is one transaction, and returns plain records.
+
+    Any number of processes may have the same store open. Every method raises StoreError when the
+    database refuses; nothing is half done then.
+    """
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Opens the database at an SQLAlchemy URL and brings it to the newest schema.
+
+        Raises:
+            StoreError: it is no database, not ours, made by a newer version, or not writable.
+        """
+        store = cls(make_engine(url))
+        try:
+            upgrade(store._engine, store._writer)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
