@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnx
 import torch
 from torch import nn
-from torch.onnx import symbolic_helper
-from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from profiler.errors import InputError, UnsupportedModelError, one_line
+from profiler.onnx_symbolics import extra_symbolics
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -57,7 +56,7 @@ def export_onnx(
     axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None
     buffer = io.BytesIO()
     try:
-        with _quiet(), _adaptive_pooling():
+        with _quiet(), extra_symbolics():
             torch.onnx.export(
                 module,
                 (torch.zeros(batch_size or 1, 3, input_size, input_size),),
@@ -110,52 +109,13 @@ def _uninitialised(architecture: str, input_size: int) -> nn.Module:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own future and of every size that it reads while tracing."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _adaptive_pooling() -> Iterator[None]:
-    """Lets the exporter express adaptive average pooling to any size, as VGG has it."""
-    name = "aten::adaptive_avg_pool2d"
-    register_custom_op_symbolic(name, _adaptive_avg_pool2d, 9)
-    try:
+    """The exporter warns of its own future and of every size that it reads while tracing, and
+    prints the whole graph when it fails.
+    """
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        mock.patch.object(torch._C, "_jit_onnx_log"),
+    ):
+        warnings.simplefilter("ignore")
         yield
-    finally:
-        unregister_custom_op_symbolic(name, 9)
-
-
-def _adaptive_avg_pool2d(g: Any, images: Any, output_size: Any) -> Any:
-    """Pooling by the operators for it where the sizes divide, else as the linear map that it is."""
-    target = symbolic_helper._get_const(output_size, "is", "output_size")  # type: ignore[no-untyped-call]
-    if list(target) == [1, 1]:
-        return g.op("GlobalAveragePool", images)
-    sizes = symbolic_helper._get_tensor_sizes(images)[2:]
-    if None in sizes:
-        raise TrappmError("adaptive pooling of an image whose size is not known")
-    if all(size % wanted == 0 for size, wanted in zip(sizes, target, strict=True)):
-        kernel = [size // wanted for size, wanted in zip(sizes, target, strict=True)]
-        return g.op("AveragePool", images, kernel_shape_i=kernel, strides_i=kernel)
-    rows, columns = (
-        g.op("Constant", value_t=_pooling_matrix(size, wanted))
-        for size, wanted in zip(sizes, target, strict=True)
-    )
-    transposed = g.op("Transpose", columns, perm_i=[1, 0])
-    return g.op("MatMul", g.op("MatMul", rows, images), transposed)
-
-
-def _pooling_matrix(size: int, wanted: int) -> torch.Tensor:
-    """The matrix (wanted, size) whose rows average the windows of adaptive pooling."""
-    matrix = torch.zeros(wanted, size)
-    for i in range(wanted):
-        start, end = i * size // wanted, -(-(i + 1) * size // wanted)
-        matrix[i, start:end] = 1.0 / (end - start)
-    return matrix

@@ -174,9 +174,9 @@ def _declared_buffers(model: onnx.ModelProto) -> set[str]:
         if entry.key == BUFFERS_KEY:
             try:
                 names = json.loads(entry.value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return set()
-            return {name for name in names if isinstance(name, str)} if names else set()
+            return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
     return set()
 
 

@@ -1,9 +1,10 @@
 """Makes a GraphTemplate from an ONNX file.
 
 A node belongs to the graph if what it computes depends on the pixels. Everything else (constants,
-the arithmetic on shapes that exporters leave behind, weights that are only rearranged) is done
-once or costs nothing, and is folded away. Shapes come from ONNX's own inference and, where it
-cannot follow the arithmetic on shapes (Swin), from onnx-tool.
+the arithmetic on shapes that exporters leave behind, what is made of weights alone) is done once or
+costs next to nothing, and is folded away; its weights count at the node that uses the result.
+Shapes come from ONNX's own inference and, where it cannot follow the arithmetic on shapes (Swin),
+from onnx-tool.
 """
 
 from __future__ import annotations

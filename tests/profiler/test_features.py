@@ -1,0 +1,66 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.features import (
+    NODE_FEATURES,
+    OPERATORS,
+    STATIC_FEATURES,
+    node_features,
+    static_features,
+)
+from profiler.static import graph_template
+
+
+@pytest.fixture(scope="module")
+def template():
+    return graph_template("test_vit", 64)
+
+
+def test_the_paper_counts_98_operators_and_113_features():
+    assert len(OPERATORS) == len(set(OPERATORS)) == 98
+    assert OPERATORS[-1] == "Other"
+    assert NODE_FEATURES == 113
+
+
+def test_node_features_hold_every_number_of_the_graph(template):
+    graph = template.at(6)
+    features = node_features(graph)
+    assert features.dtype == np.float32
+    assert features.shape == (graph.node_count, 113)
+    assert [OPERATORS[i] for i in features[:, :98].argmax(1)] == list(graph.operators)
+    assert (features[:, :98].sum(1) == 1).all()
+    sizes = np.expm1(features[:, 98:].astype(np.float64))
+    np.testing.assert_allclose(sizes[:, :6], graph.input_shapes, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sizes[:, 6:12], graph.output_shapes, rtol=1e-4, atol=1e-6)
+    for column, values in enumerate((graph.macs, graph.parameters, graph.memory_bytes), start=12):
+        np.testing.assert_allclose(sizes[:, column], values, rtol=1e-4, atol=1e-6)
+
+
+def test_sizes_stand_beside_the_one_hot_at_its_order_of_magnitude(template):
+    assert node_features(template.at(512)).max() < 30
+
+
+def test_an_operator_without_a_place_of_its_own_is_other(template):
+    graph = template.at(1)
+    graph = dataclasses.replace(graph, operators=("Frobnicate", *graph.operators[1:]))
+    assert node_features(graph)[0, :98].argmax() == 97
+
+
+@given(st.integers(1, 2048))
+def test_static_features_tell_batch_sizes_apart(template, batch_size):
+    one, many = static_features(template.at(1)), static_features(template.at(batch_size))
+    assert one.dtype == np.float64
+    named = dict(zip(STATIC_FEATURES, many / one, strict=True))
+    assert named["batch_size"] == named["macs"] == batch_size
+    assert named["nodes"] == named["edges"] == named["parameters"] == 1
+    assert 1 <= named["memory_bytes"] <= batch_size
+
+
+def test_features_of_the_same_configuration_are_the_same(template):
+    again = graph_template("test_vit", 64).at(3)
+    assert np.array_equal(node_features(again), node_features(template.at(3)))
+    assert np.array_equal(static_features(again), static_features(template.at(3)))

@@ -1,0 +1,217 @@
+"""From a model to its graph: the counts are right, for every batch size, however it is stored."""
+
+import collections
+import math
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler import zoo
+from profiler.errors import InputError, ModelFileError, UnsupportedModelError
+from profiler.export import export_onnx
+from profiler.families import family_of
+from profiler.onnx_reader import read_onnx
+from profiler.static import graph_template
+
+LINEAR = ("Conv", "Gemm", "MatMul")
+
+# One or two of each family of the paper, with what makes it special.
+MODELS = (
+    ("test_convnext", 64),
+    ("convnext_zepto_rms", 32),
+    ("densenet121", 32),
+    ("test_efficientnet", 64),
+    ("semnasnet_050", 32),
+    ("mobilenetv3_small_050", 64),
+    ("poolformerv2_s12", 32),
+    ("test_resnet", 64),
+    ("swin_s3_tiny_224", 64),
+    ("visformer_tiny", 32),
+    ("test_vit", 64),
+    ("test_vit4", 64),
+)
+TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit", "test_vit2")
+
+
+@cache
+def template(architecture, input_size):
+    return graph_template(architecture, input_size)
+
+
+def reference(architecture, input_size, batch_size):
+    """MACs by PyTorch's own counter, and the number of parameters."""
+    with torch.device("meta"):
+        model = zoo.create_model(architecture, input_size).eval()
+        images = torch.empty(batch_size, 3, input_size, input_size)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(images)
+    return counter.get_total_flops() // 2, sum(p.numel() for p in model.parameters())
+
+
+def linear_macs(graph):
+    return sum(
+        macs for macs, op in zip(graph.macs.tolist(), graph.operators, strict=True) if op in LINEAR
+    )
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+def test_macs_and_parameters_are_those_of_pytorch(architecture, input_size):
+    graph = template(architecture, input_size).at(7)
+    macs, parameters = reference(architecture, input_size, 7)
+    assert linear_macs(graph) == macs
+    assert macs < graph.macs.sum() < 1.25 * macs
+    assert graph.parameters.sum() == parameters
+
+
+def test_work_on_weights_alone_is_folded_even_where_it_is_done_for_each_sample():
+    """test_vit3 projects its one learned query (96 to 96) for each image of the batch."""
+    graph = template("test_vit3", 64).at(7)
+    macs, parameters = reference("test_vit3", 64, 7)
+    assert macs - linear_macs(graph) == 7 * 96 * 96
+    assert graph.parameters.sum() == parameters
+
+
+def test_vgg_below_its_native_size_differs_only_by_its_pooling():
+    graph = template("vgg11", 32).at(2)
+    macs, parameters = reference("vgg11", 32, 2)
+    pooling = sum(
+        int(m) for m, op in zip(graph.macs, graph.operators, strict=True) if op == "MatMul"
+    )
+    assert linear_macs(graph) - pooling == macs
+    assert graph.parameters.sum() == parameters
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
+def test_a_rebatched_template_equals_a_fresh_export_at_that_batch(
+    tmp_path_factory, architecture, input_size, batch_size
+):
+    path = tmp_path_factory.mktemp("fresh") / "m.onnx"
+    export_onnx(architecture, input_size, path, batch_size=batch_size)
+    fresh = read_onnx(path)
+    assert fresh.fixed_batch_size == batch_size
+    fresh, graph = fresh.at(batch_size), template(architecture, input_size).at(batch_size)
+    assert graph.operators == fresh.operators
+    for name in (
+        "edges",
+        "input_shapes",
+        "output_shapes",
+        "macs",
+        "parameters",
+        "memory_bytes",
+    ):
+        assert np.array_equal(getattr(graph, name), getattr(fresh, name)), name
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+def test_only_computing_nodes_are_left_and_all_are_connected(architecture, input_size):
+    graph = template(architecture, input_size).at(1)
+    assert not {"Constant", "Identity", "Shape", "Cast", "Where"} & set(graph.operators)
+    reached = {0} | set(graph.edges[:, 1].tolist())
+    used = {graph.node_count - 1} | set(graph.edges[:, 0].tolist())
+    assert reached == used == set(range(graph.node_count))
+    assert (graph.edges[:, 0] < graph.edges[:, 1]).all()
+
+
+def test_sizes_of_a_model_counted_by_hand(tmp_path):
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
+    )
+    export_onnx(module, 4, tmp_path / "m.onnx")
+    graph = read_onnx(tmp_path / "m.onnx").at(6)
+    assert graph.operators == ("Conv", "BatchNormalization", "Relu", "Flatten", "Gemm")
+    assert graph.parameters.tolist() == [8 * 27 + 8, 16, 0, 0, 128 * 5 + 5]
+    assert graph.macs.tolist() == [6 * 16 * 8 * 27, 768, 768, 0, 6 * 128 * 5]
+    assert graph.memory_bytes.tolist() == [4 * (768 + 224), 4 * (768 + 16), 3072, 3072, 4 * 675]
+    assert graph.input_shapes[0].tolist() == [6, 3, 4, 4, 0, 0]
+    assert graph.output_shapes[-1].tolist() == [6, 5, 0, 0, 0, 0]
+    assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+class Shared(nn.Module):
+    """One convolution used twice, beside a weight that is rearranged before its use."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.scale = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        return self.conv(torch.relu(self.conv(x))) * self.scale.view(1, 3, 1, 1)
+
+
+def test_a_shared_weight_counts_at_its_first_use(tmp_path):
+    export_onnx(Shared(), 8, tmp_path / "m.onnx")
+    graph = read_onnx(tmp_path / "m.onnx").at(1)
+    assert graph.operators == ("Conv", "Relu", "Conv", "Mul")
+    assert graph.parameters.tolist() == [81, 0, 0, 3]
+
+
+def with_weights(proto, path, **options):
+    """The file as others write it: weights inside, or in a second file."""
+    rng = np.random.default_rng(0)
+    weights = [i for i in proto.graph.input if i.name != "image"]
+    for value in weights:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        tensor = onnx.numpy_helper.from_array(rng.random(shape, dtype=np.float32), value.name)
+        proto.graph.initializer.append(tensor)
+        proto.graph.input.remove(value)
+    del proto.metadata_props[:]
+    onnx.save(proto, path, **options)
+
+
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_vit"])
+def test_weights_inside_beside_or_lost_give_the_same_graph(tmp_path, architecture):
+    export_onnx(architecture, 64, tmp_path / "none.onnx")
+    with_weights(onnx.load(tmp_path / "none.onnx"), tmp_path / "inside.onnx")
+    with_weights(
+        onnx.load(tmp_path / "none.onnx"), tmp_path / "beside.onnx", save_as_external_data=True,
+        location="weights.bin",
+    )  # fmt: skip
+    graphs = [read_onnx(tmp_path / f"{name}.onnx") for name in ("none", "inside", "beside")]
+    (tmp_path / "weights.bin").unlink()
+    graphs.append(read_onnx(tmp_path / "beside.onnx"))
+    assert (tmp_path / "inside.onnx").stat().st_size > 1_000_000
+    assert len({graph.content_hash for graph in graphs}) == 1
+
+
+class BakedBatch(nn.Module):
+    def forward(self, x):
+        return x.reshape(1, -1, 3)
+
+
+def test_a_batch_size_that_is_written_into_the_model_is_noticed(tmp_path):
+    export_onnx(BakedBatch(), 8, tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedModelError, match="batch size is written into the model"):
+        read_onnx(tmp_path / "m.onnx")
+
+
+def test_an_open_image_size_is_asked_for(tmp_path):
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graph = onnx.helper.make_graph(
+        [node], "g", [value("x", 1, ["n", 3, "h", "w"])], [value("y", 1, ["n", 3, "h", "w"])]
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match="give an input size"):
+        read_onnx(tmp_path / "m.onnx")
+    assert read_onnx(tmp_path / "m.onnx", input_size=32).at(2).macs.tolist() == [2 * 3 * 32 * 32]
+    export_onnx("test_resnet", 64, tmp_path / "fixed.onnx")
+    with pytest.raises(InputError, match="not 96 px"):
+        read_onnx(tmp_path / "fixed.onnx", input_size=96)
+
+
+def test_the_models_above_are_of_all_families_but_vgg():
+    assert collections.Counter(family_of(name) for name, _ in MODELS).keys() == {
+        "convnext", "densenet", "efficientnet", "mnasnet", "mobilenet", "poolformer",
+        "resnet", "swin", "visformer", "vit",
+    }  # fmt: skip
+    assert math.prod(template("test_vit", 64).at(3).output_shapes[-1][:2]) == 3000

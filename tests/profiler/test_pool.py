@@ -1,0 +1,78 @@
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from profiler.errors import InputError, UnknownArchitectureError
+from profiler.pool import PoolGroup, PoolSpec, build_pool
+from profiler.records import Optimizer, Precision
+
+
+def group(**changes):
+    return PoolGroup(
+        **{
+            "architectures": ("resnet18", "vgg1[13]"),
+            "batch_sizes": (4, 1),
+            "input_sizes": (64,),
+            **changes,
+        }
+    )
+
+
+def test_a_group_is_every_combination_in_a_fixed_order():
+    pool = build_pool(PoolSpec(groups=(group(optimizers=("sgd", "adam")),)))
+    assert [(c.architecture, c.batch_size, c.optimizer) for c in pool] == [
+        (architecture, batch_size, optimizer)
+        for architecture in ("resnet18", "vgg11", "vgg13")
+        for batch_size in (1, 4)
+        for optimizer in (Optimizer.ADAM, Optimizer.SGD)
+    ]
+
+
+def test_overlapping_groups_give_no_duplicates_and_their_order_does_not_matter():
+    first, second = group(), group(architectures=("vgg*",), batch_sizes=(1, 2))
+    pool = build_pool(PoolSpec(groups=(first, second)))
+    assert len({c.id for c in pool}) == len(pool) == 3 * 2 + 8 * 2 - 2
+    assert build_pool(PoolSpec(groups=(second, first))) == pool
+
+
+def test_a_name_that_matches_nothing_is_refused():
+    spec = PoolSpec(groups=(group(architectures=("resnet18", "resnet18x")),))
+    with pytest.raises(UnknownArchitectureError, match="resnet18x"):
+        build_pool(spec)
+
+
+def test_a_pool_beyond_all_bounds_is_refused():
+    spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 2000)), architectures=("*",)),))
+    with pytest.raises(InputError, match="more than"):
+        build_pool(spec)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_sizes": (0,)},
+        {"batch_sizes": ("4",)},
+        {"input_sizes": (-1,)},
+        {"input_sizes": (True,)},
+        {"architectures": ()},
+        {"phases": ()},
+    ],
+)
+def test_a_group_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(InputError, match=next(iter(changes))):
+        group(**changes)
+
+
+def test_a_spec_without_groups_is_refused():
+    with pytest.raises(InputError, match="no groups"):
+        PoolSpec(groups=())
+
+
+def test_yaml_is_read_strictly():
+    adapter = TypeAdapter(PoolSpec)
+    text = "{groups: [{architectures: [resnet18], batch_sizes: [1], input_sizes: [32]%s}]}"
+    spec = adapter.validate_python(yaml.safe_load(text % ", precisions: [amp-bf16]"))
+    assert build_pool(spec)[0].precision is Precision.AMP_BF16
+    for wrong in (", precision: [fp32]", ", precisions: [fp8]"):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(yaml.safe_load(text % wrong))

@@ -1,0 +1,133 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.errors import InputError, TrappmError
+from profiler.records import Configuration, Graph, GraphTemplate, Optimizer, Phase, Precision
+
+RESNET = Configuration(architecture="resnet18", batch_size=4, input_size=96)
+SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
+
+configurations = st.builds(
+    Configuration,
+    architecture=st.sampled_from(["resnet18", "vgg11"]),
+    batch_size=st.integers(1, 2048),
+    input_size=st.integers(1, 1024),
+    precision=st.sampled_from(Precision),
+    optimizer=st.sampled_from(Optimizer),
+    phase=st.sampled_from(Phase),
+)
+
+
+def test_an_id_is_the_same_on_every_machine_for_ever():
+    """Stores and snapshots hold ids: a change here breaks every one of them."""
+    assert RESNET.id == "e8e62b42ca1afdf26e3f"
+
+
+@given(configurations, configurations)
+def test_ids_are_equal_exactly_for_equal_configurations(first, second):
+    assert (first.id == second.id) == (first == second)
+
+
+@given(configurations)
+def test_a_configuration_survives_json(configuration):
+    again = Configuration(**json.loads(json.dumps(configuration.to_dict())))
+    assert again == configuration
+    assert again.id == configuration.id
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architecture", ""),
+        ("batch_size", 0),
+        ("batch_size", 1.0),
+        ("batch_size", True),
+        ("input_size", -3),
+        ("precision", "fp8"),
+        ("optimizer", "lion"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(field, value):
+    with pytest.raises(InputError):
+        dataclasses.replace(RESNET, **{field: value})
+
+
+@st.composite
+def graphs(draw, batch_size=2, **fixed):
+    count = draw(st.integers(1, 6))
+    sizes = st.integers(0, 2**40)
+    array = lambda *shape: np.array(  # noqa: E731
+        draw(st.lists(sizes, min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))),
+        dtype=np.int64,
+    ).reshape(shape)
+    return Graph(
+        operators=draw(st.tuples(*[st.sampled_from(["Conv", "Relu"])] * count)),
+        edges=np.array([(i, i + 1) for i in range(count - 1)], dtype=np.int64).reshape(-1, 2),
+        input_shapes=array(count, 6),
+        output_shapes=array(count, 6),
+        macs=array(count),
+        parameters=array(count),
+        memory_bytes=array(count),
+        batch_size=batch_size,
+    )
+
+
+def scaled(graph, factor, batch_size):
+    sizes = {name: getattr(graph, name) * factor for name in SCALED}
+    return dataclasses.replace(graph, batch_size=batch_size, **sizes)
+
+
+@given(graphs(), st.integers(1, 4096))
+def test_a_template_extends_what_grows_with_the_batch(unit, batch_size):
+    template = GraphTemplate.from_graphs(*(scaled(unit, b, b) for b in (2, 3, 5)))
+    graph = template.at(batch_size)
+    for name in SCALED:
+        assert np.array_equal(getattr(graph, name), getattr(unit, name) * batch_size)
+    assert graph.batch_size == batch_size
+
+
+def test_sizes_that_are_not_affine_in_the_batch_are_refused():
+    unit = Graph(
+        operators=("Conv",),
+        edges=np.zeros((0, 2), dtype=np.int64),
+        input_shapes=np.ones((1, 6), dtype=np.int64),
+        output_shapes=np.ones((1, 6), dtype=np.int64),
+        macs=np.ones(1, dtype=np.int64),
+        parameters=np.ones(1, dtype=np.int64),
+        memory_bytes=np.ones(1, dtype=np.int64),
+        batch_size=1,
+    )
+    with pytest.raises(TrappmError, match="not affine"):
+        GraphTemplate.from_graphs(*(scaled(unit, b * b, b) for b in (2, 3, 5)))
+    other = dataclasses.replace(unit, operators=("Relu",))
+    with pytest.raises(TrappmError, match="structure"):
+        GraphTemplate.from_graphs(unit, other, unit)
+
+
+@given(graphs())
+def test_a_template_survives_being_stored(graph):
+    for template in (
+        GraphTemplate.fixed(graph),
+        GraphTemplate.from_graphs(*(scaled(graph, b, b) for b in (2, 3, 5))),
+    ):
+        again = GraphTemplate.from_bytes(template.to_bytes())
+        assert again.operators == template.operators
+        assert again.fixed_batch_size == template.fixed_batch_size
+        assert again.content_hash == template.content_hash
+        for name in SCALED:
+            assert np.array_equal(getattr(again.at(2), name), getattr(template.at(2), name))
+
+
+@given(graphs())
+def test_a_fixed_batch_size_is_the_only_one(graph):
+    template = GraphTemplate.fixed(graph)
+    assert np.array_equal(template.at(2).macs, graph.macs)
+    with pytest.raises(InputError, match="fixed at 2, not 3"):
+        template.at(3)
+    with pytest.raises(InputError, match="batch size is 0"):
+        template.at(0)

@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from profiler import zoo
+from profiler.errors import InputError, UnknownArchitectureError
+
+
+def test_globs_and_names_give_each_architecture_once_and_sorted():
+    found = zoo.architectures(["vgg11*", "vgg11", "resnet18"])
+    assert found == ["resnet18", "vgg11", "vgg11_bn"]
+
+
+@pytest.mark.parametrize("pattern", ["resnet1888", "no_such_*", ""])
+def test_what_matches_nothing_is_refused(pattern):
+    with pytest.raises(UnknownArchitectureError):
+        zoo.architectures(["resnet18", pattern])
+
+
+def test_the_nearest_spelling_is_told():
+    with pytest.raises(UnknownArchitectureError, match=r"resnet8.*resnet18"):
+        zoo.check("resnet8")
+    with pytest.raises(UnknownArchitectureError, match="vit_tiny_patch16_224"):
+        zoo.create_model("vit_tiny_patch16_22", 64)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "input_size"),
+    [("test_vit", 32), ("test_vit", 160), ("test_resnet", 40), ("swin_s3_tiny_224", 64)],
+)
+def test_models_take_the_input_size_they_were_made_for(architecture, input_size):
+    with torch.device("meta"):
+        model = zoo.create_model(architecture, input_size).eval()
+        output = model(torch.zeros(2, 3, input_size, input_size))
+    assert output.shape == (2, 1000)
+
+
+def test_an_input_size_that_cannot_be_built_is_told_with_one_that_can():
+    with pytest.raises(InputError, match=r"nest_tiny.*100 px.*224 px"):
+        zoo.create_model("nest_tiny", 100)
+
+
+def test_input_size_zero_is_refused():
+    with pytest.raises(InputError, match="input size is 0"):
+        zoo.create_model("resnet18", 0)
