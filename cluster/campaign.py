@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from cluster.crew import Crew, Learner, OnProgress, TrainingLabel
+from cluster.crew import Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
 from cluster.spec import CampaignSpec
 from learner.evaluation import split_architectures
 from profiler.errors import CampaignError
 from profiler.pool import build_pool
 from profiler.protocols import protocol_named
 from profiler.records import METRICS, Configuration
-from store import Assignment, PlannedAssignment, Store
+from store import PlannedAssignment, Store
 
 LEASE_S = 900.0
 """Longer than any measurement; the leases of a campaign that died are released when it resumes."""
@@ -211,52 +211,63 @@ class Campaign:
 
     def _measure(self, number: int) -> None:
         """Measures until no assignment is open; on resume only what is still open."""
-        for worker in self.crew.workers():
-            adopted = self.store.adopt_labels(
-                self.id, worker.device, worker.fingerprint, self.protocol.name
-            )
-            if adopted:
-                self._tell(news=f"{worker.device}: {adopted} labels taken from earlier campaigns")
+        adopted: set[str] = set()
         self._show_counts(number)
         while True:
             self._check_stop()
-            for worker in self.crew.idle():
-                assignment = self.store.lease(self.id, worker.device, worker.name, LEASE_S)
-                if assignment is not None:
-                    self.crew.start(worker, assignment, self.protocol)
-                    self._show_counts(number)
-                    break  # who is idle may have changed: two devices can share one host
-            else:
-                if not self.crew.running():
-                    self._require_nothing_open()
+            for worker in self.crew.workers():
+                if worker.name not in adopted:
+                    adopted.add(worker.name)
+                    self._adopt(worker)
+            if not self._start_one(number) and not self.crew.running():
+                missing = {a.device for a in self.store.assignments(self.id, state="open")}
+                if not missing:
                     return
+                self._wait_for_workers(missing)
             for finished in self.crew.wait(timeout_s=1.0):
-                assignment = finished.assignment
-                if finished.measurement is None:
-                    loss = finished.loss or "the worker was lost"
-                    self.store.give_up_lease(
-                        assignment.id, loss, max_attempts=self.spec.max_attempts
-                    )
-                    self._tell(news=f"{assignment.device}  {assignment.configuration}: {loss}")
-                    continue
-                measurement = finished.measurement
-                self.store.record(
-                    measurement,
-                    assignment_id=assignment.id,
-                    max_attempts=self.spec.max_attempts,
-                )
-                self._pace.measured(measurement.device, measurement.duration_s)
-                self._tell(news=_line(measurement))
+                self._take(finished)
                 self._show_counts(number)
 
-    def _require_nothing_open(self) -> None:
-        """No worker is running and none could start: then nothing may be open either."""
-        stuck = {a.device for a in self.store.assignments(self.id, state="open")}
-        if stuck:
+    def _adopt(self, worker: Worker) -> None:
+        """What was measured before, on the same device and stack, is not measured again."""
+        count = self.store.adopt_labels(
+            self.id, worker.device, worker.fingerprint, self.protocol.name
+        )
+        if count:
+            self._tell(news=f"{worker.device}: {count} labels taken from earlier campaigns")
+
+    def _start_one(self, number: int) -> bool:
+        """Starts the next assignment; one only, since two devices can share one host."""
+        for worker in self.crew.idle():
+            assignment = self.store.lease(self.id, worker.device, worker.name, LEASE_S)
+            if assignment is not None:
+                self.crew.start(worker, assignment, self.protocol)
+                self._show_counts(number)
+                return True
+        return False
+
+    def _take(self, finished: Finished) -> None:
+        assignment, measurement = finished.assignment, finished.measurement
+        if measurement is None:
+            loss = finished.loss or "the worker was lost"
+            self.store.give_up_lease(assignment.id, loss, max_attempts=self.spec.max_attempts)
+            self._tell(news=f"{assignment.device}  {assignment.configuration}  {loss}")
+            return
+        self.store.record(
+            measurement, assignment_id=assignment.id, max_attempts=self.spec.max_attempts
+        )
+        self._pace.measured(measurement.device, measurement.duration_s)
+        self._tell(news=_line(measurement))
+
+    def _wait_for_workers(self, missing: set[str]) -> None:
+        """Nothing runs and nothing could start, though something is open."""
+        lost = sorted(missing - set(self.crew.awaited()))
+        if lost:
             raise CampaignError(
-                f"no worker is left for device {', '.join(sorted(stuck))}; start a node with it "
+                f"no worker is left for device {', '.join(lost)}; start a node with it "
                 f"and go on with: trappm campaign resume {self.id}"
             )
+        self._tell(f"waiting for a node with {', '.join(sorted(missing))}", total=0)
 
     def _fit(self, number: int | None = None) -> dict[str, Any]:
         self._tell("learning", total=0)
@@ -387,5 +398,3 @@ def _round_line(number: int, report: dict[str, Any]) -> str:
         parts.append(f"{device}: {', '.join(errors)}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"
 
-
-__all__ = ["Assignment", "Campaign", "CampaignStopped", "Progress"]

@@ -57,7 +57,13 @@ class Crew(Protocol):
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
         ...
 
-    def workers(self) -> Sequence[Worker]: ...
+    def workers(self) -> Sequence[Worker]:
+        """Those that have joined."""
+        ...
+
+    def awaited(self) -> Sequence[str]:
+        """Devices whose workers may still join."""
+        ...
 
     def idle(self) -> Sequence[Worker]:
         """Those that may start now without disturbing a running measurement."""

@@ -8,7 +8,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from cluster.campaign import Progress
-from cluster.runtime import here, ray_runtime
+from cluster.runtime import here, ray_runtime, require_nodes
 from cluster.spec import CampaignSpec
 from profiler.errors import CampaignError, TrappmError
 from store import CampaignRecord, Home, Store
@@ -49,7 +49,7 @@ def run_campaign(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0), ray_runtime(address):
-            return _run(home, campaign_id, spec, watch)
+            return _run(home, campaign_id, spec, address, watch)
     except Timeout as error:
         raise CampaignError(
             f"campaign {campaign_id} is running in another process; "
@@ -58,13 +58,19 @@ def run_campaign(
 
 
 def _run(
-    home: Home, campaign_id: str, spec: CampaignSpec, watch: Callable[[Progress], None]
+    home: Home,
+    campaign_id: str,
+    spec: CampaignSpec,
+    address: str | None,
+    watch: Callable[[Progress], None],
 ) -> str | None:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
     from cluster.actors import CampaignActor
 
+    if address is None:
+        require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     options = {**here(), "max_concurrency": 4}
     actor = CampaignActor.options(**options).remote(home.path, campaign_id, spec)
     running = actor.run.remote()

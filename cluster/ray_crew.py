@@ -22,7 +22,7 @@ from cluster.crew import (
     TrainingLabel,
     Worker,
 )
-from cluster.runtime import here, placement, require_nodes
+from cluster.runtime import here, placement
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Configuration, is_cpu_device
 from profiler.records import Protocol as MeasuringProtocol
@@ -48,18 +48,16 @@ class RayCrew:
     def __init__(self, devices: Sequence[str]) -> None:
         from cluster.actors import ProfilerActor
 
-        require_nodes(tuple(devices))
         self._actors: dict[str, Any] = {}
+        self._joining: dict[Any, str] = {}
         self._workers: dict[str, Worker] = {}
         self._running: dict[Any, tuple[Worker, Assignment]] = {}
         for device in devices:
-            self._actors[device] = ProfilerActor.options(
+            actor = ProfilerActor.options(
                 max_restarts=-1, max_task_retries=0, **placement(device)
             ).remote(device)
-        for device, actor in self._actors.items():
-            self._workers[device] = Worker(
-                name=f"profiler-{device}", device=device, **ray.get(actor.describe.remote())
-            )
+            self._actors[device] = actor
+            self._joining[actor.describe.remote()] = device
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         waiting = {_profile.remote(*pair): pair for pair in pairs}
@@ -73,14 +71,24 @@ class RayCrew:
                     yield ProfiledGraph(*pair, None, f"the static profile crashed: {error}")
 
     def workers(self) -> Sequence[Worker]:
+        if self._joining:
+            # On a cluster that scales from zero the first node takes minutes to come.
+            joined, _ = ray.wait(list(self._joining), num_returns=len(self._joining), timeout=POLL_S)
+            for reference in joined:
+                device = self._joining.pop(reference)
+                facts = ray.get(reference)
+                self._workers[device] = Worker(name=f"profiler-{device}", device=device, **facts)
         return list(self._workers.values())
+
+    def awaited(self) -> Sequence[str]:
+        return list(self._joining.values())
 
     def idle(self) -> Sequence[Worker]:
         busy = {worker.name for worker, _ in self._running.values()}
         busy_cores = {w.host for w, _ in self._running.values() if is_cpu_device(w.device)}
         return [
             worker
-            for worker in self._workers.values()
+            for worker in self.workers()
             if worker.name not in busy
             and not (is_cpu_device(worker.device) and worker.host in busy_cores)
         ]
@@ -96,6 +104,7 @@ class RayCrew:
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
         if not self._running:
+            time.sleep(min(timeout_s, POLL_S) if self._joining else 0)
             return []
         ready, _ = ray.wait(list(self._running), timeout=timeout_s)
         return [self._collect(reference) for reference in ready]
@@ -152,7 +161,6 @@ class LearnerProxy:
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if on_progress is not None:
                     on_progress(*ray.get(self._actor.progress.remote()))
-                time.sleep(0)
             return ray.get(reference)
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.errors import SnapshotError
+from profiler.errors import InputError, SnapshotError
 from profiler.records import METRICS
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ def predict(
         SnapshotError: no such snapshot, or it has no head for the device.
         InputError: a batch or input size that the model cannot have.
     """
-    template, batch = _template(model, batch_size, input_size)
-    graph = template.at(batch)
     from learner.snapshot import load_snapshot
 
-    loaded = load_snapshot(_locate(snapshot))
+    folder = _locate(snapshot)
+    template, batch = _template(model, batch_size, input_size)
+    graph = template.at(batch)
+    loaded = load_snapshot(folder)
     key = device or loaded.source_device
     predictions = loaded.predict([graph], key)
     values: dict[str, float | None] = dict.fromkeys(METRICS)
@@ -129,7 +130,10 @@ def _template(
         own = template.fixed_batch_size or 1
         return template, own if batch_size is None else batch_size
     from profiler.static import graph_template
-    from profiler.zoo import default_input_size
+    from profiler.zoo import native_input_size
 
-    size = default_input_size(str(model)) if input_size is None else input_size
-    return graph_template(str(model), size), 1 if batch_size is None else batch_size
+    name = str(model)
+    size = native_input_size(name) if input_size is None else input_size
+    if size is None:
+        raise InputError(f"timm names no input size for {name}; give one, such as 224")
+    return graph_template(name, size), 1 if batch_size is None else batch_size

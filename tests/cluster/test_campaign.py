@@ -82,6 +82,9 @@ class FakeCrew:
     def workers(self):
         return [Worker(f"w-{d}", d, "host", "stack") for d in ("cpu-2t", "cpu-1t")]
 
+    def awaited(self):
+        return []
+
     def idle(self):
         return [] if self._running else self.workers()
 

@@ -1,0 +1,244 @@
+"""What the learner does for a campaign: encode its pool, train its heads, choose, publish.
+
+Plain Python without Ray: `actors.LearnerActor` puts it into a process of its own. Everything that
+is random comes from the campaign's seed, so the same labels give the same heads and choices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from cluster.crew import Choice, OnProgress, TrainingLabel
+from learner.acquisition import AcquisitionRequest, strategy_named
+from learner.evaluation import accuracy
+from learner.gae import Encoder, train_encoder
+from learner.heads import Heads, Predictions, train_heads
+from learner.presets import preset_named
+from learner.snapshot import save_snapshot
+from profiler.errors import CampaignError
+from profiler.features import static_features
+from profiler.records import METRICS, Configuration, Graph, GraphTemplate
+
+LEAST_TRAINING_LABELS = 4
+"""A device with fewer training labels gets no heads yet."""
+
+
+class CampaignLearner:
+    """Encoder and heads of one campaign, over its pool."""
+
+    def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
+        self._preset = preset_named(preset)
+        self._strategy = strategy_named(strategy)
+        self._source = source
+        self._seed = seed
+        self._cache = cache
+        self._configurations: list[Configuration] = []
+        self._graphs: list[Graph] = []
+        self._index: dict[str, int] = {}
+        self._encoder: Encoder | None = None
+        self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        self._heads: dict[str, Heads] = {}
+        self._training_labels: Sequence[TrainingLabel] = ()
+
+    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+        """Takes the pool and pre-trains the encoder on all of it, labelled or not.
+
+        An encoder that was trained on the same graphs before is read back instead.
+        """
+        self._configurations = [configuration for configuration, _ in pool]
+        self._graphs = [
+            GraphTemplate.from_bytes(template).at(configuration.batch_size)
+            for configuration, template in pool
+        ]
+        self._index = {c.id: i for i, c in enumerate(self._configurations)}
+        path = self._cache / f"encoder-{self._pool_hash(pool)}.safetensors"
+        self._encoder = self._cached_encoder(path)
+        if self._encoder is None:
+            self._encoder = train_encoder(
+                self._graphs, self._preset.encoder, self._generator(0), on_progress
+            )
+            self._keep_encoder(path, self._encoder)
+        self._embeddings = self._encoder.embed(self._graphs)
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        """Trains the source's heads, then the other devices' heads from the source's weights.
+
+        Returns:
+            labels: training labels by device; devices: error by device and metric on the evaluation
+            set; transfer: for devices other than the source, the error from scratch beside it;
+            evaluation: each prediction beside its measurement.
+        """
+        self._training_labels = [label for label in labels if label.role == "train"]
+        counts = Counter(label.device for label in self._training_labels)
+        report: dict[str, Any] = {
+            "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
+        }  # fmt: skip
+        devices = sorted(counts, key=lambda device: (device != self._source, device))
+        devices = [d for d in devices if counts[d] >= LEAST_TRAINING_LABELS or d != self._source]
+        trainings = 1 + 2 * (len(devices) - 1)
+        for device in devices:
+            training = [x for x in self._training_labels if x.device == device]
+            evaluation = [x for x in labels if x.device == device and x.role == "evaluate"]
+            init = None if device == self._source else self._heads.get(self._source)
+            first = 0 if init is None else 2 * devices.index(device) - 1
+            progress = _part(on_progress, first, trainings)
+            self._heads[device] = self._train(training, init, progress)
+            errors, pairs = self._judge(self._heads[device], evaluation)
+            report["devices"][device] = errors
+            report["evaluation"] += pairs
+            if init is not None:
+                progress = _part(on_progress, first + 1, trainings)
+                scratch, _ = self._judge(self._train(training, None, progress), evaluation)
+                report["transfer"][device] = {
+                    metric: {
+                        "transferred": errors[metric]["mape"],
+                        "from_scratch": scratch[metric]["mape"],
+                    }
+                    for metric in errors
+                    if metric in scratch
+                }
+        return report
+
+    def choose(
+        self,
+        device: str,
+        count: int,
+        *,
+        candidates: Sequence[str],
+        labelled: Sequence[str],
+        seed: Sequence[int],
+    ) -> list[Choice]:
+        """Picks what to measure next on a device, by uncertainty and diversity, with reasons."""
+        heads = self._heads.get(device) or self._heads.get(self._source)
+        if heads is None:
+            raise CampaignError("there are no heads to choose by; the initial draw has no labels")
+        predictions = heads.predict(self._graphs, self._embeddings)
+        allowed = np.zeros(len(self._graphs), dtype=bool)
+        allowed[[self._index[c] for c in candidates]] = True
+        request = AcquisitionRequest(
+            embeddings=self._embeddings,
+            static_features=np.stack([static_features(graph) for graph in self._graphs]),
+            labelled=np.array([self._index[c] for c in labelled], dtype=np.int64),
+            candidates=np.flatnonzero(allowed),
+            uncertainty=_over_metrics(predictions),
+            predicted_cost=predictions.mean[:, 0],
+            count=count,
+            generator=np.random.default_rng(list(seed)),
+        )
+        return [
+            Choice(self._configurations[pick.index].id, {"strategy": self._strategy.name, **pick.reason})
+            for pick in self._strategy.select(request)
+        ]
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Saves encoder and heads as a snapshot in the registry."""
+        assert self._encoder is not None  # noqa: S101  (set_pool comes first)
+        info = save_snapshot(
+            registry,
+            encoder=self._encoder,
+            heads=self._heads,
+            source_device=self._source,
+            preset=self._preset,
+            labels=self._training_labels,
+            fields=fields,
+        )
+        return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
+
+    def _train(
+        self, labels: Sequence[TrainingLabel], init: Heads | None, on_progress: OnProgress
+    ) -> Heads:
+        at = [self._index[label.configuration_id] for label in labels]
+        return train_heads(
+            [self._graphs[i] for i in at],
+            self._embeddings[at],
+            _targets(labels),
+            groups=[self._configurations[i].architecture for i in at],
+            preset=self._preset.head,
+            generator=self._generator(1),
+            init=init,
+            on_progress=on_progress,
+        )
+
+    def _judge(
+        self, heads: Heads, labels: Sequence[TrainingLabel]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Errors by metric, and each prediction beside what was measured."""
+        if not labels:
+            return {}, []
+        at = [self._index[label.configuration_id] for label in labels]
+        predictions = heads.predict([self._graphs[i] for i in at], self._embeddings[at])
+        targets = _targets(labels)
+        errors: dict[str, Any] = {}
+        pairs = []
+        for column, metric in enumerate(predictions.metrics):
+            measured = targets[:, list(METRICS).index(metric)]
+            known = np.flatnonzero(~np.isnan(measured))
+            if not len(known):
+                continue
+            predicted = predictions.mean[:, column]
+            errors[metric] = accuracy(measured[known], predicted[known])
+            pairs += [
+                {
+                    "device": labels[i].device,
+                    "configuration_id": labels[i].configuration_id,
+                    "metric": metric,
+                    "measured": float(measured[i]),
+                    "predicted": float(predicted[i]),
+                    "low": float(predictions.low[i, column]),
+                    "high": float(predictions.high[i, column]),
+                }
+                for i in known
+            ]
+        return errors, pairs
+
+    def _generator(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, purpose])
+
+    def _pool_hash(self, pool: Sequence[tuple[Configuration, bytes]]) -> str:
+        digest = hashlib.sha256(f"{self._preset.encoder} {self._seed}".encode())
+        for configuration, template in pool:
+            digest.update(configuration.id.encode())
+            digest.update(hashlib.sha256(template).digest())
+        return digest.hexdigest()[:16]
+
+    def _cached_encoder(self, path: Path) -> Encoder | None:
+        try:
+            return Encoder.from_tensors(self._preset.encoder, load_file(path))
+        except (FileNotFoundError, SafetensorError, KeyError, RuntimeError):
+            return None  # not there, cut off, or of another version: it is trained again
+
+    @staticmethod
+    def _keep_encoder(path: Path, encoder: Encoder) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        save_file({k: v.contiguous() for k, v in encoder.tensors().items()}, unfinished)
+        unfinished.replace(path)
+
+
+def _targets(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+    """The labels' values (n, metrics), NaN where missing."""
+    rows = [[np.nan if v is None else v for v in label.values] for label in labels]
+    return np.array(rows, dtype=np.float64).reshape(len(labels), len(METRICS))
+
+
+def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
+    """One uncertainty for each graph: the root mean square over metrics, each in its own scale."""
+    scale = np.maximum(predictions.disagreement.mean(axis=0), 1e-9)
+    return np.asarray(np.sqrt(np.mean((predictions.disagreement / scale) ** 2, axis=1)))
+
+
+def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:
+    """Progress of one of several equal parts, told as progress of the whole."""
+    return lambda done, total: on_progress(number * total + done, parts * total)

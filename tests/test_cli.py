@@ -1,0 +1,166 @@
+"""The command line as a user meets it: help, bad input, one line of error, exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = [
+    [],
+    ["campaign"],
+    ["campaign", "launch"],
+    ["campaign", "resume"],
+    ["campaign", "list"],
+    ["campaign", "status"],
+    ["campaign", "report"],
+    ["labels"],
+    ["labels", "query"],
+    ["snapshot"],
+    ["snapshot", "list"],
+    ["snapshot", "pull"],
+    ["predict"],
+]
+
+
+def trappm(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("trappm"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "TRAPPM_HOME": str(home), "COLUMNS": "200", **environment},
+    )
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(home, command):
+    result = trappm(*command, "--help", home=home)
+    assert result.returncode == 0
+    assert "Example: trappm" in result.stdout
+
+
+def _small_campaign(tmp_path: Path, **changes: object) -> str:
+    import yaml
+
+    data = {
+        "name": "small",
+        "devices": {"source": "cpu-2t"},
+        "evaluation": {"source": 2},
+        "initial": {"source": 4},
+        "rounds": {"count": 0, "source": 0},
+        "pool": {
+            "groups": [
+                {"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}
+            ]
+        },
+    } | changes
+    path = tmp_path / "campaign.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["predict", "resnet188"], "did you mean"),
+        (["predict", "resnet18", "--batch-size", "0"], "batch"),
+        (["predict", "resnet18", "--batch-size", "two"], "--batch-size"),
+        (["predict", "resnet18", "--input-size", "-3"], "input size"),
+        (["predict", "resnet18"], "trappm campaign launch"),
+        (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
+        (["predict", "none.onnx"], "none.onnx"),
+        (["predict"], "MODEL"),
+        (["snapshot", "pull"], "--to"),
+        (["snapshot", "pull", "v3", "--to", "x"], "no snapshot 'v3'"),
+        (["campaign", "launch"], "--preset laptop"),
+        (["campaign", "launch", "none.yaml"], "none.yaml"),
+        (["campaign", "launch", "--preset", "desktop"], "laptop"),
+        (["labels", "query", "--json", "--csv"], "--json and --csv"),
+        (["labels", "query", "--sort", "prize"], "prize"),
+        (["labels", "query", "--provenance", "guessed"], "guessed"),
+        (["labels", "query", "--limit", "0"], "--limit"),
+        (["lables"], "lables"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_gets_one_line_and_exit_status_2(home, arguments, told):
+    result = trappm(*arguments, home=home)
+    assert result.returncode == 2, result.stderr
+    assert told in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_file_that_is_not_onnx_is_told(home, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_text("not a model")
+    result = trappm("predict", str(path), home=home)
+    assert result.returncode == 2
+    assert "model.onnx" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["campaign", "list"], ["predict", "resnet10t"]])
+def test_a_data_folder_that_cannot_be_written_is_told(tmp_path, command):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    result = trappm(*command, home=blocked / "home")
+    assert result.returncode == 2
+    assert "TRAPPM_HOME" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", ["status", "resume", "report"])
+def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(home, what):
+    result = trappm("campaign", what, home=home)
+    assert result.returncode in {1, 2}
+    assert "trappm campaign launch" in result.stderr
+    result = trappm("campaign", what, "c0ffee", home=home)
+    assert "c0ffee" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sead": 1}, "did you mean 'seed'"),
+        ({"devices": {"source": "a100"}}, "no node for device 'a100'"),
+        (
+            {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
+                                  "input_sizes": [64]}]}},
+            "resnet1o",
+        ),
+    ],
+    ids=["unknown key", "no such device", "unknown architecture"],
+)  # fmt: skip
+def test_a_faulty_campaign_file_is_told_before_anything_is_measured(home, tmp_path, changes, told):
+    result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
+    assert result.returncode == 2, result.stderr
+    assert told in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    labels = trappm("labels", "query", "--json", home=home)
+    assert json.loads(labels.stdout) == []
+
+
+def test_debug_shows_the_trace(home):
+    result = trappm("predict", "resnet188", "--debug", home=home)
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+
+
+def test_empty_lists_say_what_to_do_next(home):
+    assert "trappm campaign launch" in trappm("campaign", "list", home=home).stdout
+    assert "trappm campaign launch" in trappm("snapshot", "list", home=home).stdout
+    for command in (["campaign", "list"], ["snapshot", "list"], ["labels", "query"]):
+        assert json.loads(trappm(*command, "--json", home=home).stdout) == []
