@@ -1,0 +1,273 @@
+"""What physics says of a step's cost before anything is learned: a sum of terms with few unknowns.
+
+A step's time is about the sum of its kernels' times, its memory the sum of what it keeps; so the
+prior of a metric is `sum_k exp(theta_k) * term_k(graph)`. The terms are in the metric's unit for a
+made-up reference device; the coefficients say how this device differs from it. They have
+log-normal priors, which keeps them positive and lets a handful of labels fit them, and they are
+fitted to the *relative* error with a robust likelihood, since some runs surprise everybody.
+A new device starts from the coefficients of a known one, which is most of what transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.records import Graph
+
+Array = npt.NDArray[np.float64]
+
+MIB = 2.0**20
+BYTES_PER_ELEMENT = 4
+
+# The reference device: 1 TFLOP/s and 100 GB/s. A training step does about three forward passes,
+# and each multiply-accumulate is two operations.
+MS_PER_MAC = 3 * 2 / 1e12 * 1e3
+MS_PER_BYTE = 3 / 1e11 * 1e3
+MS_PER_NODE = 0.02
+MS_PER_STEP = 1.0
+
+NORMS = frozenset({"BatchNormalization", "LayerNormalization", "GroupNormalization",
+                   "InstanceNormalization", "RMSNormalization", "LpNormalization"})  # fmt: skip
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention"})
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"})
+MOVES = frozenset({"Transpose", "Concat", "Slice", "Split", "Gather", "Pad", "Expand", "Resize",
+                   "DepthToSpace", "ScatterND", "GatherND", "GatherElements"})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TermSpec:
+    """A term's name and how far its coefficient may lie from the centre (sd of its logarithm)."""
+
+    name: str
+    spread: float
+
+
+@dataclass(frozen=True)
+class PriorSpec:
+    """The terms of a metric, and how far all coefficients may move together (sd of the log)."""
+
+    terms: tuple[TermSpec, ...]
+    common_spread: float
+
+
+PRIORS: dict[str, PriorSpec] = {
+    # Launching, arithmetic by kind of kernel (they reach very different shares of the peak), and
+    # traffic by kind of operator; devices differ by orders of magnitude, mostly in common.
+    "step_time_ms": PriorSpec(
+        (
+            TermSpec("step", 1.5),
+            TermSpec("launch", 1.5),
+            TermSpec("macs_dense", 0.7),
+            TermSpec("macs_pointwise", 0.7),
+            TermSpec("macs_matmul", 0.7),
+            TermSpec("macs_grouped", 1.0),
+            TermSpec("traffic_product", 0.7),
+            TermSpec("traffic_norm", 0.7),
+            TermSpec("traffic_elementwise", 0.7),
+            TermSpec("traffic_move", 0.7),
+            TermSpec("traffic_weights", 0.7),
+        ),
+        common_spread=3.0,
+    ),
+    # The process itself, weights with their gradients, what the backward pass needs again, and
+    # the largest tensors of the moment. Bytes are bytes on every device: no common spread.
+    "memory_mib": PriorSpec(
+        (
+            TermSpec("process", 1.5),
+            TermSpec("weights", 0.3),
+            TermSpec("kept_product", 0.4),
+            TermSpec("kept_norm", 0.4),
+            TermSpec("kept_elementwise", 0.7),
+            TermSpec("kept_move", 0.7),
+            TermSpec("largest", 1.0),
+        ),
+        common_spread=0.3,
+    ),
+    # Idle power, and more of it the busier arithmetic and memory are.
+    "power_w": PriorSpec(
+        (
+            TermSpec("idle", 0.5),
+            TermSpec("arithmetic", 0.5),
+            TermSpec("traffic", 0.5),
+            TermSpec("occupancy", 0.5),
+        ),
+        common_spread=1.5,
+    ),
+}
+"""For each metric, its terms in the order of `term_matrix`."""
+
+LEVEL_ONLY = PriorSpec((TermSpec("level", 0.0),), common_spread=10.0)
+"""No physics at all: one constant."""
+
+
+def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
+    """The terms of every graph (n, k), in the metric's unit for the reference device."""
+    rows = np.array([list(_TERMS[metric](_totals(graph))) for graph in graphs], dtype=np.float64)
+    return rows.reshape(len(graphs), len(PRIORS[metric].terms))
+
+
+def fit_coefficients(
+    terms: Array,
+    log_values: Array,
+    spec: PriorSpec,
+    *,
+    centre: Array | None = None,
+    tightness: float = 1.0,
+) -> Array:
+    """The most probable log coefficients theta (k) of `sum_k exp(theta_k) * term_k`.
+
+    Student-t errors of the logarithm (4 degrees of freedom), their scale fitted beside, by
+    iteratively reweighted, damped Gauss-Newton steps.
+
+    Args:
+        terms: (n, k).
+        log_values: logarithm of what was measured (n).
+        spec: the priors of the coefficients.
+        centre: where the prior of theta is centred; by default on the reference device.
+        tightness: factor on the spread of single coefficients, below 1 for a well-known centre.
+    """
+    middle = np.zeros(len(spec.terms)) if centre is None else centre
+    spreads = tightness * np.array([term.spread for term in spec.terms])
+    precision = np.linalg.inv(np.diag(spreads**2) + spec.common_spread**2)
+    if not len(log_values):
+        return middle
+    # All coefficients at once first: the level of a new device may be off by a factor of 1000.
+    level = float(np.median(log_values - np.log(terms @ np.exp(middle))))
+    theta = middle + level * spec.common_spread**2 / (spec.common_spread**2 + 0.1)
+
+    def state(at: Array) -> tuple[Array, Array]:
+        parts = terms * np.exp(at)
+        total = parts.sum(axis=1)
+        return log_values - np.log(total), parts / total[:, None]
+
+    damping, scale = 1e-3, 0.3
+    residual, jacobian = state(theta)
+    for _ in range(60):
+        scale = max(0.03, min(scale, 1.48 * float(np.median(np.abs(residual)))))
+        weights = 5.0 / (4.0 * scale**2 + residual**2)
+
+        def loss(r: Array, t: Array, s: float = scale) -> float:
+            gap = t - middle
+            return float(5.0 * np.log1p((r / s) ** 2 / 4.0).sum() + gap @ precision @ gap)
+
+        gradient = jacobian.T @ (weights * residual) - precision @ (theta - middle)
+        curvature = (jacobian * weights[:, None]).T @ jacobian + precision
+        step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+        step = np.clip(step, -1.0, 1.0)
+        new_residual, new_jacobian = state(theta + step)
+        if loss(new_residual, theta + step) <= loss(residual, theta):
+            theta, residual, jacobian = theta + step, new_residual, new_jacobian
+            damping = max(damping / 3, 1e-6)
+            if float(np.max(np.abs(step))) < 1e-6:
+                break
+        else:
+            damping = min(damping * 5, 1e6)
+    return theta
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums over the nodes of a graph, by kind of operator."""
+
+    batch_size: int
+    nodes: int
+    macs: dict[str, float]
+    traffic: dict[str, float]
+    """Bytes of inputs and outputs."""
+    kept: dict[str, float]
+    """Bytes of outputs."""
+    parameters: float
+    largest: float
+
+
+def _totals(graph: Graph) -> _Totals:
+    elements_in = _elements(graph.input_shapes)
+    elements_out = _elements(graph.output_shapes)
+    out_bytes = np.maximum(
+        graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters, 0
+    ).astype(np.float64)  # fmt: skip
+    traffic = BYTES_PER_ELEMENT * elements_in + out_bytes
+    kinds = np.array([_kind(operator) for operator in graph.operators])
+    per_output = graph.macs / np.maximum(elements_out, 1.0)
+    channels = graph.input_shapes[:, 1].astype(np.float64)
+    is_convolution = np.isin(graph.operators, ("Conv", "ConvTranspose"))
+    # A dense k x k convolution costs channels * k^2 per output, a grouped one less than channels
+    # as soon as it has more groups than k^2.
+    grouped = is_convolution & (per_output < channels)
+    pointwise = is_convolution & (per_output == channels)
+    dense = is_convolution & (per_output > channels)
+    macs = graph.macs.astype(np.float64)
+    return _Totals(
+        batch_size=graph.batch_size,
+        nodes=int(np.sum(kinds != "view")),
+        macs={
+            "grouped": float(macs[grouped].sum()),
+            "pointwise": float(macs[pointwise].sum()),
+            "dense": float(macs[dense].sum()),
+            "matmul": float(macs[~is_convolution].sum()),
+        },
+        traffic={kind: float(traffic[kinds == kind].sum()) for kind in _KINDS},
+        kept={kind: float(out_bytes[kinds == kind].sum()) for kind in _KINDS},
+        parameters=float(graph.parameters.sum()),
+        largest=float(traffic.max(initial=0.0)),
+    )
+
+
+_KINDS = ("product", "norm", "elementwise", "move")
+
+
+def _kind(operator: str) -> str:
+    for kind, members in (("product", PRODUCTS), ("norm", NORMS), ("view", VIEWS), ("move", MOVES)):
+        if operator in members:
+            return kind
+    return "elementwise"
+
+
+def _elements(shapes: npt.NDArray[np.int64]) -> Array:
+    """Elements of each padded shape (N); a node without a shape has none."""
+    sizes = np.where(shapes > 0, shapes, 1).astype(np.float64)
+    return np.where((shapes > 0).any(axis=1), sizes.prod(axis=1), 0.0)
+
+
+def _step_time(t: _Totals) -> list[float]:
+    return [
+        MS_PER_STEP,
+        MS_PER_NODE * t.nodes,
+        MS_PER_MAC * t.macs["dense"],
+        MS_PER_MAC * t.macs["pointwise"],
+        MS_PER_MAC * t.macs["matmul"],
+        MS_PER_MAC * t.macs["grouped"] * 10,
+        MS_PER_BYTE * t.traffic["product"],
+        MS_PER_BYTE * t.traffic["norm"],
+        MS_PER_BYTE * t.traffic["elementwise"],
+        MS_PER_BYTE * t.traffic["move"],
+        MS_PER_BYTE * BYTES_PER_ELEMENT * t.parameters,
+    ]
+
+
+def _memory(t: _Totals) -> list[float]:
+    return [
+        300.0,
+        2 * BYTES_PER_ELEMENT * t.parameters / MIB,
+        t.kept["product"] / MIB,
+        t.kept["norm"] / MIB,
+        t.kept["elementwise"] / MIB,
+        t.kept["move"] / MIB,
+        t.largest / MIB,
+    ]
+
+
+def _power(t: _Totals) -> list[float]:
+    arithmetic = MS_PER_MAC * sum(t.macs.values())
+    traffic = MS_PER_BYTE * sum(t.traffic.values())
+    waiting = MS_PER_STEP + MS_PER_NODE * t.nodes
+    total = arithmetic + traffic + waiting
+    return [20.0, 100 * arithmetic / total, 100 * traffic / total,
+            50 * t.batch_size / (t.batch_size + 16)]  # fmt: skip
+
+
+_TERMS = {"step_time_ms": _step_time, "memory_mib": _memory, "power_w": _power}
