@@ -10,6 +10,7 @@ from onnx-tool.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,11 +236,13 @@ class _ShapeInference:
         from onnx_tool.utils import ModelConfig
 
         try:
-            if self._tool_graph is None:
-                self._tool_graph = ToolGraph(self._model.proto.graph, ModelConfig({}))
-                self._tool_graph.graph_reorder_nodes()
-            images = np.zeros(image_shape, dtype=np.float32)
-            self._tool_graph.shape_infer({self._model.image: images})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # an unknown operator ends in our error below
+                if self._tool_graph is None:
+                    self._tool_graph = ToolGraph(self._model.proto.graph, ModelConfig({}))
+                    self._tool_graph.graph_reorder_nodes()
+                images = np.zeros(image_shape, dtype=np.float32)
+                self._tool_graph.shape_infer({self._model.image: images})
             return {
                 name: tuple(int(size) for size in tensor.get_shape())
                 for name, tensor in self._tool_graph.tensormap.items()
