@@ -1,0 +1,1 @@
+"""Everything learned: encoder, heads, acquisition, evaluation, snapshots."""

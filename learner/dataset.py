@@ -43,7 +43,8 @@ class Scaler:
 
     def apply(self, values: npt.NDArray[Any]) -> FloatArray:
         scaled = (values - self.mean) / self.deviation
-        return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
+        clipped: FloatArray = np.clip(scaled, -CLIP, CLIP).astype(np.float32)
+        return clipped
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         return {
@@ -57,7 +58,7 @@ class Scaler:
 
 
 def log_static_features(graphs: Sequence[Graph]) -> FloatArray:
-    """log(1 + x) of the six static features of each graph (n, 6): unscaled, but of one magnitude."""
+    """log(1 + x) of the six static features of each graph (n, 6), not scaled."""
     rows = [np.log1p(static_features(graph)) for graph in graphs]
     return np.array(rows, dtype=np.float32).reshape(len(graphs), 6)
 
@@ -84,7 +85,7 @@ def to_data(
     vector: npt.NDArray[Any] | None = None,
     target: npt.NDArray[Any] | None = None,
 ) -> Data:
-    """A graph as PyG data: `x` (N, 113), `edge_index` (2, E); `vector` (1, v) and `y` (1, m) if given.
+    """A graph as PyG data: `x` (N, 113), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
 
     The leading 1 makes a batch of them (B, v) and (B, m), never one long row.
 
@@ -119,3 +120,21 @@ def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Itera
         nodes += size
     if waiting:
         yield Batch.from_data_list(waiting)
+
+
+def to_inputs(
+    graphs: Sequence[Graph], embeddings: FloatArray, nodes: Scaler, vector: Scaler
+) -> list[Data]:
+    """What a head sees of each graph: its nodes, and its embedding joined with static features."""
+    vectors = vector.apply(join_vectors(graphs, embeddings))
+    return [to_data(graph, nodes, vector=row) for graph, row in zip(graphs, vectors, strict=True)]
+
+
+def join_vectors(graphs: Sequence[Graph], embeddings: FloatArray) -> FloatArray:
+    """Embedding and logarithms of the static features side by side (n, width + 6), not scaled."""
+    return np.hstack([embeddings, log_static_features(graphs)])
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose name starts with the prefix, named by the rest."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -8,7 +8,6 @@ sum of a graph's node embeddings is the embedding of the graph.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -20,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from learner.dataset import FloatArray, Scaler, batches, fit_node_scaler, to_data
+from learner.dataset import FloatArray, Scaler, batches, fit_node_scaler, to_data, with_prefix
 from learner.presets import EncoderPreset
 from learner.randomness import torch_seeded
 from profiler.errors import InputError
@@ -86,11 +85,12 @@ class Encoder:
     @classmethod
     def from_tensors(cls, preset: EncoderPreset, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or RuntimeError for tensors that are not those of this preset."""
-        network = EncoderNetwork(preset)
-        network.load_state_dict(
-            {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
+        with torch.device("meta"):  # no memory for weights that are replaced at once
+            network = EncoderNetwork(preset)
+        network.load_state_dict(with_prefix(tensors, "network."), assign=True)
+        return cls(
+            preset, network.eval().requires_grad_(False), Scaler.from_tensors(tensors, "scaler")
         )
-        return cls(preset, _frozen(network), Scaler.from_tensors(tensors, "scaler"))
 
 
 def train_encoder(
@@ -121,7 +121,7 @@ def train_encoder(
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             on_progress(epoch + 1, preset.epochs)
-    return Encoder(preset, _frozen(network), scaler)
+    return Encoder(preset, network.eval().requires_grad_(False), scaler)
 
 
 def reconstruction_loss(nodes: Tensor, batch: Batch) -> Tensor:
@@ -153,9 +153,3 @@ def sample_negatives(batch: Batch) -> Tensor:
     taken = torch.cat([edges[0] * count + edges[1], edges[1] * count + edges[0]])
     keep = (source != target) & ~torch.isin(source * count + target, taken)
     return torch.stack([source[keep], target[keep]])
-
-
-def _frozen(network: EncoderNetwork) -> EncoderNetwork:
-    frozen = copy.deepcopy(network).eval()
-    frozen.requires_grad_(False)
-    return frozen

@@ -23,8 +23,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from learner.dataset import FloatArray, Scaler, fit_node_scaler, log_static_features, to_data
-from learner.physics import LEVEL_ONLY, PRIORS, PriorSpec, fit_coefficients, term_matrix
+from learner.dataset import (
+    FloatArray,
+    Scaler,
+    fit_node_scaler,
+    join_vectors,
+    to_inputs,
+    with_prefix,
+)
+from learner.physics import LEVEL_ONLY, PRIORS, PriorSpec, fit_coefficients, log_prior, term_matrix
 from learner.presets import HeadPreset
 from learner.randomness import torch_seeded
 from learner.regressor import HeadNetwork, network_outputs, train_network
@@ -118,11 +125,11 @@ class Heads:
         columns = [list(METRICS).index(metric) for metric in self.metrics]
         unit = self._row(self.share) * self._row(self.scale)
         terms = _terms(graphs, self.metrics, self.preset)
-        data = _inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
+        data = to_inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
         logs = np.empty((len(self.members), len(graphs), len(self.metrics)))
         for number, member in enumerate(self.members):
             for column, metric in enumerate(self.metrics):
-                logs[number, :, column] = _log_prior(terms[metric], member.coefficients[metric])
+                logs[number, :, column] = log_prior(terms[metric], member.coefficients[metric])
             if np.any(unit > 0) and graphs:
                 learned = network_outputs(member.network, data, self.preset.batch_nodes)
                 logs[number] += unit * learned[:, columns]
@@ -151,14 +158,16 @@ class Heads:
     def from_tensors(
         cls, preset: HeadPreset, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> Self:
-        """Raises KeyError or RuntimeError for tensors that are not those of these settings."""
+        """Raises KeyError, ValueError or RuntimeError for tensors that are not of these settings."""
+        unknown = set(settings["metrics"]) - set(METRICS)
+        if unknown:
+            raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
         members = []
         for number in range(settings["members"]):
-            network = HeadNetwork(preset, settings["embedding_width"], len(METRICS))
-            prefix = f"member{number}.network."
-            network.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            )
+            with torch.device("meta"):  # no memory for weights that are replaced at once
+                network = HeadNetwork(preset, settings["embedding_width"], len(METRICS))
+            state = with_prefix(tensors, f"member{number}.network.")
+            network.load_state_dict(state, assign=True)
             coefficients = {
                 m: tensors[f"member{number}.prior.{m}"].numpy() for m in settings["metrics"]
             }
@@ -241,10 +250,10 @@ class _Training:
         self.terms = _terms(graphs, metrics, preset)
         if init is None:
             self.node_scaler = fit_node_scaler(graphs)
-            self.vector_scaler = Scaler.fit(_vectors(graphs, embeddings))
+            self.vector_scaler = Scaler.fit(join_vectors(graphs, embeddings))
         else:
             self.node_scaler, self.vector_scaler = init.node_scaler, init.vector_scaler
-        self.data = _inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
+        self.data = to_inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
 
     def run(
         self,
@@ -311,7 +320,7 @@ class _Training:
         left = np.full_like(self.logs, np.nan)
         for metric, coefficients in prior.items():
             column = list(METRICS).index(metric)
-            left[:, column] = self.logs[:, column] - _log_prior(self.terms[metric], coefficients)
+            left[:, column] = self.logs[:, column] - log_prior(self.terms[metric], coefficients)
         return left
 
     def _scale(self, unseen: Array) -> dict[str, float]:
@@ -399,22 +408,6 @@ def _terms(graphs: Sequence[Graph], metrics: Sequence[str], preset: HeadPreset) 
 
 def _prior_spec(metric: str, preset: HeadPreset) -> PriorSpec:
     return PRIORS[metric] if preset.physical_prior else LEVEL_ONLY
-
-
-def _log_prior(terms: Array, coefficients: Array) -> Array:
-    values: Array = np.log(terms @ np.exp(coefficients))
-    return values
-
-
-def _vectors(graphs: Sequence[Graph], embeddings: FloatArray) -> FloatArray:
-    return np.hstack([embeddings, log_static_features(graphs)])
-
-
-def _inputs(
-    graphs: Sequence[Graph], embeddings: FloatArray, nodes: Scaler, vector: Scaler
-) -> list[Data]:
-    vectors = vector.apply(_vectors(graphs, embeddings))
-    return [to_data(graph, nodes, vector=row) for graph, row in zip(graphs, vectors, strict=True)]
 
 
 def _folds(

@@ -110,6 +110,12 @@ def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
     return rows.reshape(len(graphs), len(PRIORS[metric].terms))
 
 
+def log_prior(terms: Array, coefficients: Array) -> Array:
+    """Logarithm of `sum_k exp(theta_k) * term_k` (n) for terms (n, k) and log coefficients (k)."""
+    values: Array = np.log(terms @ np.exp(coefficients))
+    return values
+
+
 def fit_coefficients(
     terms: Array,
     log_values: Array,
