@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, OnProgress, TrainingLabel
 from learner.acquisition import AcquisitionRequest, strategy_named
-from learner.evaluation import accuracy
+from learner.dataset import log_static_features
+from learner.evaluation import evaluate
 from learner.gae import Encoder, train_encoder
 from learner.heads import Heads, Predictions, train_heads
 from learner.presets import preset_named
 from learner.snapshot import save_snapshot
 from profiler.errors import CampaignError
-from profiler.features import static_features
 from profiler.records import METRICS, Configuration, Graph, GraphTemplate
 
 LEAST_TRAINING_LABELS = 4
@@ -125,20 +125,18 @@ class CampaignLearner:
         if heads is None:
             raise CampaignError("there are no heads to choose by; the initial draw has no labels")
         predictions = heads.predict(self._graphs, self._embeddings)
-        allowed = np.zeros(len(self._graphs), dtype=bool)
-        allowed[[self._index[c] for c in candidates]] = True
         request = AcquisitionRequest(
             embeddings=self._embeddings,
-            static_features=np.stack([static_features(graph) for graph in self._graphs]),
+            static=log_static_features(self._graphs),
             labelled=np.array([self._index[c] for c in labelled], dtype=np.int64),
-            candidates=np.flatnonzero(allowed),
-            uncertainty=_over_metrics(predictions),
-            predicted_cost=predictions.mean[:, 0],
-            count=count,
+            pending=np.zeros(0, dtype=np.int64),
+            candidates=np.array([self._index[c] for c in candidates], dtype=np.int64),
+            batch_size=count,
             generator=np.random.default_rng(list(seed)),
+            disagreement=_over_metrics(predictions),
         )
         return [
-            Choice(self._configurations[pick.index].id, {"strategy": self._strategy.name, **pick.reason})
+            Choice(self._configurations[pick.index].id, pick.reason)
             for pick in self._strategy.select(request)
         ]
 
@@ -187,8 +185,10 @@ class CampaignLearner:
             known = np.flatnonzero(~np.isnan(measured))
             if not len(known):
                 continue
-            predicted = predictions.mean[:, column]
-            errors[metric] = accuracy(measured[known], predicted[known])
+            predicted, low, high = (
+                values[:, column] for values in (predictions.mean, predictions.low, predictions.high)
+            )
+            errors[metric] = evaluate(measured, predicted, low, high).to_dict()
             pairs += [
                 {
                     "device": labels[i].device,
@@ -196,8 +196,8 @@ class CampaignLearner:
                     "metric": metric,
                     "measured": float(measured[i]),
                     "predicted": float(predicted[i]),
-                    "low": float(predictions.low[i, column]),
-                    "high": float(predictions.high[i, column]),
+                    "low": float(low[i]),
+                    "high": float(high[i]),
                 }
                 for i in known
             ]

@@ -76,7 +76,7 @@ class RayCrew:
             joined, _ = ray.wait(list(self._joining), num_returns=len(self._joining), timeout=POLL_S)
             for reference in joined:
                 device = self._joining.pop(reference)
-                facts = ray.get(reference)
+                facts = _result(reference)
                 self._workers[device] = Worker(name=f"profiler-{device}", device=device, **facts)
         return list(self._workers.values())
 
@@ -170,6 +170,16 @@ class LearnerProxy:
             raise CampaignError(
                 f"the learner died ({_first_line(error)}); nothing recorded is lost"
             ) from error
+
+
+def _result(reference: Any) -> Any:
+    """The result of an actor's call; our own errors come out as they are."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, TrappmError):
+            raise error.cause from error
+        raise
 
 
 def _first_line(error: BaseException) -> str:
