@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("profiler: interrupted", file=sys.stderr)
         return 130
-    print(json.dumps(measurement.to_dict()) if options.json else _summary(measurement))
+    if options.json:
+        print(json.dumps(measurement.to_dict()))
+    elif measurement.outcome is not Outcome.UNSUPPORTED:
+        print(_summary(measurement))
     if measurement.outcome is Outcome.UNSUPPORTED:
         print(f"profiler: {measurement.message}", file=sys.stderr)
         return 2

@@ -46,11 +46,10 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     send({"phase": "create", "environment": environment})
     environment |= device.prepare()
     send({"phase": "create", "environment": environment})
-    phase = "create"
+    phases = {"create": begin}
 
     def enter(name: str) -> None:
-        nonlocal phase
-        phase = name
+        phases.setdefault(name, time.monotonic())
         send({"phase": name})
 
     module, _, name = request["run"].partition(":")
@@ -61,17 +60,23 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
         outcome, message, detail_mib = _explain(error, device)
         findings = {
             "outcome": outcome,
-            "failed_in": phase,
+            "failed_in": list(phases)[-1],
             "message": message,
             "memory_detail_mib": detail_mib,
         }
-    environment |= {"load_average_after": os.getloadavg()[0], **findings.pop("environment", {})}
+    end = time.monotonic()
+    ends = [*list(phases.values())[1:], end]
+    environment |= {
+        "load_average_after": os.getloadavg()[0],
+        "phase_seconds": {name: ends[i] - phases[name] for i, name in enumerate(phases)},
+        **findings.pop("environment", {}),
+    }
     measurement = Measurement(
         configuration=configuration,
         device=request["device"],
         protocol=protocol,
         started_at=request["started_at"],
-        duration_s=time.monotonic() - begin,
+        duration_s=end - begin,
         attempt_key=request["attempt_key"],
         environment=environment,
         **findings,

@@ -101,7 +101,7 @@ class ForkServer:
                 f"the measuring process could not start: {self.printed or 'timeout'}"
             )
 
-    def run(self, function: str, argument: Message) -> Child:
+    def fork(self, function: str, argument: Message) -> Child:
         """Forks a child that calls `function` ("module:name") with the argument and a `Send`.
 
         Raises:

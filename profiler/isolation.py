@@ -133,7 +133,7 @@ class Measurer:
 
     def _attempt(self, request: dict[str, Any], progress: _Progress) -> _Failure:
         """Runs one child to its end; the failure counts only if no result has come."""
-        child = self._server.run(_ATTEMPT, request)
+        child = self._server.fork(_ATTEMPT, request)
         try:
             progress.follow(child.messages(lambda: progress.deadline))
         except TimeoutError:

@@ -37,6 +37,9 @@ from profiler.zoo import create_model
 Step = Callable[[], None]
 
 _LEARNING_RATE = 1e-3
+_MEMORY_STEPS = 2
+"""The second step has everything that later ones have: gradients, optimizer states, workspaces."""
+
 _CHUNK = 4
 """Steps between two looks at the noise: a synchronisation on a GPU."""
 
@@ -70,6 +73,8 @@ def run_protocol(
     device.watch_memory()
     step = make_step(configuration, device.torch_device)
     enter("warmup")
+    device.time_steps(step, _MEMORY_STEPS)
+    memory = device.memory()
     if protocol.warmup_steps:
         device.time_steps(step, protocol.warmup_steps)
     enter("measure")
@@ -83,9 +88,7 @@ def run_protocol(
         device.time_steps(step, more)
         steps += more
     window = device.close_window()
-    return StepRun(
-        samples_ms=samples_ms, window=window, steps_in_window=steps, memory=device.memory()
-    )
+    return StepRun(samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory)
 
 
 def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:

@@ -25,7 +25,9 @@ def open_device(key: str) -> Device:
         return CpuDevice(key) if is_cpu_device(key) else CudaDevice(key)
     except DeviceError as error:
         here = ", ".join(local_devices())
-        raise DeviceError(f"{error}; this machine has {here}") from error
+        raise DeviceError(
+            f"device {key!r} cannot be used: {error}; this machine has {here}"
+        ) from error
 
 
 def local_devices() -> list[str]:

@@ -1,7 +1,7 @@
 """What a measurement asks of a device: to get ready, to time steps, and to read its meters.
 
-    prepare -> watch_memory -> (create model, warm up) -> open_window
-            -> time_steps, time_steps, ... -> close_window -> memory
+    prepare -> watch_memory -> (create model, two steps) -> memory -> (warm up)
+            -> open_window -> time_steps, time_steps, ... -> close_window
 
 Creating one is cheap and may happen in any process. Everything from `prepare` on belongs to the
 process that measures, which does one measurement and ends.
@@ -87,7 +87,7 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> MemoryReading:
-        """The peak since `watch_memory`."""
+        """The peak since `watch_memory`; ends the watch."""
 
     @abstractmethod
     def open_window(self) -> None:

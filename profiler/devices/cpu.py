@@ -1,17 +1,21 @@
 """Cores of this host as a device: `cpu-1t`, `cpu-2t`, ... one thread per core, pinned.
 
 Memory is the peak resident set above the baseline before the model was created, less the code and
-data of libraries that were paged in meanwhile: those belong to the software, not to the step.
+data of libraries that were paged in meanwhile: those belong to the software, not to the step. While
+it is watched, the C library maps every tensor on its own, so that what a step has freed does not
+count; otherwise chance in the heap's layout moves the peak by 10 % from run to run. For the timed
+steps the heap keeps what is freed, as it does by itself once a training has run for a while.
 Energy comes from RAPL's package counters, where the kernel lets us read them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,12 @@ _SLACK_MIB = 512
 """Address space for thread stacks and allocator arenas, which are reserved but hardly used."""
 
 
+# Parameters of glibc's mallopt. The second mmap threshold is the largest that it accepts.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MAP_EACH_TENSOR = {_M_MMAP_THRESHOLD: 128 << 10}
+_KEEP_FREED = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 30}
+
+
 def cpu_keys() -> list[str]:
     """`cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of cores this process may use."""
     cores = len(os.sched_getaffinity(0))
@@ -47,12 +57,12 @@ class CpuDevice(Device):
     def __init__(self, key: str, *, powercap: Path = POWERCAP) -> None:
         match = re.fullmatch(r"cpu-([1-9]\d{0,3})t", key)
         if match is None:
-            raise DeviceError(f"{key!r} is not a CPU device; write cpu-2t for two threads")
+            raise DeviceError("write cpu-2t for two threads")
         self.key = key
         self.threads = int(match[1])
         allowed = os.sched_getaffinity(0)
         if self.threads > len(allowed):
-            raise DeviceError(f"{key} needs {self.threads} cores, {len(allowed)} may be used")
+            raise DeviceError(f"it needs {self.threads} cores, {len(allowed)} may be used")
         self._energy = _Rapl(powercap)
         self.min_power_window_s = 0.0 if self._energy.missing else 0.1
         self._capacity_mib = 0.0
@@ -113,6 +123,7 @@ class CpuDevice(Device):
     def watch_memory(self) -> None:
         # Where the peak cannot be reset it counts from the fork of this process, which is
         # close: nothing large happens between the fork and here.
+        self._maps_each_tensor = _set_heap(_MAP_EACH_TENSOR)
         self._peak_was_reset = procfs.reset_peak_resident()
         self._baseline = procfs.memory_status_kib()
 
@@ -126,10 +137,11 @@ class CpuDevice(Device):
             "baseline_resident": self._baseline["VmRSS"] / 1024,
             "capacity": self._capacity_mib,
         }
-        since = "model creation" if self._peak_was_reset else "fork"
-        return MemoryReading(
-            peak_mib=peak - libraries, detail_mib=detail, method=f"peak resident set since {since}"
-        )
+        _set_heap(_KEEP_FREED)
+        method = "peak resident set"
+        method += "" if self._maps_each_tensor else ", freed memory of the heap included"
+        method += "" if self._peak_was_reset else ", counted from the fork"
+        return MemoryReading(peak_mib=peak - libraries, detail_mib=detail, method=method)
 
     def open_window(self) -> None:
         self._stolen_s = procfs.stolen_cpu_s(self._cores)
@@ -160,6 +172,12 @@ class CpuDevice(Device):
                 "power_method": None if energy_j is None else "rapl package energy counter",
             },
         )
+
+
+def _set_heap(options: Mapping[int, int]) -> bool:
+    """Tells glibc's malloc when to map, keep and return memory; False with another C library."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and all(mallopt(name, value) for name, value in options.items())
 
 
 class _Rapl:

@@ -52,7 +52,7 @@ class CudaDevice(Device):
         else:
             matches = [gpu for gpu in gpus if gpu.short_key == key]
         if not matches:
-            raise DeviceError(f"no device {key!r} here")
+            raise DeviceError("no GPU here has this number or name")
         self.key = key
         self._gpu: Gpu = matches[0]
         self.lock_name = f"gpu-{self._gpu.uuid}"

@@ -1,0 +1,225 @@
+"""Devices: which there are, what the CPU's meters read, and how GPUs are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.devices import local_devices, open_device
+from profiler.devices.cpu import CpuDevice
+from profiler.devices.nvml import Gpu, select_visible
+from profiler.errors import DeviceError
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def in_a_new_process(code: str) -> dict[str, object]:
+    """What the code leaves in `answer`; preparing a device is for a process that then ends."""
+    program = f"import json\n{code}\nprint(json.dumps(answer))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_every_local_device_opens() -> None:
+    keys = local_devices()
+    assert "cpu-1t" in keys
+    assert f"cpu-{CORES}t" in keys
+    for key in keys:
+        device = open_device(key)
+        assert device.key == key
+        assert device.environment()["device"] == key
+
+
+@pytest.mark.parametrize("key", ["cpu-0t", "cpu-t", "cpu-1", "cpu--1t", f"cpu-{CORES + 1}t", ""])
+def test_device_that_is_not_here_is_told_with_what_is(key: str) -> None:
+    with pytest.raises(DeviceError, match="this machine has cpu-1t"):
+        open_device(key)
+
+
+def test_devices_open_without_importing_torch() -> None:
+    answer = in_a_new_process(
+        "import sys\n"
+        "import profiler.isolation\n"
+        "from profiler.devices import open_device\n"
+        "open_device('cpu-1t').environment()\n"
+        "answer = {'torch': 'torch' in sys.modules, 'timm': 'timm' in sys.modules}"
+    )
+    assert answer == {"torch": False, "timm": False}
+
+
+@pytest.mark.parametrize("threads", sorted({1, CORES}))
+def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
+    answer = in_a_new_process(
+        "import os, torch\n"
+        "from profiler.devices import open_device\n"
+        f"device = open_device('cpu-{threads}t')\n"
+        "facts = device.prepare()\n"
+        "answer = {'facts': facts, 'threads': torch.get_num_threads(),\n"
+        "          'cores': sorted(os.sched_getaffinity(0)), 'capacity': device.capacity_mib}"
+    )
+    facts = answer["facts"]
+    assert isinstance(facts, dict)
+    assert answer["threads"] == facts["threads"] == threads
+    assert answer["cores"] == facts["pinned_cores"]
+    assert len(facts["pinned_cores"]) == threads
+    assert facts["omp_num_threads_found"] == "1"
+    assert answer["capacity"] == pytest.approx(facts["memory_limit_mib"], abs=0.1)
+
+
+def test_cpu_memory_is_the_peak_above_the_baseline() -> None:
+    answer = in_a_new_process(
+        "import torch\n"
+        "from profiler.devices import open_device\n"
+        "kept = torch.ones(200 << 20, dtype=torch.uint8)\n"  # before the baseline: not counted
+        "device = open_device('cpu-1t')\n"
+        "device.prepare()\n"
+        "device.watch_memory()\n"
+        "large = torch.ones(100 << 20, dtype=torch.uint8)\n"
+        "del large\n"  # freed, but the peak remembers
+        "small = torch.ones(30 << 20, dtype=torch.uint8)\n"
+        "reading = device.memory()\n"
+        "answer = {'peak': reading.peak_mib, 'detail': dict(reading.detail_mib)}"
+    )
+    assert answer["peak"] == pytest.approx(100.0, abs=10.0)
+
+
+def test_cpu_window_notices_lost_time() -> None:
+    answer = in_a_new_process(
+        "import os, signal, time\n"
+        "from profiler.devices import open_device\n"
+        "device = open_device('cpu-1t')\n"
+        "device.prepare()\n"
+        "rivals = []\n"
+        "for _ in range(3):\n"  # pinned to the same core
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        while True: pass\n"
+        "    rivals.append(pid)\n"
+        "device.open_window()\n"
+        "end = time.monotonic() + 1.0\n"
+        "while time.monotonic() < end: pass\n"
+        "window = device.close_window()\n"
+        "for pid in rivals: os.kill(pid, signal.SIGKILL)\n"
+        "answer = {'lost': window.lost_share, 'seconds': window.seconds}"
+    )
+    if answer["lost"] is None:
+        pytest.skip("this kernel keeps no scheduler statistics")
+    assert isinstance(answer["lost"], float)
+    assert answer["lost"] > 0.4
+
+
+def fake_powercap(root: Path, packages: dict[str, tuple[str, int]]) -> None:
+    for folder, (name, energy_uj) in packages.items():
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / "name").write_text(f"{name}\n", encoding="ascii")
+        (root / folder / "energy_uj").write_text(f"{energy_uj}\n", encoding="ascii")
+        (root / folder / "max_energy_range_uj").write_text("10000000\n", encoding="ascii")
+
+
+def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
+    fake_powercap(
+        tmp_path,
+        {
+            "intel-rapl:0": ("package-0", 9_000_000),
+            "intel-rapl:1": ("package-1", 1_000_000),
+            "intel-rapl:0:0": ("core", 5),
+            "intel-rapl:2": ("psys", 7),
+        },
+    )
+    device = CpuDevice("cpu-1t", powercap=tmp_path)
+    device.open_window()
+    fake_powercap(
+        tmp_path,
+        {
+            "intel-rapl:0": ("package-0", 500_000),  # wrapped at 10 J
+            "intel-rapl:1": ("package-1", 1_250_000),
+            "intel-rapl:0:0": ("core", 9_999_999),
+            "intel-rapl:2": ("psys", 9_999_999),
+        },
+    )
+    window = device.close_window()
+    assert window.energy_j == pytest.approx(1.75)
+    assert window.energy_missing is None
+
+
+def test_no_rapl_is_missing_with_the_reason(tmp_path: Path) -> None:
+    device = CpuDevice("cpu-1t", powercap=tmp_path)
+    device.open_window()
+    window = device.close_window()
+    assert window.energy_j is None
+    assert str(tmp_path) in (window.energy_missing or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", "h100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+    ],
+)
+def test_short_key_of_a_gpu(name: str, key: str) -> None:
+    assert Gpu(uuid="GPU-0", name=name, handle=None).short_key == key
+
+
+GPUS = [Gpu(uuid=f"GPU-{letter}", name="NVIDIA A100", handle=i) for i, letter in enumerate("abc")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, "abc"),
+        ("", ""),
+        ("1", "b"),
+        ("2,0", "ca"),
+        ("GPU-b", "b"),
+        (" GPU-c , 1", "cb"),
+        ("0,-1,1", "a"),
+    ],
+)
+def test_visible_gpus_follow_the_environment(visible: str | None, uuids: str) -> None:
+    assert [g.uuid for g in select_visible(GPUS, visible)] == [f"GPU-{u}" for u in uuids]
+
+
+@pytest.mark.parametrize("visible", ["3", "MIG-abc", "GPU-d", "GPU-"])
+def test_visible_gpu_that_is_not_here_is_refused(visible: str) -> None:
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES"):
+        select_visible(GPUS, visible)
+
+
+@pytest.mark.gpu
+def test_cuda_measures_a_training_step(tmp_path: Path) -> None:
+    from profiler.devices.cuda import gpu_keys
+    from profiler.isolation import Measurer
+    from profiler.protocols import QUICK
+    from profiler.records import Configuration, Outcome
+
+    if not gpu_keys():
+        pytest.skip("no NVIDIA GPU here")
+    configuration = Configuration(architecture="resnet18", batch_size=8, input_size=224)
+    with Measurer(lock_dir=tmp_path) as measurer:
+        measurement = measurer.measure(configuration, "cuda:0", QUICK)
+    assert measurement.outcome in {Outcome.OK, Outcome.UNSTABLE}, measurement.message
+    assert measurement.memory_detail_mib["peak_allocated"] > 0
+    reserved = measurement.memory_detail_mib["peak_reserved"]
+    assert reserved >= measurement.memory_detail_mib["peak_allocated"]
+    for metric in ("memory_mib", "power_w"):
+        assert (getattr(measurement, metric) is None) == (metric in measurement.missing)
+    assert measurement.environment["device_uuid"].startswith("GPU-")

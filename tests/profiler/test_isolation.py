@@ -1,0 +1,312 @@
+"""Faults are real here: processes die, hang and run out of memory, and every attempt is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import measuring_faults
+import pytest
+from filelock import FileLock
+
+from profiler.attempt import lock_path
+from profiler.environment import stack_fingerprint
+from profiler.errors import DeviceError, TrappmError
+from profiler.isolation import Measurer
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+
+# Other work on the machine that runs the tests must not decide how they end.
+TRUSTING = Protocol(
+    name="test",
+    warmup_steps=1,
+    min_steps=3,
+    max_steps=5,
+    max_seconds=1.0,
+    target_relative_error=0.5,
+    timeout_s=120.0,
+    unstable_relative_iqr=1000.0,
+    unstable_lost_share=1000.0,
+)
+TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=1, input_size=64)
+
+
+def named(architecture: str) -> Configuration:
+    return Configuration(architecture=architecture, batch_size=1, input_size=64)
+
+
+@pytest.fixture(scope="module")
+def lock_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("locks")
+
+
+@pytest.fixture(scope="module")
+def touched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file for what the faults leave behind; the fork server inherits its name."""
+    path = tmp_path_factory.mktemp("touched") / "file"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(measuring_faults.TOUCH_VARIABLE, str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def measurer(lock_dir: Path, touched: Path) -> Iterator[Measurer]:
+    with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as measurer:
+        yield measurer
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # a zombie that nobody has waited for yet is dead
+
+
+def wait_until(condition: object, timeout_s: float = 20.0) -> bool:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_real_measurement(measurer: Measurer) -> None:
+    measurement = measurer.measure(TINY, "cpu-1t", TRUSTING, attempt_key="a-1")
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.configuration == TINY
+    assert measurement.device == "cpu-1t"
+    assert measurement.attempt_key == "a-1"
+    assert 3 <= len(measurement.step_samples_ms) <= 5
+    assert measurement.step is not None
+    assert min(measurement.step_samples_ms) <= measurement.step.median_ms
+    assert measurement.memory_mib is not None
+    assert 1 < measurement.memory_mib < 500
+    assert (measurement.power_w is None) == ("power_w" in measurement.missing)
+    assert measurement.environment["threads"] == 1
+    assert len(measurement.environment["pinned_cores"]) == 1
+    assert measurement.environment["precision"] == "fp32"
+    assert list(measurement.environment["phase_seconds"]) == ["create", "warmup", "measure"]
+    assert measurement.failed_in is None
+    assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
+
+
+def test_memory_repeats_and_grows_with_the_batch(measurer: Measurer) -> None:
+    larger = dataclasses.replace(TINY, batch_size=16)
+    first, again, more = (
+        measurer.measure(c, "cpu-1t", TRUSTING).memory_mib for c in (TINY, TINY, larger)
+    )
+    assert first is not None
+    assert again == pytest.approx(first, rel=0.15)
+    assert more is not None
+    assert more > 1.3 * first
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "message"),
+    [
+        ("fault-sigkill", Outcome.ERROR, "SIGKILL"),
+        ("fault-segfault", Outcome.ERROR, "SIGSEGV"),
+        ("fault-exception", Outcome.ERROR, "ValueError: a model's own mistake"),
+        ("fault-exit", Outcome.ERROR, "exit status 3"),
+        ("fault-native-bad-alloc", Outcome.OOM, "bad_alloc"),
+        ("fault-100-gib", Outcome.OOM, "allocate"),
+        ("fault-limit", Outcome.OOM, "allocate"),
+        ("fault-memory-error", Outcome.OOM, "MemoryError"),
+    ],
+)
+def test_fault_becomes_an_outcome(
+    measurer: Measurer, fault: str, outcome: Outcome, message: str
+) -> None:
+    measurement = measurer.measure(named(fault), "cpu-1t", TRUSTING)
+    assert measurement.outcome is outcome
+    assert message in (measurement.message or "")
+    assert "\n" not in (measurement.message or "")
+    assert measurement.failed_in == "measure"
+    assert measurement.step is None
+    assert measurement.memory_mib is None
+    assert measurement.environment["threads"] == 1
+    assert measurement.environment["torch"]
+    if outcome is Outcome.OOM:
+        assert measurement.memory_detail_mib["capacity"] > 0
+
+
+def test_out_of_memory_tells_the_last_allocation(measurer: Measurer) -> None:
+    measurement = measurer.measure(named("fault-100-gib"), "cpu-1t", TRUSTING)
+    assert measurement.memory_detail_mib["last_allocation"] == 100 * 1024
+
+
+def test_hang_is_killed_in_time(measurer: Measurer, touched: Path) -> None:
+    impatient = dataclasses.replace(TRUSTING, timeout_s=1.0)
+    measurement = measurer.measure(named("fault-hang"), "cpu-1t", impatient)
+    assert measurement.outcome is Outcome.TIMEOUT
+    assert "1 s" in (measurement.message or "")
+    assert measurement.duration_s >= 1.0
+    if touched.exists():  # it may not have come that far on a busy machine
+        assert not is_alive(int(touched.read_text(encoding="ascii")))
+
+
+def test_unknown_architecture_is_unsupported(measurer: Measurer) -> None:
+    measurement = measurer.measure(named("resnet1888"), "cpu-1t", TRUSTING)
+    assert measurement.outcome is Outcome.UNSUPPORTED
+    assert measurement.failed_in == "create"
+    assert "resnet18" in (measurement.message or "")
+
+
+def test_wrong_device_is_the_callers_mistake(measurer: Measurer) -> None:
+    with pytest.raises(DeviceError, match="cpu-1t"):
+        measurer.measure(TINY, "cpu-9999t", TRUSTING)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ("noisy", "noise"),
+        ("drifting", "drift"),
+        ("contended", "contention"),
+        ("disturbed", "2 other processes"),
+    ],
+)
+def test_untrustworthy_samples_are_unstable_and_kept(
+    measurer: Measurer, run: str, reason: str
+) -> None:
+    strict = Protocol(min_steps=20, max_steps=20, unstable_relative_iqr=0.25)
+    if run == "drifting":
+        strict = dataclasses.replace(strict, unstable_relative_iqr=0.3)  # drift alone, not noise
+    measurement = measurer.measure(named(run), "cpu-1t", strict)
+    assert measurement.outcome is Outcome.UNSTABLE
+    assert reason in (measurement.message or "")
+    assert ";" not in (measurement.message or "")
+    assert len(measurement.step_samples_ms) == 20
+    assert measurement.missing == {"power_w": "none here", "energy_j": "none here"}
+
+
+def test_steady_samples_are_ok(measurer: Measurer) -> None:
+    assert measurer.measure(named("steady"), "cpu-1t", Protocol()).outcome is Outcome.OK
+
+
+def test_death_of_the_fork_server_is_told_and_mended(measurer: Measurer) -> None:
+    measurement = measurer.measure(named("fault-kill-server"), "cpu-1t", TRUSTING)
+    assert measurement.outcome is Outcome.ERROR
+    assert measurement.failed_in == "worker"
+    assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
+
+
+def test_nothing_leaks(measurer: Measurer, touched: Path) -> None:
+    measurer.measure(named("steady"), "cpu-1t", TRUSTING)
+    descriptors = os.listdir("/proc/self/fd")
+    touched.unlink(missing_ok=True)
+    for fault in ("fault-sigkill", "fault-leave-process", "fault-exception", "steady"):
+        measurer.measure(named(fault), "cpu-1t", TRUSTING)
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+    left_behind = int(touched.read_text(encoding="ascii"))
+    assert wait_until(lambda: not is_alive(left_behind))
+
+
+def test_waiting_for_the_lock_is_no_timeout(measurer: Measurer, lock_dir: Path) -> None:
+    held = FileLock(lock_path(lock_dir, "cpu"), thread_local=False)
+    held.acquire()
+    release = threading.Timer(4.0, held.release)
+    release.start()
+    patient = dataclasses.replace(TRUSTING, timeout_s=3.0)
+    measurement = measurer.measure(named("steady"), "cpu-1t", patient)
+    release.join()
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.environment["lock_wait_s"] > 2.0
+    assert measurement.duration_s < measurement.environment["lock_wait_s"]
+
+
+def test_lock_that_is_never_free_is_told(lock_dir: Path) -> None:
+    with (
+        FileLock(lock_path(lock_dir, "cpu")),
+        Measurer(lock_dir=lock_dir, lock_timeout_s=0.2) as measurer,
+    ):
+        measurement = measurer.measure(TINY, "cpu-1t", TRUSTING)
+    assert measurement.outcome is Outcome.ERROR
+    assert measurement.failed_in == "worker"
+    assert "another measurement has held cpu" in (measurement.message or "")
+
+
+def test_lock_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(TrappmError, match="12345"):
+        lock_path(tmp_path, "cpu")
+
+
+def test_measurements_of_one_host_never_overlap(
+    measurer: Measurer, lock_dir: Path, touched: Path
+) -> None:
+    touched.unlink(missing_ok=True)
+    with Measurer(lock_dir=lock_dir, run="measuring_faults:run") as other:
+        threads = [
+            threading.Thread(
+                target=lambda m=m: [
+                    m.measure(named("note-times"), "cpu-1t", TRUSTING) for _ in range(4)
+                ]
+            )
+            for m in (measurer, other)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lines = touched.read_text(encoding="ascii").splitlines()
+    times = sorted(tuple(map(float, line.split())) for line in lines)
+    assert len(times) == 8
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from profiler.isolation import Measurer
+from profiler.records import Configuration, Protocol
+Measurer(lock_dir=Path(sys.argv[1]), run="measuring_faults:run").measure(
+    Configuration(architecture="fault-hang", batch_size=1, input_size=64), "cpu-1t", Protocol()
+)
+"""
+
+
+def test_killed_worker_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
+    touch = tmp_path / "pid"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(tmp_path / "locks")],
+        env={
+            **os.environ,
+            measuring_faults.TOUCH_VARIABLE: str(touch),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    try:
+        assert wait_until(lambda: touch.exists() and touch.read_text(encoding="ascii"), 120.0)
+        child = int(touch.read_text(encoding="ascii"))
+        stat = Path(f"/proc/{child}/stat").read_text(encoding="ascii")
+        server = int(stat.rpartition(")")[2].split()[1])
+        assert is_alive(child)
+        assert is_alive(server)
+        assert server != worker.pid
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert wait_until(lambda: not is_alive(child) and not is_alive(server))
+    FileLock(lock_path(tmp_path / "locks", "cpu")).acquire(timeout=5.0)
+
+
+def test_fingerprint_is_known_before_measuring(measurer: Measurer) -> None:
+    from profiler.devices import open_device
+
+    measurement = measurer.measure(named("fault-exception"), "cpu-1t", TRUSTING)
+    before = open_device("cpu-1t").environment()
+    assert stack_fingerprint(measurement.environment) == stack_fingerprint(before)

@@ -1,0 +1,180 @@
+"""Sampling rules on made-up clocks, and real steps of a tiny model."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler import step as step_module
+from profiler.errors import InputError, UnsupportedModelError
+from profiler.protocols import PAPER, PROTOCOLS, QUICK, protocol_named
+from profiler.records import (
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    Protocol,
+)
+from profiler.step import make_step, relative_error, sample, summarize
+
+CPU = torch.device("cpu")
+TIMES = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny(**changes: object) -> Configuration:
+    fields = {"architecture": "mobilenetv3_small_050", "batch_size": 2, "input_size": 32}
+    return Configuration(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.floats(1.0, 100.0), min_size=1, max_size=30),
+    st.integers(1, 20),
+    st.integers(0, 30),
+    st.floats(0.0, 0.5),
+)
+def test_sampling_keeps_its_bounds(
+    times: list[float], min_steps: int, more: int, target: float
+) -> None:
+    protocol = Protocol(
+        min_steps=min_steps,
+        max_steps=min_steps + more,
+        max_seconds=3600.0,
+        target_relative_error=target,
+    )
+    clock = itertools.cycle(times)
+    samples_ms = sample(lambda n: [next(clock) for _ in range(n)], protocol)
+    assert protocol.min_steps <= len(samples_ms) <= protocol.max_steps
+    if len(samples_ms) < protocol.max_steps:
+        assert relative_error(list(samples_ms)) <= target
+
+
+def test_sampling_stops_when_the_time_is_up() -> None:
+    noisy = itertools.cycle((1.0, 50.0))
+    protocol = Protocol(min_steps=6, max_steps=1000, max_seconds=0.0, target_relative_error=1e-9)
+    assert len(sample(lambda n: [next(noisy) for _ in range(n)], protocol)) == 6
+
+
+def test_paper_protocol_takes_50_steps_however_steady() -> None:
+    assert len(sample(lambda n: [7.0] * n, PAPER)) == 50
+    assert PAPER.warmup_steps == 5
+
+
+def test_quick_protocol_stops_early_only_when_steady() -> None:
+    assert len(sample(lambda n: [7.0] * n, QUICK)) == QUICK.min_steps
+    noisy = itertools.cycle((5.0, 9.0))
+    assert len(sample(lambda n: [next(noisy) for _ in range(n)], QUICK)) == QUICK.max_steps
+
+
+def test_protocols_by_name() -> None:
+    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK]
+    with pytest.raises(InputError, match="paper, quick"):
+        protocol_named("papr")
+
+
+@given(TIMES, st.floats(0.01, 100.0))
+def test_relative_error_knows_no_unit(times: list[float], factor: float) -> None:
+    scaled = relative_error([t * factor for t in times])
+    assert scaled == pytest.approx(relative_error(times), rel=1e-6, abs=1e-9)
+
+
+def test_relative_error_is_that_of_a_sampled_median() -> None:
+    """Against the spread of many medians, which is what it estimates."""
+    generator = np.random.default_rng(0)
+    draws = generator.normal(100.0, 5.0, size=(4000, 41))
+    spread = np.median(draws, axis=1).std() / 100.0
+    estimates = [relative_error(list(row)) for row in draws[:400]]
+    assert np.median(estimates) == pytest.approx(spread, rel=0.1)
+
+
+@given(TIMES)
+def test_summary_lies_within_the_samples(times: list[float]) -> None:
+    summary = summarize(tuple(times))
+    low, high = min(times), max(times)
+    assert low <= summary.median_ms <= high
+    assert low <= summary.mean_ms * (1 + 1e-12)
+    assert summary.median_ms <= summary.p95_ms <= high * (1 + 1e-12)
+    assert 0 <= summary.iqr_ms <= high - low
+
+
+def test_summary_of_known_samples() -> None:
+    summary = summarize((1.0, 2.0, 3.0, 4.0, 100.0))
+    assert (summary.median_ms, summary.mean_ms, summary.iqr_ms) == (3.0, 22.0, 2.0)
+
+
+def captured_model(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.nn.Module, step_module.Step]:
+    """The step of a configuration, and the real model that it works on."""
+    models = []
+    really_create = step_module.create_model
+
+    def create(architecture: str, input_size: int) -> torch.nn.Module:
+        models.append(really_create(architecture, input_size))
+        return models[-1]
+
+    monkeypatch.setattr(step_module, "create_model", create)
+    step = make_step(configuration, CPU)
+    return models[0], step
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
+@pytest.mark.parametrize("memory_format", list(MemoryFormat))
+def test_training_step_trains(
+    optimizer: Optimizer,
+    precision: Precision,
+    memory_format: MemoryFormat,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configuration = tiny(optimizer=optimizer, precision=precision, memory_format=memory_format)
+    model, step = captured_model(configuration, monkeypatch)
+    before = [p.detach().clone() for p in model.parameters()]
+    step()
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert sum(changed) > len(changed) / 2
+    assert all(p.grad is not None for p in model.parameters())
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_inference_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, step = captured_model(tiny(phase=Phase.INFER), monkeypatch)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step()
+    assert not model.training
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_same_seed_gives_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            model, step = captured_model(tiny(), patch)
+        step()
+        states.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_model_without_class_scores_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return images * self.weight, images
+
+    monkeypatch.setattr(step_module, "create_model", lambda *_: Pair())
+    with pytest.raises(UnsupportedModelError, match="tuple"):
+        make_step(tiny(), CPU)()
