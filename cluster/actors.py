@@ -1,6 +1,7 @@
 """The Ray actors: profilers, the learner, and the campaign that drives them.
 
-Thin shells: what they do stands in `profiler`, `learning` and `campaign`. Import this module inside
+Thin shells: what they do stands in `profiler`, `learning` and `campaign`. They are plain classes;
+who starts one makes an actor of it with `ray.remote`. Import this module inside
 `runtime.ray_runtime` only (see there).
 """
 
@@ -22,7 +23,6 @@ from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
 
 
-@ray.remote
 class ProfilerActor:
     """Measures on one device of the node that it runs on, one configuration at a time."""
 
@@ -50,7 +50,6 @@ class ProfilerActor:
         )
 
 
-@ray.remote
 class LearnerActor:
     """Holds the pool's graphs, the encoder and the heads; a second thread answers for progress."""
 
@@ -74,7 +73,6 @@ class LearnerActor:
         self._progress = (done, total)
 
 
-@ray.remote
 class CampaignActor:
     """Runs a campaign in one thread and answers its watchers in another."""
 

@@ -26,7 +26,7 @@ import numpy as np
 from cluster.crew import Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
 from cluster.spec import CampaignSpec
 from learner.evaluation import split_architectures
-from profiler.errors import CampaignError
+from profiler.errors import CampaignError, InputError
 from profiler.pool import build_pool
 from profiler.protocols import protocol_named
 from profiler.records import METRICS, Configuration
@@ -144,7 +144,7 @@ class Campaign:
             wanted = self.spec.evaluation.on(device, self.spec.devices)
             training = self.spec.budget(device) - wanted
             if wanted > kept_back or training > len(pool) - kept_back:
-                raise CampaignError(
+                raise InputError(
                     f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
                     f"{training} training configurations, and the pool has {kept_back} and "
                     f"{len(pool) - kept_back}; lower the budget or widen the pool"
@@ -283,7 +283,7 @@ class Campaign:
             TrainingLabel(
                 configuration_id=label.configuration.id,
                 device=label.device,
-                role=label.role,
+                role=str(label.role),
                 values=tuple(getattr(label, metric) for metric in METRICS),
                 provenance=label.provenance,
             )
@@ -331,7 +331,7 @@ class Campaign:
         return tell
 
     def _show_counts(self, number: int) -> None:
-        counts = Counter((a.device, a.state) for a in self.store.assignments(self.id))
+        counts = Counter((a.device, str(a.state)) for a in self.store.assignments(self.id))
         ended = Counter(
             {d: counts[d, "done"] + counts[d, "failed"] for d in self.spec.devices.keys}
         )
@@ -397,4 +397,3 @@ def _round_line(number: int, report: dict[str, Any]) -> str:
         errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
         parts.append(f"{device}: {', '.join(errors)}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"
-

@@ -106,7 +106,9 @@ class Choice:
 class Learner(Protocol):
     """The learner: encodes the pool, trains heads, says what to measure next, publishes."""
 
-    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+    def set_pool(
+        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+    ) -> None:
         """Takes the pool with its graph templates and pre-trains the encoder on all of it."""
         ...
 

@@ -72,7 +72,7 @@ def _run(
     if address is None:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     options = {**here(), "max_concurrency": 4}
-    actor = CampaignActor.options(**options).remote(home.path, campaign_id, spec)
+    actor = ray.remote(CampaignActor).options(**options).remote(home.path, campaign_id, spec)
     running = actor.run.remote()
     seen = 0
     stopping = False
@@ -107,5 +107,3 @@ def _run(
 
 def _same_work(one: CampaignSpec, other: CampaignSpec) -> bool:
     return one.model_copy(update={"seed": 0}) == other.model_copy(update={"seed": 0})
-
-

@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, OnProgress, TrainingLabel
 from learner.acquisition import AcquisitionRequest, strategy_named
-from learner.dataset import log_static_features
-from learner.evaluation import evaluate
+from learner.evaluation import accuracy
 from learner.gae import Encoder, train_encoder
 from learner.heads import Heads, Predictions, train_heads
 from learner.presets import preset_named
 from learner.snapshot import save_snapshot
 from profiler.errors import CampaignError
+from profiler.features import static_features
 from profiler.records import METRICS, Configuration, Graph, GraphTemplate
 
 LEAST_TRAINING_LABELS = 4
@@ -52,7 +52,9 @@ class CampaignLearner:
         self._heads: dict[str, Heads] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
 
-    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+    def set_pool(
+        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+    ) -> None:
         """Takes the pool and pre-trains the encoder on all of it, labelled or not.
 
         An encoder that was trained on the same graphs before is read back instead.
@@ -127,13 +129,13 @@ class CampaignLearner:
         predictions = heads.predict(self._graphs, self._embeddings)
         request = AcquisitionRequest(
             embeddings=self._embeddings,
-            static=log_static_features(self._graphs),
+            static_features=np.stack([static_features(graph) for graph in self._graphs]),
             labelled=np.array([self._index[c] for c in labelled], dtype=np.int64),
-            pending=np.zeros(0, dtype=np.int64),
             candidates=np.array([self._index[c] for c in candidates], dtype=np.int64),
-            batch_size=count,
+            count=count,
             generator=np.random.default_rng(list(seed)),
-            disagreement=_over_metrics(predictions),
+            uncertainty=_over_metrics(predictions),
+            predicted_cost=predictions.mean[:, 0],
         )
         return [
             Choice(self._configurations[pick.index].id, pick.reason)
@@ -182,13 +184,14 @@ class CampaignLearner:
         pairs = []
         for column, metric in enumerate(predictions.metrics):
             measured = targets[:, list(METRICS).index(metric)]
-            known = np.flatnonzero(~np.isnan(measured))
-            if not len(known):
+            known = np.flatnonzero(~np.isnan(measured)).tolist()
+            if not known:
                 continue
             predicted, low, high = (
-                values[:, column] for values in (predictions.mean, predictions.low, predictions.high)
+                values[:, column]
+                for values in (predictions.mean, predictions.low, predictions.high)
             )
-            errors[metric] = evaluate(measured, predicted, low, high).to_dict()
+            errors[metric] = dict(accuracy(measured, predicted, low, high))
             pairs += [
                 {
                     "device": labels[i].device,

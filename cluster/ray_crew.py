@@ -31,7 +31,6 @@ from store import Assignment
 POLL_S = 0.2
 
 
-@ray.remote(num_cpus=1, max_retries=1)
 def _profile(architecture: str, input_size: int) -> ProfiledGraph:
     from profiler.static import graph_template
 
@@ -53,14 +52,17 @@ class RayCrew:
         self._workers: dict[str, Worker] = {}
         self._running: dict[Any, tuple[Worker, Assignment]] = {}
         for device in devices:
-            actor = ProfilerActor.options(
-                max_restarts=-1, max_task_retries=0, **placement(device)
-            ).remote(device)
+            actor = (
+                ray.remote(ProfilerActor)
+                .options(max_restarts=-1, max_task_retries=0, **placement(device))
+                .remote(device)
+            )
             self._actors[device] = actor
             self._joining[actor.describe.remote()] = device
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
-        waiting = {_profile.remote(*pair): pair for pair in pairs}
+        task = ray.remote(num_cpus=1, max_retries=1)(_profile)
+        waiting = {task.remote(*pair): pair for pair in pairs}
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=POLL_S)
             for reference in ready:
@@ -73,7 +75,9 @@ class RayCrew:
     def workers(self) -> Sequence[Worker]:
         if self._joining:
             # On a cluster that scales from zero the first node takes minutes to come.
-            joined, _ = ray.wait(list(self._joining), num_returns=len(self._joining), timeout=POLL_S)
+            joined, _ = ray.wait(
+                list(self._joining), num_returns=len(self._joining), timeout=POLL_S
+            )
             for reference in joined:
                 device = self._joining.pop(reference)
                 facts = _result(reference)
@@ -126,9 +130,11 @@ class LearnerProxy:
         from cluster.actors import LearnerActor
 
         options = {**here(), "max_concurrency": 2}
-        self._actor = LearnerActor.options(**options).remote(**arguments)
+        self._actor = ray.remote(LearnerActor).options(**options).remote(**arguments)
 
-    def set_pool(self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress) -> None:
+    def set_pool(
+        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+    ) -> None:
         self._call("set_pool", pool, on_progress=on_progress)
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:

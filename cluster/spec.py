@@ -104,7 +104,9 @@ class CampaignSpec(_Part):
 def presets() -> list[str]:
     """Names of the campaign files that ship with the package."""
     folder = resources.files("cluster") / "presets"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
 
 
 def load_preset(name: str) -> CampaignSpec:

@@ -103,9 +103,9 @@ def snapshot_folder(store: Store, home: Home, name: str) -> Path:
     record = store.snapshot(name)
     if record is None:
         names = [*sorted(store.aliases()), *(s.id for s in store.snapshots())]
-        known = f"there are: {', '.join(names)}" if names else (
-            "none is published yet; a campaign publishes one: trappm campaign launch --preset laptop"
-        )  # fmt: skip
+        known = "none is published yet; see: trappm campaign launch --help"
+        if names:
+            known = f"there are: {', '.join(names)}"
         raise SnapshotError(f"no snapshot {name!r}; {known}")
     return home.snapshots / record.location
 

@@ -32,7 +32,7 @@ def print_campaigns(rows: list[dict[str, Any]]) -> None:
     if not rows:
         console().print("no campaign yet; start one with: trappm campaign launch --preset laptop")
         return
-    console().print(table("campaigns", list(rows[0]), (row.values() for row in map(_short, rows))))
+    console().print(table("campaigns", list(rows[0]), [list(_short(row).values()) for row in rows]))
 
 
 def snapshot_rows(store: Store) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def print_snapshots(rows: list[dict[str, Any]]) -> None:
     if not rows:
         console().print("no snapshot yet; a campaign publishes one: trappm campaign launch")
         return
-    console().print(table("snapshots", list(rows[0]), (row.values() for row in map(_short, rows))))
+    console().print(table("snapshots", list(rows[0]), [list(_short(row).values()) for row in rows]))
 
 
 def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _print_scatter(report: dict[str, Any]) -> None:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A row for people: lists and counts as words, times to the minute."""
-    short = {}
+    short: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, list):
             short[key] = ", ".join(value)

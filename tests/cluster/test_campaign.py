@@ -15,7 +15,7 @@ import yaml
 from cluster.campaign import Campaign, CampaignStopped
 from cluster.crew import Choice, Finished, ProfiledGraph, Worker
 from cluster.spec import CampaignSpec, parse_spec
-from profiler.errors import CampaignError
+from profiler.errors import CampaignError, InputError
 from profiler.records import (
     GraphTemplate,
     Measurement,
@@ -267,7 +267,7 @@ def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(
     run.spec = run.spec.model_copy(
         update={"initial": run.spec.initial.model_copy(update={"source": 500})}
     )
-    with pytest.raises(CampaignError, match="budget for cpu-2t cannot be met"):
+    with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         run.run()
     assert crew.starts == []
     assert store.campaign(run.id).state == "failed"

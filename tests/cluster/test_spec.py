@@ -17,9 +17,7 @@ def small() -> dict:
         "initial": {"source": 4, "target": 2},
         "rounds": {"count": 1, "source": 2, "target": 1},
         "pool": {
-            "groups": [
-                {"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}
-            ]
+            "groups": [{"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}]
         },
     }
 

@@ -77,7 +77,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # the last resort: still one line, and the way to the rest
-        message = f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace"
+        message = f"unexpected {type(error).__name__}: {error}; --debug shows the trace"
         return _fail(message, 1, error, debug)
     return status if isinstance(status, int) else 0
 

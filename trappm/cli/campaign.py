@@ -22,7 +22,7 @@ app = typer.Typer(
 
 Address = Annotated[
     str | None,
-    typer.Option(help="A running Ray cluster, such as auto; without it Ray starts on this machine."),
+    typer.Option(help="A running Ray cluster, such as auto; by default Ray starts here."),
 ]
 CampaignId = Annotated[
     str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its id; the latest one by default.")

@@ -26,9 +26,7 @@ def query(
     device: Annotated[str | None, typer.Option(help="A device key, such as cpu-2t.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
     input_size: Annotated[int | None, typer.Option(min=1)] = None,
-    provenance: Annotated[
-        str | None, typer.Option(help="measured, imported or simulated.")
-    ] = None,
+    provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None,
     campaign: Annotated[str | None, typer.Option(help="A campaign's id.")] = None,
     sort: Annotated[
         str, typer.Option(help="A column; with a leading '-' the largest first.")
