@@ -90,7 +90,8 @@ def told_as_store_error(engine: Engine) -> Iterator[None]:
         if isinstance(error, DBAPIError | StatementError) and error.orig is not None:
             cause = error.orig
         raise _store_error(engine, cause) from error
-    except engine.dialect.loaded_dbapi.Error as error:  # raised by the driver before SQLAlchemy
+    except (engine.dialect.loaded_dbapi.Error, ValueError) as error:
+        # From the driver itself, when it connects or turns a value into what it can store.
         raise _store_error(engine, error) from error
 
 

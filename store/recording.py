@@ -124,12 +124,13 @@ def _device_id(session: Session, measurement: Measurement) -> int:
 
 
 def _recorded_before(session: Session, measurement: Measurement, device_id: int) -> Recorded:
-    key = measurement.attempt_key
+    key, label_id = measurement.attempt_key, None
+    if measurement.outcome is Outcome.OK:
+        place = _label_place(measurement, device_id)
+        label_id = session.scalars(select(LabelRow.id).filter_by(**place)).one()
     return Recorded(
         measurement_id=session.scalars(select(MeasurementRow.id).filter_by(attempt_key=key)).one(),
-        label_id=session.scalar(
-            select(LabelRow.id).filter_by(**_label_place(measurement, device_id))
-        ),
+        label_id=label_id,
         is_new=False,
     )
 

@@ -1,0 +1,85 @@
+"""Small real records for the store's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiler.records import (
+    Configuration,
+    GraphTemplate,
+    Measurement,
+    Outcome,
+    Protocol,
+    StepSummary,
+)
+from store import PlannedAssignment
+
+DEVICE = "cpu-2t"
+ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}
+
+
+def configuration(batch_size=1, architecture="resnet18", **fields):
+    return Configuration(architecture=architecture, batch_size=batch_size, input_size=64, **fields)
+
+
+def template(nodes=2, macs=10):
+    sizes = {name: np.ones((nodes, 6), np.int64) for name in ("input_shapes", "output_shapes")}
+    sizes |= {"macs": np.full(nodes, macs), "memory_bytes": np.ones(nodes, np.int64)}
+    return GraphTemplate(
+        operators=("Conv",) * nodes,
+        edges=np.array([[0, 1]]),
+        constant=sizes,
+        slope=sizes,
+        parameters=np.ones(nodes, np.int64),
+    )
+
+
+def measurement(what=None, outcome="ok", *, step_ms=12.5, protocol="quick", **fields):
+    outcome = Outcome(outcome)
+    ok = outcome is Outcome.OK
+    step = StepSummary(median_ms=step_ms, mean_ms=step_ms + 0.1, iqr_ms=0.5, p95_ms=step_ms + 1)
+    values = {
+        "configuration": what or configuration(),
+        "device": DEVICE,
+        "outcome": outcome,
+        "protocol": Protocol(name=protocol),
+        "started_at": "2026-01-02T03:04:05.678901+00:00",
+        "duration_s": 3.25,
+        "step_samples_ms": (12.0, 12.5, 13.25) if ok else (),
+        "step": step if ok else None,
+        "memory_mib": 321.5 if ok else None,
+        "memory_detail_mib": {"peak": 321.5} if ok else {},
+        "missing": {"power_w": "no meter", "energy_j": "no meter"},
+        "failed_in": None if ok else "measure",
+        "message": None if ok else f"ended as {outcome}",
+        "environment": ENVIRONMENT,
+    }
+    return Measurement(**(values | fields))
+
+
+def planned(configurations, device=DEVICE, role="train"):
+    return [
+        PlannedAssignment(
+            configuration=one, device=device, role=role, rank=rank, reason={"score": 0.5}
+        )
+        for rank, one in enumerate(configurations)
+    ]
+
+
+def campaign_with(store, configurations, *, device=DEVICE, role="train"):
+    """A campaign with one round in which all these wait to be measured; its id."""
+    campaign_id = store.create_campaign("tiny", {"budget": 3}, 7).id
+    store.set_campaign_pool(campaign_id, [(one, False) for one in configurations])
+    store.plan_round(campaign_id, 0, "initial", planned(configurations, device, role))
+    return campaign_id
+
+
+def states(store, campaign_id):
+    return [(a.state, a.attempts, a.failures) for a in store.assignments(campaign_id)]
+
+
+def measure_next(store, campaign_id, outcome="ok", worker="w", **fields):
+    """Leases the next assignment, and records how its measurement ended."""
+    lease = store.lease(campaign_id, DEVICE, worker, 60)
+    result = measurement(lease.configuration, outcome, attempt_key=lease.attempt_key, **fields)
+    return result, store.record(result, assignment_id=lease.id)

@@ -1,0 +1,543 @@
+"""What the store promises, on every back end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from sqlalchemy import create_engine, select
+from store_samples import (
+    DEVICE,
+    ENVIRONMENT,
+    campaign_with,
+    configuration,
+    measure_next,
+    measurement,
+    planned,
+    states,
+    template,
+)
+
+from profiler.errors import CampaignError, InputError, SnapshotError, StoreError
+from profiler.records import GraphTemplate, Precision
+from store import LabelFilter
+from store.schema import Base
+
+
+def contents(url):
+    """Every row of every table, to see whether anything changed."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        rows = {
+            table.name: sorted(map(str, connection.execute(select(table))))
+            for table in Base.metadata.sorted_tables
+        }
+    engine.dispose()
+    return rows
+
+
+# Campaigns, pools, rounds.
+
+
+def test_a_campaign_is_kept_with_its_spec_and_the_latest_comes_first(store):
+    first = store.create_campaign("one", {"pool": [1, 2], "at": None}, 2**31)
+    second = store.create_campaign("two", {}, 1)
+    assert store.campaign(first.id) == first
+    assert (first.state, first.finished_at) == ("paused", None)
+    assert first.spec == {"pool": [1, 2], "at": None}
+    assert [c.id for c in store.campaigns()] == [second.id, first.id]
+    assert store.campaign().id == second.id
+
+
+def test_the_end_of_a_campaign_is_timed_and_forgotten_when_it_goes_on(store):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    for state, ended in [("running", False), ("finished", True), ("running", False),
+                         ("failed", False), ("cancelled", True)]:  # fmt: skip
+        store.set_campaign_state(campaign_id, state)
+        record = store.campaign(campaign_id)
+        assert record.state == state
+        assert (record.finished_at is not None) == ended
+
+
+def test_a_campaign_that_is_not_there_is_said_so(store):
+    with pytest.raises(CampaignError, match="no campaign yet"):
+        store.campaign()
+    known = store.create_campaign("one", {}, 0).id
+    with pytest.raises(CampaignError, match=f"no campaign 'nope'; there are: {known}"):
+        store.campaign("nope")
+    with pytest.raises(CampaignError, match="nope"):
+        store.set_campaign_state("nope", "running")
+    with pytest.raises(StoreError):
+        store.log_event("nope", "note", {})
+
+
+def test_a_pool_is_set_once(store):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    pool = [(configuration(2), True), (configuration(1, precision=Precision.AMP_BF16), False)]
+    store.set_campaign_pool(campaign_id, pool)
+    store.set_campaign_pool(campaign_id, pool)
+    assert store.campaign_pool(campaign_id) == sorted(pool)
+    with pytest.raises(CampaignError, match="2 configurations already"):
+        store.set_campaign_pool(campaign_id, pool[:1])
+    assert store.campaign_pool(campaign_id) == sorted(pool)
+
+
+def test_two_campaigns_share_configurations_and_nothing_else(store):
+    one, two = (campaign_with(store, [configuration(1), configuration(2)]) for _ in "ab")
+    measure_next(store, one)
+    assert [state for state, _, _ in states(store, one)] == ["done", "open"]
+    assert [state for state, _, _ in states(store, two)] == ["open", "open"]
+    assert store.campaign_labels(two) == []
+
+
+def test_a_round_is_planned_once(store):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    before = store.assignments(campaign_id)
+    store.plan_round(campaign_id, 0, "initial", planned([configuration(2)]))
+    assert store.assignments(campaign_id) == before
+    assert before[0].reason == {"score": 0.5}
+    assert [r.purpose for r in store.rounds(campaign_id)] == ["initial"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[configuration(1), configuration(99)], [configuration(3), configuration(1)]]
+)
+def test_a_round_that_cannot_be_is_not_planned_in_part(store, wrong):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    store.set_campaign_pool(campaign_id, [(configuration(b), False) for b in (1, 2, 3)])
+    store.plan_round(campaign_id, 0, "initial", planned([configuration(1)]))
+    with pytest.raises(StoreError):  # one is not in the pool; one was planned before
+        store.plan_round(campaign_id, 1, "acquired", planned(wrong))
+    assert [r.number for r in store.rounds(campaign_id)] == [0]
+    assert len(store.assignments(campaign_id)) == 1
+
+
+def test_a_closed_round_keeps_its_first_report(store):
+    campaign_id = campaign_with(store, [configuration()])
+    store.close_round(campaign_id, 0, {"mape": 12.5, "power": None})
+    store.close_round(campaign_id, 0, {"mape": 99})
+    (record,) = store.rounds(campaign_id)
+    assert (record.state, record.report) == ("closed", {"mape": 12.5, "power": None})
+    with pytest.raises(CampaignError, match="no round 5"):
+        store.close_round(campaign_id, 5, {})
+
+
+def test_a_report_that_is_no_json_is_refused_and_the_round_stays_open(store):
+    campaign_id = campaign_with(store, [configuration()])
+    with pytest.raises(StoreError, match="JSON compliant"):
+        store.close_round(campaign_id, 0, {"mape": math.nan})
+    assert store.rounds(campaign_id)[0].state == "open"
+
+
+def test_events_come_back_in_order(store):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    store.log_event(campaign_id, "paused", {"message": "stopped"})
+    store.log_event(campaign_id, "running", {})
+    events = store.events(campaign_id)
+    assert [(e.kind, e.message) for e in events] == [
+        ("paused", {"message": "stopped"}), ("running", {}),
+    ]  # fmt: skip
+    assert events[0].at <= events[1].at
+
+
+# Graphs.
+
+
+def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):
+    data = template().to_bytes()
+    store.save_graph("resnet18", 64, data, None)
+    store.save_graph("resnet18.copy", 64, data, None)
+    store.save_graph("vgg11", 32, None, "too small an input")
+    pairs = [("resnet18", 64), ("vgg11", 32), ("resnet18", 96)]
+    assert store.pairs_without_graph(pairs) == [("resnet18", 96)]
+    assert store.graph_templates(pairs) == {("resnet18", 64): data}
+    assert store.graph_for("resnet18", 64).content_hash == template().content_hash
+    assert store.graph_for("vgg11", 32) is None
+    assert [(r.architecture, r.input_size, r.reason) for r in store.refusals()] == [
+        ("vgg11", 32, "too small an input")
+    ]
+    assert len(contents(database_url)["graphs"]) == 1
+
+
+def test_a_later_graph_replaces_an_earlier_answer(store):
+    store.save_graph("vgg11", 32, None, "crashed")
+    store.save_graph("vgg11", 32, template(macs=1).to_bytes(), None)
+    assert store.refusals() == []
+    store.save_graph("vgg11", 32, template(macs=2).to_bytes(), None)
+    found = GraphTemplate.from_bytes(store.graph_templates([("vgg11", 32)])["vgg11", 32])
+    assert found.constant["macs"].tolist() == [2, 2]
+
+
+# Leases.
+
+
+def test_assignments_are_leased_in_the_order_wanted_and_only_once(store):
+    wanted = [configuration(8), configuration(1), configuration(4)]
+    campaign_id = campaign_with(store, wanted)
+    leases = [store.lease(campaign_id, DEVICE, "w", 60) for _ in wanted]
+    assert [lease.configuration for lease in leases] == wanted
+    assert {(x.state, x.attempts, x.worker) for x in leases} == {("leased", 1, "w")}
+    assert store.lease(campaign_id, DEVICE, "w", 60) is None
+    assert store.lease(campaign_id, "a100", "w", 60) is None
+    assert store.assignment_counts(campaign_id) == {DEVICE: {"leased": 3}}
+
+
+def test_an_earlier_round_is_measured_first(store):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    store.set_campaign_pool(campaign_id, [(configuration(b), False) for b in (1, 2)])
+    store.plan_round(campaign_id, 1, "initial", planned([configuration(1)]))
+    store.plan_round(campaign_id, 0, "evaluation", planned([configuration(2)], role="evaluate"))
+    assert store.lease(campaign_id, DEVICE, "w", 60).round_number == 0
+    assert store.lease(campaign_id, DEVICE, "w", 60).round_number == 1
+
+
+def test_released_leases_do_not_count_as_failures(store):
+    campaign_id = campaign_with(store, [configuration()])
+    keys = set()
+    for _ in range(5):
+        keys.add(store.lease(campaign_id, DEVICE, "w", 60).attempt_key)
+        assert store.release_leases(campaign_id) == 1
+    assert len(keys) == 5
+    assert states(store, campaign_id) == [("open", 5, 0)]
+    assert store.release_leases(campaign_id) == 0
+
+
+def test_an_expired_lease_is_given_to_another_and_counts_as_a_failure(store):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    lost = store.lease(campaign_id, DEVICE, "lost", 0)
+    again = store.lease(campaign_id, DEVICE, "other", 60)
+    assert again.id == lost.id
+    assert (again.attempts, again.failures, again.worker) == (2, 1, "other")
+    assert not store.heartbeat(lost.id, "lost", 60)
+    assert "lost" in store.events(campaign_id)[0].message["message"]
+
+
+def test_an_assignment_that_takes_every_worker_down_is_given_up(store):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    for _ in range(2):
+        assert store.lease(campaign_id, DEVICE, "w", 0, max_attempts=2).rank == 0
+    assert store.lease(campaign_id, DEVICE, "w", 60, max_attempts=2).rank == 1
+    assert states(store, campaign_id) == [("failed", 2, 2), ("leased", 1, 0)]
+
+
+def test_a_heartbeat_keeps_a_lease(store):
+    campaign_id = campaign_with(store, [configuration()])
+    lease = store.lease(campaign_id, DEVICE, "w", 0)
+    assert store.heartbeat(lease.id, "w", 60)
+    assert store.lease(campaign_id, DEVICE, "other", 60) is None
+    assert not store.heartbeat(lease.id, "other", 60)
+    assert not store.heartbeat("nope", "w", 60)
+
+
+def test_a_lost_worker_gives_its_lease_back_with_the_reason(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for failures in (1, 2, 3):
+        lease = store.lease(campaign_id, DEVICE, "w", 60)
+        store.give_up_lease(lease.id, f"died {failures}", max_attempts=3)
+        store.give_up_lease(lease.id, "told twice", max_attempts=3)
+    assert states(store, campaign_id) == [("failed", 3, 3)]
+    assert store.lease(campaign_id, DEVICE, "w", 60) is None
+    assert [e.message["message"] for e in store.events(campaign_id)] == [
+        "died 1", "died 2", "died 3",
+    ]  # fmt: skip
+
+
+# Recording.
+
+
+def test_a_measurement_comes_back_as_it_was(store):
+    for given in (measurement(power_w=41.5, energy_j=0.5, missing={}), measurement(outcome="oom")):
+        kept = store.measurement(store.record(given).measurement_id)
+        assert kept == given
+    with pytest.raises(InputError, match="no measurement has the id 99"):
+        store.measurement(99)
+
+
+def test_an_ok_measurement_makes_a_label(store):
+    campaign_id = campaign_with(store, [configuration()], role="evaluate")
+    given, recorded = measure_next(store, campaign_id)
+    (label,) = store.campaign_labels(campaign_id)
+    assert recorded.is_new
+    assert (label.id, label.measurement_id) == (recorded.label_id, recorded.measurement_id)
+    assert (label.step_time_ms, label.memory_mib, label.power_w) == (12.5, 321.5, None)
+    assert (label.role, label.provenance, label.protocol) == ("evaluate", "measured", "quick")
+    assert label.configuration == given.configuration
+    assert store.labels() == [dataclasses.replace(label, role=None)]
+    assert store.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
+
+
+def test_recording_twice_changes_nothing(store, database_url):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    results = [measure_next(store, campaign_id, outcome) for outcome in ("error", "ok", "oom")]
+    assert states(store, campaign_id) == [("done", 2, 1), ("done", 1, 0)]
+    ids = {a.configuration: a.id for a in store.assignments(campaign_id)}
+    before = contents(database_url)
+    for given, recorded in results:
+        again = store.record(given, assignment_id=ids[given.configuration])
+        assert again == dataclasses.replace(recorded, is_new=False)
+    assert contents(database_url) == before
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ("ok", [("done", 1, 0)]),
+        ("oom", [("done", 1, 0)]),
+        ("unsupported", [("done", 1, 0)]),
+        ("unstable", [("open", 1, 1), ("open", 2, 2), ("failed", 3, 3)]),
+        ("error", [("open", 1, 1), ("open", 2, 2), ("failed", 3, 3)]),
+        ("timeout", [("open", 1, 1), ("failed", 2, 2)]),
+    ],
+)
+def test_an_outcome_settles_its_assignment(store, outcome, expected):
+    campaign_id = campaign_with(store, [configuration()])
+    for state in expected:
+        measure_next(store, campaign_id, outcome)
+        assert states(store, campaign_id) == [state]
+    assert store.lease(campaign_id, DEVICE, "w", 60) is None
+    assert store.outcome_counts(campaign_id) == {DEVICE: {outcome: len(expected)}}
+    assert len(store.campaign_labels(campaign_id)) == (outcome == "ok")
+
+
+def test_a_late_failure_is_kept_but_does_not_take_the_lease_from_another(store):
+    campaign_id = campaign_with(store, [configuration()])
+    late = store.lease(campaign_id, DEVICE, "late", 0)
+    now = store.lease(campaign_id, DEVICE, "now", 60)
+    store.record(measurement(outcome="error", attempt_key=late.attempt_key), assignment_id=late.id)
+    assert states(store, campaign_id) == [("leased", 2, 1)]
+    store.record(measurement(attempt_key=now.attempt_key), assignment_id=now.id)
+    assert states(store, campaign_id) == [("done", 2, 1)]
+    assert store.outcome_counts(campaign_id) == {DEVICE: {"error": 1, "ok": 1}}
+
+
+def test_a_late_result_is_welcome(store):
+    campaign_id = campaign_with(store, [configuration()])
+    late = store.lease(campaign_id, DEVICE, "late", 0, max_attempts=1)
+    assert store.lease(campaign_id, DEVICE, "other", 60, max_attempts=1) is None
+    assert states(store, campaign_id) == [("failed", 1, 1)]
+    store.record(measurement(attempt_key=late.attempt_key), assignment_id=late.id)
+    assert states(store, campaign_id) == [("done", 1, 1)]
+    assert len(store.campaign_labels(campaign_id)) == 1
+
+
+def test_the_first_label_stays_and_another_stack_or_protocol_is_another_label(store):
+    first = store.record(measurement(step_ms=10.0))
+    assert store.record(measurement(step_ms=20.0)).label_id == first.label_id
+    assert store.record(measurement(protocol="paper")).label_id != first.label_id
+    other_stack = {**ENVIRONMENT, "torch": "2.14.0"}
+    assert store.record(measurement(environment=other_stack)).label_id != first.label_id
+    other_load = {**ENVIRONMENT, "load_average_before": 3.0, "host": "there"}
+    assert store.record(measurement(environment=other_load)).label_id == first.label_id
+    assert [x.step_time_ms for x in store.labels(LabelFilter())] == [10.0, 12.5, 12.5]
+
+
+def test_a_measured_label_replaces_a_simulated_one_but_never_the_reverse(store):
+    simulated = store.record(measurement(step_ms=1.0, provenance="simulated"))
+    measured = store.record(measurement(step_ms=2.0))
+    store.record(measurement(step_ms=3.0, provenance="simulated"))
+    (label,) = store.labels()
+    assert label.id == simulated.label_id == measured.label_id
+    assert (label.step_time_ms, label.provenance) == (2.0, "measured")
+    assert label.measurement_id == measured.measurement_id
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, math.inf, math.nan])
+def test_a_metric_that_cannot_be_is_kept_as_missing_with_the_reason(store, value):
+    kept = store.measurement(store.record(measurement(memory_mib=value)).measurement_id)
+    assert kept.memory_mib is None
+    assert str(value) in kept.missing["memory_mib"]
+    (label,) = store.labels()
+    assert (label.step_time_ms, label.memory_mib) == (12.5, None)
+
+
+def test_step_times_that_cannot_be_are_refused(store, database_url):
+    before = contents(database_url)
+    for step_ms in (0.0, -1.0, math.nan):
+        with pytest.raises(StoreError, match="fault of the profiler"):
+            store.record(measurement(step_ms=step_ms))
+    assert contents(database_url) == before
+
+
+def test_a_measurement_of_something_else_does_not_settle_an_assignment(store, database_url):
+    campaign_id = campaign_with(store, [configuration(1)])
+    lease = store.lease(campaign_id, DEVICE, "w", 60)
+    before = contents(database_url)
+    for wrong in (measurement(configuration(2)), measurement(device="a100")):
+        with pytest.raises(StoreError, match="something else"):
+            store.record(wrong, assignment_id=lease.id)
+    with pytest.raises(StoreError, match="no assignment 'nope'"):
+        store.record(measurement(), assignment_id="nope")
+    assert contents(database_url) == before
+
+
+# Labels of earlier campaigns.
+
+
+def test_labels_of_an_earlier_campaign_are_adopted(store):
+    one = campaign_with(store, [configuration(1), configuration(2)])
+    measure_next(store, one)
+    measure_next(store, one, "oom")
+    fingerprint = store.labels()[0].fingerprint
+    two = campaign_with(store, [configuration(2), configuration(1), configuration(4)])
+    assert store.adopt_labels(two, DEVICE, fingerprint, "quick") == 1
+    assert store.adopt_labels(two, DEVICE, fingerprint, "quick") == 0
+    assert store.campaign_labels(two) == store.campaign_labels(one)
+    assert [state for state, _, _ in states(store, two)] == ["open", "done", "open"]
+    assert store.outcome_counts(two) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"protocol": "paper"},
+        {"device": "cpu-1t"},
+        {"provenance": "simulated"},
+        {"environment": {**ENVIRONMENT, "torch": "1"}},
+    ],
+)
+def test_what_is_not_the_same_is_not_adopted(store, other):
+    store.record(measurement(configuration(1), **other))
+    store.record(measurement(configuration(9)))
+    (usual,) = store.labels(LabelFilter(batch_size=9))
+    campaign_id = campaign_with(store, [configuration(1)])
+    assert store.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick") == 0
+
+
+# Asking.
+
+
+@pytest.fixture
+def asked(store):
+    """A store with labels of two devices and three architectures, and two failures."""
+    for what, fields in [
+        (configuration(1, "resnet18"), {"step_ms": 5.0}),
+        (configuration(2, "resnet18"), {"step_ms": 4.0, "power_w": 40.0}),
+        (configuration(1, "resnet50"), {"device": "a100"}),
+        (configuration(1, "vgg11_bn"), {"provenance": "imported"}),
+        (configuration(1, "odd%name"), {}),
+    ]:
+        store.record(measurement(what, **fields))
+    store.record(measurement(configuration(64, "resnet18"), "oom"))
+    store.record(measurement(configuration(1, "resnet18"), "unstable"))
+    return store
+
+
+FILTERS = [
+    ({}, 5),
+    ({"architecture": "resnet18"}, 2),
+    ({"architecture": "resnet*"}, 3),
+    ({"architecture": "resnet[13]?"}, 2),
+    ({"architecture": "RESNET*"}, 0),
+    ({"family": "resnet"}, 3),
+    ({"family": "resnet", "device": "a100"}, 1),
+    ({"batch_size": 2}, 1),
+    ({"input_size": 96}, 0),
+    ({"metric": "power_w"}, 1),
+    ({"provenance": "imported"}, 1),
+    ({"campaign": "nope"}, 0),
+    ({"outcome": "oom"}, 1),
+    ({"outcome": "ok", "family": "resnet"}, 3),
+]
+
+
+def test_filters_restrict(asked):
+    for wanted, count in FILTERS:
+        frame = asked.query_labels(LabelFilter(**wanted))
+        assert len(frame) == count, wanted
+        assert {"architecture", "device", "step_time_ms", "memory_mib"} <= set(frame.columns)
+        if "outcome" not in wanted:
+            assert len(asked.labels(LabelFilter(**wanted))) == count, wanted
+    with pytest.raises(InputError, match="labels have no outcome"):
+        asked.labels(LabelFilter(outcome="oom"))
+
+
+def test_the_labels_of_one_campaign(asked):
+    campaign_id = campaign_with(asked, [configuration(1), configuration(32)])
+    measure_next(asked, campaign_id)
+    measure_next(asked, campaign_id, "error")
+    assert asked.query_labels(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
+    wanted = LabelFilter(campaign=campaign_id, outcome="error")
+    assert asked.query_labels(wanted).message.tolist() == ["ended as error"]
+
+
+def test_rows_are_sorted_with_missing_values_last_and_limited(asked):
+    fastest = asked.query_labels(LabelFilter(), sort="step_time_ms", limit=2)
+    assert fastest.step_time_ms.tolist() == [4.0, 5.0]
+    by_power = asked.query_labels(LabelFilter(), sort="-power_w")
+    assert by_power.power_w.iloc[0] == 40.0
+    assert by_power.power_w.iloc[1:].isna().all()
+    assert by_power.memory_mib.dtype == "float64"
+    with pytest.raises(InputError, match="cannot sort by 'speed'"):
+        asked.query_labels(LabelFilter(), sort="speed")
+
+
+@pytest.mark.parametrize("name", ["metric", "outcome", "provenance"])
+def test_a_filter_that_cannot_be_is_told(name):
+    with pytest.raises(InputError, match=f"{name} is 'x'; it must be one of"):
+        LabelFilter(**{name: "x"})
+
+
+HOSTILE = [
+    "'; DROP TABLE labels; --",
+    "%",
+    "resnet%",
+    "resnet__",
+    "x' OR '1'='1",
+    '") OR 1=1 --',
+    "*'; DELETE FROM labels; --",
+    "*%",
+    "[%]*",
+    "\\",
+    "resnet18\x1b",
+]
+
+
+@pytest.mark.parametrize("name", ["architecture", "family", "device", "campaign"])
+def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url, name):
+    before = contents(database_url)
+    for hostile in HOSTILE:
+        assert asked.query_labels(LabelFilter(**{name: hostile})).empty, hostile
+        with pytest.raises(InputError):
+            asked.query_labels(LabelFilter(), sort=hostile)
+    assert contents(database_url) == before
+
+
+def test_a_percent_sign_in_a_glob_means_itself(asked):
+    frame = asked.query_labels(LabelFilter(architecture="*%*"))
+    assert frame.architecture.tolist() == ["odd%name"]
+
+
+# Snapshots.
+
+
+def test_snapshots_are_found_by_id_and_by_alias(store):
+    campaign_id = store.create_campaign("one", {}, 0).id
+    for name in ("s1", "s2"):
+        store.register_snapshot(
+            name, campaign_id=campaign_id, location=f"folder-{name}", manifest={"heads": {}}
+        )
+    store.set_alias("latest", "s1")
+    assert store.snapshot("latest").id == "s1"
+    store.set_alias("latest", "s2")
+    assert store.snapshot("latest") == store.snapshot("s2")
+    assert store.snapshot("s2").location == "folder-s2"
+    assert store.aliases() == {"latest": "s2"}
+    assert [s.id for s in store.snapshots()] == ["s2", "s1"]
+    assert store.snapshot("nope") is None
+
+
+def test_a_snapshot_never_changes_and_names_never_clash(store):
+    given = {"campaign_id": None, "location": "here", "manifest": {"a": 1}}
+    store.register_snapshot("s1", **given)
+    store.register_snapshot("s1", **given)
+    with pytest.raises(SnapshotError, match="never changes"):
+        store.register_snapshot("s1", **{**given, "manifest": {"a": 2}})
+    with pytest.raises(SnapshotError, match="no snapshot 'nope'"):
+        store.set_alias("latest", "nope")
+    with pytest.raises(SnapshotError, match="can be no alias"):
+        store.set_alias("s1", "s1")
+    store.set_alias("latest", "s1")
+    with pytest.raises(SnapshotError, match="is an alias"):
+        store.register_snapshot("latest", **given)
+    assert store.snapshot("s1").manifest == {"a": 1}

@@ -1,0 +1,66 @@
+"""The data folder: found, made, and refused when it cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.errors import InputError
+from store import Home, Store
+
+
+def test_the_folder_that_the_variable_names_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "a" / "b"))
+    home = Home.open()
+    assert home.path == tmp_path / "a" / "b"
+    for folder in (home.path, home.snapshots, home.campaigns, home.logs):
+        assert folder.is_dir()
+    assert Home.open() == home
+    assert {p.name for p in home.path.iterdir()} == {"snapshots", "campaigns", "logs"}
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_the_variable_it_is_the_users(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAPPM_HOME", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TRAPPM_HOME", value)
+    assert Home.open().path == tmp_path / "trappm"
+
+
+def test_a_relative_folder_stays_the_same_wherever_one_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", "here")
+    assert Home.open().path == tmp_path / "here"
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "50% & more?", "a#b", "naïve"])
+def test_any_path_can_hold_a_store(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / name))
+    home = Home.open()
+    Store.open(home.database_url).close()
+    assert home.database_path.is_file()
+
+
+def test_a_file_is_no_folder(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    for named in (path, path / "below"):
+        monkeypatch.setenv("TRAPPM_HOME", str(named))
+        with pytest.raises(InputError, match=f"{path}.* is not a folder; set TRAPPM_HOME"):
+            Home.open()
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", "/proc/trappm")  # where even root can make nothing
+    with pytest.raises(
+        InputError, match=r"/proc/trappm cannot be written to .*set TRAPPM_HOME"
+    ) as e:
+        Home.open()
+    assert e.value.exit_status == 2
+
+
+def test_a_folder_that_is_there_but_cannot_be_written_is_told(monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", "/proc")
+    with pytest.raises(InputError, match="/proc cannot be written to"):
+        Home.open()
