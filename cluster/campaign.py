@@ -95,6 +95,7 @@ class Campaign:
         self.store.set_campaign_state(self.id, "running")
         try:
             self.store.release_leases(self.id)
+            self.store.reopen_failed(self.id)
             self._prepare_pool()
             self._prepare_learner()
             for number in range(2 + self.spec.rounds.count):
@@ -172,6 +173,14 @@ class Campaign:
             self._plan(number)
         self._measure(number)
         report = self._fit(number) if number else {}
+        if number == 1 and self.spec.devices.source not in report["devices"]:
+            outcomes = self.store.outcome_counts(self.id).get(self.spec.devices.source, {})
+            told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+            raise CampaignError(
+                f"the initial draw gave too few labels on {self.spec.devices.source} to learn from "
+                f"(attempts: {told}); when the machine is quiet, go on with: "
+                f"trappm campaign resume {self.id}"
+            )
         self.store.close_round(self.id, number, report)
 
     def _plan(self, number: int) -> None:

@@ -78,6 +78,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
     # A program that profiles other people's machines does not phone home unasked.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's workers would give way to everything else on the machine, and so would measurements.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if address is None and "ray" not in sys.modules:
         # The private Ray answers to this process tree only, and leaves no token file behind.
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -268,8 +268,13 @@ class Campaigns(Database):
             return [EventRecord(at=row.at, kind=row.kind, message=row.message) for row in rows]
 
 
-WANTED_FIRST = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.configuration_id)
-"""The order in which assignments are measured."""
+WANTED_FIRST = (
+    AssignmentRow.round_number,
+    AssignmentRow.failures,
+    AssignmentRow.rank,
+    AssignmentRow.configuration_id,
+)
+"""The order in which assignments are measured: what failed waits for the rest of its round."""
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from sqlalchemy import and_, or_, select, update
 
 from store.campaigns import WANTED_FIRST, add_event, assignment_of
 from store.database import Database, utc_now
-from store.records import Assignment, AssignmentState
-from store.schema import AssignmentRow, ConfigurationRow
+from store.records import Assignment, AssignmentState, RoundState
+from store.schema import AssignmentRow, ConfigurationRow, RoundRow
 
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is given up, unless the caller says otherwise."""
@@ -105,6 +105,26 @@ class Leases(Database):
                 .returning(AssignmentRow.id)
             )
             return len(released.all())
+
+    def reopen_failed(self, campaign_id: str) -> int:
+        """Gives assignments that were given up another chance, as long as their round is open.
+
+        Returns:
+            How many there were.
+        """
+        unfinished = select(RoundRow.number).where(
+            RoundRow.campaign_id == campaign_id, RoundRow.state == RoundState.OPEN
+        )
+        query = select(AssignmentRow).where(
+            AssignmentRow.campaign_id == campaign_id,
+            AssignmentRow.state == AssignmentState.FAILED,
+            AssignmentRow.round_number.in_(unfinished),
+        )
+        with self._writing() as session:
+            rows = session.scalars(query.with_for_update()).all()
+            for row in rows:
+                row.state, row.failures = AssignmentState.OPEN, 0
+            return len(rows)
 
 
 def count_failure(row: AssignmentRow, limit: int) -> None:

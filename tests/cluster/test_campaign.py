@@ -62,10 +62,12 @@ def template() -> bytes:
 
 
 class FakeCrew:
-    """Two workers on one host; `faults` maps the n-th start to what then happens."""
+    """Two workers on one host; `faults` maps the n-th start to what then happens, and `poison`
+    happens whenever the first configuration is measured."""
 
-    def __init__(self, faults=None, stop_after=None):
+    def __init__(self, faults=None, stop_after=None, poison=None):
         self.faults = dict(faults or {})
+        self.poison = poison
         self.starts: list[tuple[str, str]] = []
         self.most_at_once = 0
         self.stop_after = stop_after
@@ -103,6 +105,8 @@ class FakeCrew:
         finished = []
         for worker, assignment in self._running:
             fault = self.faults.pop(len(self.starts), None)
+            if self.poison and self.starts[-1] == self.starts[0]:
+                fault = self.poison
             if fault == "lost":
                 finished.append(Finished(worker, assignment, None, "the profiler died"))
                 continue
@@ -153,7 +157,8 @@ class FakeLearner:
         self.evaluate = {
             self.pool[x.configuration_id].architecture for x in labels if x.role == "evaluate"
         }
-        return {"devices": {}, "labels": {}, "evaluation": []}
+        devices = {x.device: {} for x in labels if x.role == "train"}
+        return {"devices": devices, "labels": {}, "evaluation": []}
 
     def choose(self, device, count, *, candidates, labelled, seed):
         assert not set(candidates) & set(labelled)
@@ -245,11 +250,28 @@ def test_a_passing_fault_is_tried_again(store, fault):
 
 @pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
 def test_a_configuration_that_always_fails_is_given_up_after_bounded_attempts(store, fault):
-    crew = FakeCrew(faults={1: fault, 2: fault, 3: fault})
+    crew = FakeCrew(poison=fault)
     run = campaign(store, crew)
     run.run()
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
     assert Counter(a.state for a in store.assignments(run.id))["failed"] == 1
+
+
+def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_it_again(store):
+    crew = FakeCrew(faults=dict.fromkeys(range(1, 1000), "unstable"))
+    run = campaign(store, crew)
+    with pytest.raises(CampaignError, match="too few labels on cpu-2t.*unstable"):
+        run.run()
+    assert labels_by_device(store, run.id).total() == 0
+    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    assert labels_by_device(store, run.id)["cpu-2t"] >= BUDGET["cpu-2t"] - 3
+
+
+def test_what_failed_waits_until_the_rest_of_its_round_is_measured(store):
+    crew = FakeCrew(faults={1: "unstable"})
+    campaign(store, crew).run()
+    again = [i for i, start in enumerate(crew.starts) if start == crew.starts[0]]
+    assert again == [0, SPEC["evaluation"]["source"]]
 
 
 def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):
