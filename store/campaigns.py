@@ -212,12 +212,12 @@ class Campaigns(Database):
         device: str | None = None,
         state: AssignmentState | str | None = None,
     ) -> list[Assignment]:
-        """The campaign's assignments in the order in which they were wanted."""
+        """The campaign's assignments in the order in which they were planned."""
         query = (
             select(AssignmentRow, ConfigurationRow)
             .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
             .where(AssignmentRow.campaign_id == campaign_id)
-            .order_by(*WANTED_FIRST, AssignmentRow.device_key)
+            .order_by(*AS_PLANNED, AssignmentRow.device_key)
         )
         if device is not None:
             query = query.where(AssignmentRow.device_key == device)
@@ -268,13 +268,8 @@ class Campaigns(Database):
             return [EventRecord(at=row.at, kind=row.kind, message=row.message) for row in rows]
 
 
-WANTED_FIRST = (
-    AssignmentRow.round_number,
-    AssignmentRow.failures,
-    AssignmentRow.rank,
-    AssignmentRow.configuration_id,
-)
-"""The order in which assignments are measured: what failed waits for the rest of its round."""
+AS_PLANNED = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.configuration_id)
+"""The order of assignments and their labels for readers, whatever happened in between."""
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:

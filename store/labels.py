@@ -12,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from profiler.errors import InputError
 from profiler.records import METRICS, Outcome, Provenance
-from store.campaigns import WANTED_FIRST
+from store.campaigns import AS_PLANNED
 from store.database import Database
 from store.leases import end_lease
 from store.records import AssignmentState, LabelRecord, Role
@@ -126,13 +126,13 @@ class Labels(Database):
     def campaign_labels(
         self, campaign_id: str, *, device: str | None = None, role: Role | str | None = None
     ) -> list[LabelRecord]:
-        """The labels of a campaign's assignments, with their roles, in the order of measuring."""
+        """The labels of a campaign's assignments, with their roles, as planned."""
         query = (
             _join_labels(select(*_WHOLE_LABEL, AssignmentRow.role))
             .join(AssignmentLabelRow, AssignmentLabelRow.label_id == LabelRow.id)
             .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
             .where(AssignmentRow.campaign_id == campaign_id)
-            .order_by(*WANTED_FIRST, AssignmentRow.device_key)
+            .order_by(*AS_PLANNED, AssignmentRow.device_key)
         )
         if device is not None:
             query = query.where(AssignmentRow.device_key == device)

@@ -16,13 +16,21 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import and_, or_, select, update
 
-from store.campaigns import WANTED_FIRST, add_event, assignment_of
+from store.campaigns import add_event, assignment_of
 from store.database import Database, utc_now
 from store.records import Assignment, AssignmentState, RoundState
 from store.schema import AssignmentRow, ConfigurationRow, RoundRow
 
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is given up, unless the caller says otherwise."""
+
+_NEXT = (
+    AssignmentRow.round_number,
+    AssignmentRow.failures,
+    AssignmentRow.rank,
+    AssignmentRow.configuration_id,
+)
+"""The order in which assignments are leased: what failed waits for the rest of its round."""
 
 
 class Leases(Database):
@@ -39,7 +47,7 @@ class Leases(Database):
     ) -> Assignment | None:
         """Gives the worker the next assignment for this device, and to nobody else; None if none.
 
-        An assignment whose lease has expired is given out again, which counts as a failure of its.
+        A lease that has expired counts as a failure, and its assignment as open again.
         """
         with self._writing() as session:
             waiting = or_(
@@ -55,7 +63,7 @@ class Leases(Database):
                 .where(AssignmentRow.campaign_id == campaign_id)
                 .where(AssignmentRow.device_key == device)
                 .where(waiting)
-                .order_by(*WANTED_FIRST)
+                .order_by(*_NEXT)
                 .limit(1)
                 # Other workers step over the row that this one takes; SQLite has one writer anyway.
                 .with_for_update(of=AssignmentRow, skip_locked=True)
@@ -66,12 +74,12 @@ class Leases(Database):
                     reason = f"the lease of {row.worker} expired at {row.lease_expires_at}"
                     add_event(session, campaign_id, "lost", {"message": reason, "id": row.id})
                     count_failure(row, max_attempts)
-                if row.state is AssignmentState.OPEN:
-                    row.state = AssignmentState.LEASED
-                    row.attempts += 1
-                    row.worker = worker
-                    row.lease_expires_at = _in(lease_s)
-                    return assignment_of(row, configuration)
+                    continue
+                row.state = AssignmentState.LEASED
+                row.attempts += 1
+                row.worker = worker
+                row.lease_expires_at = _in(lease_s)
+                return assignment_of(row, configuration)
             return None
 
     def heartbeat(self, assignment_id: str, worker: str, lease_s: float) -> bool:

@@ -204,7 +204,7 @@ def test_released_leases_do_not_count_as_failures(store):
 
 
 def test_an_expired_lease_is_given_to_another_and_counts_as_a_failure(store):
-    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    campaign_id = campaign_with(store, [configuration()])
     lost = store.lease(campaign_id, DEVICE, "lost", 0)
     again = store.lease(campaign_id, DEVICE, "other", 60)
     assert again.id == lost.id
@@ -214,11 +214,49 @@ def test_an_expired_lease_is_given_to_another_and_counts_as_a_failure(store):
 
 
 def test_an_assignment_that_takes_every_worker_down_is_given_up(store):
-    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    campaign_id = campaign_with(store, [configuration()])
     for _ in range(2):
-        assert store.lease(campaign_id, DEVICE, "w", 0, max_attempts=2).rank == 0
-    assert store.lease(campaign_id, DEVICE, "w", 60, max_attempts=2).rank == 1
-    assert states(store, campaign_id) == [("failed", 2, 2), ("leased", 1, 0)]
+        assert store.lease(campaign_id, DEVICE, "w", 0, max_attempts=2) is not None
+    assert store.lease(campaign_id, DEVICE, "w", 60, max_attempts=2) is None
+    assert states(store, campaign_id) == [("failed", 2, 2)]
+
+
+@pytest.mark.parametrize("failure", ["outcome", "lost", "expired"])
+def test_what_failed_waits_for_the_rest_of_its_round_but_keeps_its_place_for_readers(
+    store, failure
+):
+    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 4)])
+    if failure == "outcome":
+        measure_next(store, campaign_id, "unstable")
+    else:
+        lease = store.lease(campaign_id, DEVICE, "w", 0 if failure == "expired" else 60)
+        if failure == "lost":
+            store.give_up_lease(lease.id, "died")
+    order = [store.lease(campaign_id, DEVICE, "w", 60).configuration.batch_size for _ in range(3)]
+    assert order == [2, 4, 1]
+    planned_order = [a.configuration.batch_size for a in store.assignments(campaign_id)]
+    assert planned_order == [1, 2, 4]
+
+
+def test_what_was_given_up_gets_another_chance_while_its_round_is_open(store):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    measure_next(store, campaign_id)
+    for _ in range(3):
+        measure_next(store, campaign_id, "error")
+    assert store.reopen_failed(campaign_id) == 1
+    assert states(store, campaign_id) == [("done", 1, 0), ("open", 3, 0)]
+    _, recorded = measure_next(store, campaign_id)
+    assert recorded.is_new
+    assert store.reopen_failed(campaign_id) == 0
+
+
+def test_what_was_given_up_in_a_closed_round_stays_so(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for _ in range(3):
+        measure_next(store, campaign_id, "error")
+    store.close_round(campaign_id, 0, {})
+    assert store.reopen_failed(campaign_id) == 0
+    assert states(store, campaign_id) == [("failed", 3, 3)]
 
 
 def test_a_heartbeat_keeps_a_lease(store):
@@ -269,7 +307,7 @@ def test_an_ok_measurement_makes_a_label(store):
 
 def test_recording_twice_changes_nothing(store, database_url):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
-    results = [measure_next(store, campaign_id, outcome) for outcome in ("error", "ok", "oom")]
+    results = [measure_next(store, campaign_id, outcome) for outcome in ("error", "oom", "ok")]
     assert states(store, campaign_id) == [("done", 2, 1), ("done", 1, 0)]
     ids = {a.configuration: a.id for a in store.assignments(campaign_id)}
     before = contents(database_url)

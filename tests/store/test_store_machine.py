@@ -63,8 +63,8 @@ def assignment_machine(store):
         @rule()
         def lease(self):
             lease = store.lease(self.campaign_id, DEVICE, "w", 60, max_attempts=MAX_ATTEMPTS)
-            first = next((i for i in self.order if self.state[i] == "open"), None)
-            assert (lease and lease.id) == first
+            opened = [i for i in self.order if self.state[i] == "open"]
+            assert (lease and lease.id) == min(opened, key=self.failures.get, default=None)
             if lease is not None:
                 self.held[lease.id], self.state[lease.id] = lease, "leased"
 
@@ -94,6 +94,13 @@ def assignment_machine(store):
                 self.state[id_] = "open"
                 self.old.append(lease)
             self.held = {}
+
+        @rule()
+        def reopen(self):
+            given_up = [i for i in self.order if self.state[i] == "failed"]
+            assert store.reopen_failed(self.campaign_id) == len(given_up)
+            self.state |= dict.fromkeys(given_up, "open")
+            self.failures |= dict.fromkeys(given_up, 0)
 
         @precondition(lambda self: self.old)
         @rule(outcome=st.sampled_from(["ok", "error"]))
