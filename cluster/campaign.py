@@ -28,7 +28,6 @@ from cluster.spec import CampaignSpec
 from learner.evaluation import split_architectures
 from profiler.errors import CampaignError, InputError
 from profiler.pool import build_pool
-from profiler.protocols import protocol_named
 from profiler.records import METRICS, Configuration
 from store import PlannedAssignment, Store
 
@@ -75,7 +74,7 @@ class Campaign:
         self.crew = crew
         self.learner = learner
         self.snapshots = snapshots
-        self.protocol = protocol_named(spec.protocol)
+        self.protocol = spec.measuring_protocol
         self._watch = watch
         self._progress = Progress()
         self._stop = threading.Event()

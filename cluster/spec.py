@@ -6,6 +6,7 @@ be spent is told in one line. A preset is such a file that ships with the packag
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from importlib import resources
 from pathlib import Path
@@ -15,8 +16,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiler.errors import InputError
-from profiler.pool import PoolSpec
-from profiler.protocols import protocol_named
+from profiler.pool import PoolGroup, PoolSpec
+from profiler.protocols import PROTOCOLS, protocol_named
+from profiler.records import Protocol as MeasuringProtocol
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -65,7 +67,8 @@ class CampaignSpec(_Part):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: int = Field(default=1337, ge=0, lt=2**32)
     devices: Devices
-    protocol: str = "quick"
+    protocol: str | MeasuringProtocol = "quick"
+    """The name of a protocol of ours, or one of your own with a name of its own."""
     learner: str = "laptop"
     strategy: str = "variance"
     evaluation: Evaluation
@@ -80,7 +83,12 @@ class CampaignSpec(_Part):
         from learner.acquisition import strategy_named
         from learner.presets import preset_named
 
-        protocol_named(self.protocol)
+        if isinstance(self.protocol, str):
+            protocol_named(self.protocol)
+        elif self.protocol.name in PROTOCOLS:
+            raise ValueError(
+                f"protocol: {self.protocol.name!r} is a protocol of ours; rename yours"
+            )
         preset_named(self.learner)
         strategy_named(self.strategy)
         if self.devices.target == self.devices.source:
@@ -93,6 +101,12 @@ class CampaignSpec(_Part):
         if self.devices.target is not None and min(shares[:2]) < 2:
             raise ValueError("evaluation and initial need 2 or more on the target device")
         return self
+
+    @property
+    def measuring_protocol(self) -> MeasuringProtocol:
+        if isinstance(self.protocol, str):
+            return protocol_named(self.protocol)
+        return self.protocol
 
     def budget(self, device: str) -> int:
         """How many configurations the whole campaign measures on this device."""
@@ -152,15 +166,14 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
 
 def _first_fault(error: ValidationError) -> str:
     faults: list[Any] = list(error.errors())
-    fault = faults[0]
+    fault = max(faults, key=lambda f: len(f["loc"]))  # of a union the branch that came furthest
     where = ".".join(str(part) for part in fault["loc"]) or "campaign"
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        known = list(CampaignSpec.model_fields) + [
-            name
-            for part in (Devices, Share, Evaluation, Rounds)
-            for name in part.model_fields
-        ]  # fmt: skip
+        models = (CampaignSpec, Devices, Share, Evaluation, Rounds)
+        known = [name for model in models for name in model.model_fields]
+        records = (PoolSpec, PoolGroup, MeasuringProtocol)
+        known += [field.name for record in records for field in dataclasses.fields(record)]
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

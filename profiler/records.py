@@ -15,7 +15,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -301,6 +301,8 @@ class Protocol:
     `max_seconds` is reached. The paper's protocol is 5 and 50, whatever the noise.
     """
 
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
     name: str = "paper"
     warmup_steps: int = 5
     min_steps: int = 50
@@ -313,6 +315,18 @@ class Protocol:
     """A run whose interquartile range exceeds this share of its median is `unstable`."""
     unstable_lost_share: float = 0.1
     """So is a run that waited for more than this share of its CPU time while others had it."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_steps <= self.max_steps or self.warmup_steps < 0:
+            raise InputError(
+                f"protocol {self.name!r} takes {self.min_steps} to {self.max_steps} steps after "
+                f"{self.warmup_steps} of warm-up; it needs at least one, and a maximum not below"
+            )
+        if self.max_seconds < 0 or self.timeout_s <= self.max_seconds:
+            raise InputError(
+                f"protocol {self.name!r} measures for {self.max_seconds} s and is killed after "
+                f"{self.timeout_s} s; neither may be below 0, and the second must be above the first"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

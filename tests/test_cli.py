@@ -60,9 +60,7 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         "initial": {"source": 4},
         "rounds": {"count": 0, "source": 0},
         "pool": {
-            "groups": [
-                {"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}
-            ]
+            "groups": [{"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}]
         },
     } | changes
     path = tmp_path / "campaign.yaml"

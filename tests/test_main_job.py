@@ -1,0 +1,277 @@
+"""The main job for real: timm models, measured on these cores, from the pool to a prediction.
+
+The campaign is as small as it can be, and its protocol does not mind a busy machine, since a test
+must pass beside others; everything else is what `make campaign` runs. Real processes are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+SPEC = {
+    "name": "tiny",
+    "devices": {"source": "cpu-2t", "target": "cpu-1t"},
+    "protocol": {
+        "name": "patient",
+        "warmup_steps": 1,
+        "min_steps": 3,
+        "max_steps": 5,
+        "max_seconds": 0.3,
+        "timeout_s": 120,
+        "unstable_relative_iqr": 1e9,
+        "unstable_lost_share": 1.0,
+    },
+    "learner": "laptop",
+    "evaluation": {"source": 4, "target": 2, "architecture_share": 0.3},
+    "initial": {"source": 6, "target": 4},
+    "rounds": {"count": 1, "source": 3, "target": 1},
+    "pool": {
+        "groups": [
+            {
+                "architectures": [
+                    "test_convnext", "test_efficientnet", "test_resnet", "test_vit", "resnet10t",
+                    "mobilenetv3_small_050", "mnasnet_small", "mobilenetv4_conv_small_035",
+                ],
+                "batch_sizes": [2, 4],
+                "input_sizes": [64],
+            }
+        ]
+    },
+}  # fmt: skip
+BUDGET = {"cpu-2t": 4 + 6 + 3, "cpu-1t": 2 + 4 + 1}
+MEASURING = "import sys; sys.path[:]"
+"""How a fork server, and so a measuring process, looks in the process table."""
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """A campaign that was killed three times on its way, and then finished."""
+    folder = tmp_path_factory.mktemp("main-job")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
+    run = Run(folder)
+    run.kill_after_labels(1, run.driver)
+    run.kill_after_labels(4, run.profiler_and_go_on)
+    run.kill_after_labels(7, run.measurement_and_go_on)
+    run.finish()
+    return run
+
+
+class Run:
+    """One data folder, and the commands that are typed at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.process: subprocess.Popen[str] | None = None
+        self.started = False
+        self.output = ""
+
+    def trappm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [Path(sys.executable).with_name("trappm"), *arguments],
+            capture_output=True, text=True, timeout=600, check=False,
+            env=self.environment, cwd=self.folder,
+        )  # fmt: skip
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "TRAPPM_HOME": str(self.home), "COLUMNS": "160"}
+
+    def go_on(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            command = (
+                ["campaign", "resume"] if self.started else ["campaign", "launch", "tiny.yaml"]
+            )
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("trappm"), *command],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=self.environment, cwd=self.folder,
+            )  # fmt: skip
+        return self.process
+
+    def attempts(self) -> int:
+        database = self.home / "labels.db"
+        if not database.exists():
+            return 0
+        try:
+            with sqlite3.connect(database, timeout=30) as connection:
+                return connection.execute("SELECT count(*) FROM measurements").fetchone()[0]
+        except sqlite3.OperationalError:  # its tables are being made
+            return 0
+
+    def kill_after_labels(self, count: int, kill) -> None:
+        process = self.go_on()
+        deadline = time.monotonic() + 300
+        while self.attempts() < count:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline, "the campaign measures nothing"
+            time.sleep(0.05)
+        self.started = True
+        kill(process)
+
+    def driver(self, process) -> None:
+        process.kill()
+        process.wait()
+        self.process = None
+
+    def profiler_and_go_on(self, process) -> None:
+        self._kill_one(process, lambda p: p.name().startswith("ray::Profil"))
+
+    def measurement_and_go_on(self, process) -> None:
+        def measures(p: psutil.Process) -> bool:
+            parent = p.parent()
+            return (
+                any(MEASURING in " ".join(x.cmdline()) for x in (p, parent) if x)
+                and not p.children()
+            )
+
+        self._kill_one(process, measures)
+
+    def _kill_one(self, process, wanted) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                try:
+                    if wanted(child):
+                        child.send_signal(signal.SIGKILL)
+                        return
+                except psutil.Error:
+                    continue
+            time.sleep(0.05)
+        raise AssertionError("found nothing to kill")
+
+    def finish(self) -> None:
+        self.output, _ = self.go_on().communicate(timeout=600)
+        assert self.process.returncode == 0, self.output
+
+    def query(self, sql: str) -> list[tuple]:
+        with sqlite3.connect(self.home / "labels.db") as connection:
+            return connection.execute(sql).fetchall()
+
+
+def test_every_assignment_was_measured_once_though_processes_were_killed(campaign):
+    labels = Counter(
+        key for (key,) in campaign.query(
+            "SELECT d.key FROM labels l JOIN devices d ON d.id = l.device_id"
+        )
+    )  # fmt: skip
+    assert labels == BUDGET
+    states = campaign.query("SELECT state, count(*) FROM assignments GROUP BY state")
+    assert states == [("done", sum(BUDGET.values()))]
+
+
+def test_measurements_are_real(campaign):
+    rows = campaign.query(
+        "SELECT step_samples_ms, memory_mib, power_w, missing, environment FROM measurements"
+        " WHERE outcome = 'ok'"
+    )
+    for samples, memory_mib, power_w, missing, environment in rows:
+        facts = json.loads(environment)
+        assert 3 * 4 <= len(samples) <= 5 * 4
+        assert memory_mib > 0
+        assert (power_w is None) == ("power_w" in json.loads(missing))
+        assert facts["torch"].startswith("2.")
+        assert facts["threads"] in {1, 2}
+
+
+def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
+    for told in (
+        "attempts by device and outcome",
+        "error by round, on architectures held out",
+        "transfer to the target device",
+        "predicted against measured",
+        "trappm labels query",
+        "trappm snapshot pull",
+        "trappm predict",
+    ):
+        assert told in campaign.output
+    assert campaign.trappm("campaign", "report").stdout.strip()[:40] in campaign.output
+    status = json.loads(campaign.trappm("campaign", "status", "--json").stdout)
+    assert status["state"] == "finished"
+
+
+def test_labels_come_as_table_json_and_csv(campaign):
+    as_json = json.loads(campaign.trappm("labels", "query", "--json").stdout)
+    assert len(as_json) == sum(BUDGET.values())
+    assert {row["provenance"] for row in as_json} == {"measured"}
+    one = campaign.trappm("labels", "query", "--architecture", "resnet*", "--json").stdout
+    assert {row["architecture"] for row in json.loads(one)} <= {"resnet10t"}
+    csv = campaign.trappm("labels", "query", "--csv", "--device", "cpu-1t").stdout.splitlines()
+    assert len(csv) == 1 + BUDGET["cpu-1t"]
+    assert "step_time_ms" in csv[0]
+    assert f"{sum(BUDGET.values())} labels" in campaign.trappm("labels", "query").stdout
+
+
+def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
+    ask = ["predict", "resnet18", "--batch-size", "4", "--input-size", "96", "--json"]
+    here = campaign.trappm(*ask, "--device", "cpu-2t")
+    assert here.returncode == 0, here.stderr
+    to = tmp_path / "snapshot"
+    assert campaign.trappm("snapshot", "pull", "--to", str(to)).returncode == 0
+    elsewhere = Run(tmp_path)
+    there = elsewhere.trappm(*ask, "--snapshot", str(to))
+    answer = json.loads(here.stdout)
+    assert json.loads(there.stdout) == answer
+    assert 1 < answer["step_time_ms"] < 60_000
+    assert 1 < answer["memory_mib"] < 60_000
+    assert answer["power_w"] is None
+    assert "power_w" in answer["missing"]
+    low, high = answer["intervals"]["step_time_ms"]
+    assert low < answer["step_time_ms"] < high
+
+
+def test_an_onnx_file_and_its_architecture_are_predicted_alike(campaign, tmp_path):
+    from profiler.export import export_onnx
+
+    export_onnx("resnet10t", 64, tmp_path / "model.onnx")
+    file = campaign.trappm("predict", str(tmp_path / "model.onnx"), "--batch-size", "2", "--json")
+    name = campaign.trappm(
+        "predict", "resnet10t", "--batch-size", "2", "--input-size", "64", "--json"
+    )
+    by_file, by_name = json.loads(file.stdout), json.loads(name.stdout)
+    assert by_file["step_time_ms"] == pytest.approx(by_name["step_time_ms"], rel=0.05)
+    assert by_file["memory_mib"] == pytest.approx(by_name["memory_mib"], rel=0.05)
+
+
+def test_from_python_a_prediction_unpacks_as_time_memory_power(campaign, monkeypatch):
+    import trappm
+
+    monkeypatch.setenv("TRAPPM_HOME", str(campaign.home))
+    prediction = trappm.predict("resnet10t", batch_size=2, input_size=64, device="cpu-1t")
+    step_time_ms, memory_mib, power_w = prediction
+    assert (step_time_ms, memory_mib, power_w) == (
+        prediction.step_time_ms, prediction.memory_mib, prediction.power_w,
+    )  # fmt: skip
+    assert step_time_ms > 0
+
+
+def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_path):
+    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--device", "a100")
+    assert result.returncode == 2
+    assert "a100" in result.stderr
+    assert "cpu-2t" in result.stderr
+    to = tmp_path / "snapshot"
+    campaign.trappm("snapshot", "pull", "--to", str(to))
+    (to / "encoder.safetensors").write_bytes(b"")
+    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--snapshot", str(to))
+    assert result.returncode == 2
+    assert "damaged" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
+    result = campaign.trappm("campaign", "resume")
+    assert result.returncode == 1
+    assert "finished" in result.stderr
