@@ -325,7 +325,7 @@ class Protocol:
         if self.max_seconds < 0 or self.timeout_s <= self.max_seconds:
             raise InputError(
                 f"protocol {self.name!r} measures for {self.max_seconds} s and is killed after "
-                f"{self.timeout_s} s; neither may be below 0, and the second must be above the first"
+                f"{self.timeout_s} s: the first may not be negative, the second must be longer"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def scatter(measured: Sequence[float], predicted: Sequence[float], *, title: str
     plotext.xlabel("measured")
     plotext.ylabel("predicted")
     plotext.title(title)
-    text: str = plotext.build()
+    text: str = plotext.uncolorize(plotext.build())
     return text
 
 
