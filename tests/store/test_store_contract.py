@@ -305,6 +305,20 @@ def test_an_ok_measurement_makes_a_label(store):
     assert store.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
 
 
+def test_labels_of_a_campaign_come_as_planned_whatever_happened(store):
+    sizes = [8, 1, 64, 4, 32, 2]
+    campaign_id = campaign_with(store, [configuration(b) for b in sizes])
+    measure_next(store, campaign_id, "unstable")
+    for _ in sizes:
+        measure_next(store, campaign_id)
+    labels = store.campaign_labels(campaign_id)
+    assert [label.configuration.batch_size for label in labels] == sizes
+    assert [label.id for label in labels] != sorted(label.id for label in labels)
+    assert store.campaign_labels(campaign_id, device=DEVICE, role="train") == labels
+    assert store.campaign_labels(campaign_id, role="evaluate") == []
+    assert store.campaign_labels(campaign_id, device="a100") == []
+
+
 def test_recording_twice_changes_nothing(store, database_url):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
     results = [measure_next(store, campaign_id, outcome) for outcome in ("error", "oom", "ok")]
