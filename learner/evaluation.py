@@ -113,5 +113,6 @@ def split_architectures(
         held_out.update(generator.permutation(members)[:count].tolist())
         owed -= count
     if not held_out:
-        held_out.add(str(generator.choice(architectures)))
+        spare = [a for members in families.values() if len(members) > 1 for a in members]
+        held_out.add(str(generator.choice(spare or architectures)))
     return held_out

@@ -158,7 +158,7 @@ class Heads:
     def from_tensors(
         cls, preset: HeadPreset, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> Self:
-        """Raises KeyError, ValueError or RuntimeError for tensors that are not of these settings."""
+        """Raises KeyError, ValueError or RuntimeError for tensors that do not fit the settings."""
         unknown = set(settings["metrics"]) - set(METRICS)
         if unknown:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")

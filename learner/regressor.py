@@ -84,6 +84,7 @@ def train_network(
         network.parameters(), lr=learning_rate, weight_decay=preset.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(epochs, 1))
+    # What fits into one batch is put together once.
     whole = sum(int(d.x.shape[0]) for d in data) <= preset.batch_nodes
     fixed = list(batches(data, preset.batch_nodes, range(len(data)))) if whole else []
     for _ in range(epochs):

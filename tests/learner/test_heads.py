@@ -54,7 +54,7 @@ def test_forty_labels_suffice_for_architectures_never_seen(trained, zoo):
 
 
 def test_networks_learn_what_the_prior_cannot_say(zoo, measure, small):
-    """Whole networks with a certain operator run twice as slow: no term of the prior can do that."""
+    """Networks with a certain operator are twice as slow all over: no term can say that."""
     targets = measure(zoo.graphs)
     targets[["Gelu" in graph.operators for graph in zoo.graphs], 0] *= 2
     targets[["HardSwish" in graph.operators for graph in zoo.graphs], 0] /= 2

@@ -1,0 +1,234 @@
+"""Snapshots: the same predictions after loading, and every kind of damage is told."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner import snapshot as snapshots
+from learner.heads import train_heads
+from learner.snapshot import copy_snapshot, label_set_hash, load_snapshot, save_snapshot
+from profiler.errors import SnapshotError
+
+
+@dataclass(frozen=True)
+class Label:
+    configuration_id: str
+    device: str
+    values: tuple
+    provenance: str = "measured"
+
+
+LABELS = [Label("c1", "cpu-2t", (1.0, 2.0, None)), Label("c2", "cpu-1t", (3.0, None, None))]
+FIELDS = {"campaign": "test", "errors": {"cpu-2t": {}}, "label_counts": {"measured": 2}}
+
+
+@pytest.fixture(scope="module")
+def content(zoo, measure, small):
+    graphs, embeddings, groups = zoo.rows(np.arange(0, 96, 7))
+    preset = replace(small, head=replace(small.head, epochs=5, members=2))
+    heads = {
+        device: train_heads(
+            graphs, embeddings, measure(graphs, speed=speed), groups=groups, preset=preset.head,
+            generator=np.random.default_rng(0),
+        )
+        for device, speed in (("cpu-2t", 1.0), ("cpu-1t", 0.6))
+    }  # fmt: skip
+    return {
+        "encoder": zoo.encoder,
+        "heads": heads,
+        "source_device": "cpu-2t",
+        "preset": preset,
+        "labels": LABELS,
+        "fields": FIELDS,
+    }
+
+
+@pytest.fixture
+def saved(content, tmp_path):
+    return save_snapshot(tmp_path / "registry", **content)
+
+
+def rewrite(folder: Path, **changes):
+    """Changes the manifest as an attacker would: checksum and id fit again."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text()) | changes
+    manifest["id"] = snapshots._content_id(manifest)
+    manifest["checksum"] = snapshots._checksum(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
+    loaded = load_snapshot(saved.folder)
+    assert loaded.id == saved.id == saved.folder.name
+    assert loaded.source_device == "cpu-2t"
+    for device in ("cpu-2t", "cpu-1t"):
+        before = content["heads"][device].predict(zoo.graphs, zoo.embeddings)
+        after = loaded.predict(zoo.graphs, device)
+        assert after.metrics == before.metrics
+        for name in ("mean", "low", "high", "log_std"):
+            np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-4)
+
+
+def test_the_manifest_tells_what_it_is(saved):
+    manifest = json.loads((saved.folder / "manifest.json").read_text())
+    assert manifest == saved.manifest
+    assert manifest["campaign"] == "test"
+    assert sorted(manifest["heads"]) == ["cpu-1t", "cpu-2t"]
+    assert manifest["heads"]["cpu-2t"]["metrics"] == ["step_time_ms", "memory_mib"]
+    assert manifest["training_labels"]["counts"] == {
+        "cpu-2t": {"measured": 1},
+        "cpu-1t": {"measured": 1},
+    }
+    assert manifest["training_labels"]["sha256"] == label_set_hash(LABELS[::-1])
+    assert manifest["versions"]["torch"]
+    assert {*manifest["files"], "manifest.json"} == set(os.listdir(saved.folder))
+
+
+def test_the_same_content_has_the_same_id_and_is_stored_once(saved, content):
+    before = (saved.folder / "manifest.json").read_bytes()
+    again = save_snapshot(saved.folder.parent, **content)
+    assert again.id == saved.id
+    assert (saved.folder / "manifest.json").read_bytes() == before
+    assert os.listdir(saved.folder.parent) == [saved.id]
+    other = save_snapshot(saved.folder.parent, **{**content, "fields": {**FIELDS, "campaign": "b"}})
+    assert other.id != saved.id
+
+
+def test_label_sets_differ_by_any_value():
+    changed = [LABELS[0], replace(LABELS[1], values=(3.0, 0.0, None))]
+    assert label_set_hash(changed) != label_set_hash(LABELS)
+    assert label_set_hash(LABELS[:1]) != label_set_hash(LABELS)
+
+
+FILES = (
+    "manifest.json",
+    "encoder.safetensors",
+    "heads-cpu-1t.safetensors",
+    "heads-cpu-2t.safetensors",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "truncated", "one bit", "longer", "foreign"]
+)
+def test_every_damage_to_every_file_is_told(saved, name, damage):
+    path = saved.folder / name
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "one bit":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    else:
+        replaced = {
+            "empty": b"",
+            "truncated": data[:-9],
+            "longer": data + b"\0",
+            "foreign": b"GIF89a",
+        }
+        path.write_bytes(replaced[damage])
+    with pytest.raises(SnapshotError) as caught:
+        load_snapshot(saved.folder)
+    assert "\n" not in str(caught.value)
+    assert str(saved.folder) in str(caught.value)
+    with pytest.raises(SnapshotError):
+        copy_snapshot(saved.folder, saved.folder.parent / "copy")
+    assert not (saved.folder.parent / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"format": "other"}, "not the manifest of a TraPPM snapshot"),
+        ({"format_version": 99}, "format version 99"),
+        ({"files": {}}, "list of files"),
+        ({"files": {"../../etc/passwd": {"sha256": "0", "bytes": 1}}}, "names a file"),
+        ({"files": {"encoder.safetensors": None}}, "names a file"),
+        ({"files": []}, "list of files"),
+        ({"preset": {}}, "does not fit"),
+        ({"heads": {"cpu-2t": {"metrics": ["speed"]}}}, "does not fit"),
+        ({"heads": {"a100": {"metrics": ["step_time_ms"], "members": 1}}}, "does not fit"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, told):
+    rewrite(saved.folder, **changes)
+    with pytest.raises(SnapshotError, match=told):
+        load_snapshot(saved.folder)
+
+
+def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
+    preset = json.loads(json.dumps(saved.manifest["preset"]))
+    preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
+    rewrite(saved.folder, preset=preset)
+    with pytest.raises(SnapshotError, match="does not fit"):
+        load_snapshot(saved.folder)
+
+
+def test_too_large_a_file_is_not_read(saved, monkeypatch):
+    monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(SnapshotError, match="more than 1000 bytes"):
+        load_snapshot(saved.folder)
+
+
+def test_what_is_not_a_snapshot_is_told(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(SnapshotError, match=r"it has no manifest\.json"):
+            load_snapshot(folder)
+
+
+def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
+    with pytest.raises(SnapshotError, match="'a100'; it has: cpu-1t, cpu-2t"):
+        load_snapshot(saved.folder).predict(zoo.graphs[:1], "a100")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"labels": [replace(LABELS[0], provenance="simulated")]}, "simulated"),
+        ({"fields": {"label_counts": {"measured": 3, "simulated": 1}}}, "simulated"),
+        ({"source_device": "a100"}, "source device 'a100'"),
+        ({"fields": {"files": {}}}, "field 'files' of its own"),
+    ],
+)
+def test_what_must_not_be_published_is_refused(content, tmp_path, change, told):
+    with pytest.raises(SnapshotError, match=told):
+        save_snapshot(tmp_path / "registry", **{**content, **change})
+    assert not (tmp_path / "registry").exists()
+
+
+def test_a_device_key_cannot_lead_out_of_the_folder(content, tmp_path):
+    heads = {"../../up": content["heads"]["cpu-2t"], **content["heads"]}
+    with pytest.raises(SnapshotError, match="cannot be part of a file name"):
+        save_snapshot(tmp_path / "registry", **{**content, "heads": heads})
+
+
+def test_a_registry_that_cannot_be_written_is_told(content, tmp_path):
+    blocked = tmp_path / "registry"
+    blocked.write_text("a file where the folder should be")
+    with pytest.raises(SnapshotError, match="cannot write"):
+        save_snapshot(blocked, **content)
+
+
+def test_a_write_that_fails_leaves_nothing(content, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshots.os, "fsync", full)
+    with pytest.raises(SnapshotError, match="No space left"):
+        save_snapshot(tmp_path, **content)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_copy_is_the_same_snapshot_and_never_overwrites(saved, tmp_path, zoo):
+    info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
+    assert info.id == saved.id
+    shutil.rmtree(saved.folder)
+    assert load_snapshot(info.folder).predict(zoo.graphs[:1], "cpu-2t").mean.shape == (1, 2)
+    with pytest.raises(SnapshotError, match="already there"):
+        copy_snapshot(info.folder, info.folder)
