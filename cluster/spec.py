@@ -6,21 +6,17 @@ be spent is told in one line. A preset is such a file that ships with the packag
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cluster.yaml_file import parse, read_text
 from profiler.errors import InputError
 from profiler.pool import PoolGroup, PoolSpec
 from profiler.protocols import PROTOCOLS, protocol_named
 from profiler.records import Protocol as MeasuringProtocol
-
-MAX_FILE_BYTES = 1 << 20
 
 
 class _Part(BaseModel):
@@ -133,14 +129,7 @@ def load_preset(name: str) -> CampaignSpec:
 
 def load_spec(path: Path) -> CampaignSpec:
     """Raises InputError for a file that cannot be read or is not a valid campaign file."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InputError(f"campaign file {path} has {size} bytes; at most {MAX_FILE_BYTES}")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the campaign file {path}: {error}") from error
-    return parse_spec(text, origin=str(path))
+    return parse_spec(read_text(path, kind="campaign"), origin=str(path))
 
 
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:
@@ -149,32 +138,7 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     Raises:
         InputError: not YAML, or not a campaign; the first fault is told, with its key.
     """
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        where = str(error).replace("\n", " ")
-        raise InputError(f"{origin} is not valid YAML: {where}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{origin} is not a campaign file: it must be a mapping of keys to values")
-    try:
-        return CampaignSpec.model_validate(data)
-    except ValidationError as error:
-        raise InputError(f"{origin}: {_first_fault(error)}") from error
-    except InputError as error:
-        raise InputError(f"{origin}: {error}") from error
-
-
-def _first_fault(error: ValidationError) -> str:
-    faults: list[Any] = list(error.errors())
-    fault = max(faults, key=lambda f: len(f["loc"]))  # of a union the branch that came furthest
-    where = ".".join(str(part) for part in fault["loc"]) or "campaign"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        models = (CampaignSpec, Devices, Share, Evaluation, Rounds)
-        known = [name for model in models for name in model.model_fields]
-        records = (PoolSpec, PoolGroup, MeasuringProtocol)
-        known += [field.name for record in records for field in dataclasses.fields(record)]
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{where}: {message}{more}"
+    parts = (
+        CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
+    )  # fmt: skip
+    return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)

@@ -1,0 +1,84 @@
+"""Reads the YAML files that users write, strictly, and tells what is wrong with one in one line.
+
+Every file is a mapping that a pydantic model describes; an unknown key is told with the nearest
+spelling of a known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from profiler.errors import InputError
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def read_text(path: Path, *, kind: str) -> str:
+    """The text of a file of a kind such as "campaign".
+
+    Raises:
+        InputError: it cannot be read, or is too large to be such a file.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InputError(f"{kind} file {path} has {size} bytes; at most {MAX_FILE_BYTES}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the {kind} file {path}: {error}") from error
+
+
+def parse[Model: BaseModel](
+    text: str, model: type[Model], *, origin: str, kind: str, parts: Sequence[type[Any]]
+) -> Model:
+    """What this YAML describes.
+
+    Args:
+        text: the file.
+        model: what the file must be.
+        origin: names the file in errors.
+        kind: says what it should be, such as "campaign".
+        parts: the models and dataclasses in the file, whose fields are the keys that it may have.
+
+    Raises:
+        InputError: not YAML, or not what the model says; the first fault is told, with its key.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        where = str(error).replace("\n", " ")
+        raise InputError(f"{origin} is not valid YAML: {where}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{origin} is not a {kind} file: it must be a mapping of keys to values")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise InputError(f"{origin}: {_first_fault(error, kind, parts)}") from error
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from error
+
+
+def _first_fault(error: ValidationError, kind: str, parts: Sequence[type[Any]]) -> str:
+    faults: list[Any] = list(error.errors())
+    fault = max(faults, key=lambda f: len(f["loc"]))  # of a union the branch that came furthest
+    where = ".".join(str(part) for part in fault["loc"]) or kind
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        known = [key for part in parts for key in _keys(part)]
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{where}: {message}{more}"
+
+
+def _keys(part: type[Any]) -> list[str]:
+    if issubclass(part, BaseModel):
+        return list(part.model_fields)
+    return [field.name for field in dataclasses.fields(part)]
