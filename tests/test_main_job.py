@@ -188,9 +188,9 @@ def test_measurements_are_real(campaign):
 
 def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
     for told in (
-        "attempts by device and outcome",
-        "error by round, on architectures held out",
-        "transfer to the target device",
+        "attempts by outcome",
+        "error on architectures held out",
+        "transfer: heads of the target",
         "predicted against measured",
         "trappm labels query",
         "trappm snapshot pull",

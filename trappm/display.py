@@ -35,7 +35,8 @@ class Display:
         budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
         self._console.print(
             f"campaign [bold]{campaign_id}[/] ({spec.name}, seed {spec.seed}): "
-            f"at most {budget} measurements"
+            f"at most {budget} measurements",
+            soft_wrap=True,
         )
 
     def __enter__(self) -> Self:
@@ -52,7 +53,8 @@ class Display:
 
     def show(self, progress: CampaignProgress) -> None:
         for line in progress.lines:
-            self._console.print(f"[dim]{datetime.datetime.now():%H:%M:%S}[/] {escape(line)}")
+            now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
+            self._console.print(f"{now} {escape(line)}", soft_wrap=True)
         if not self._console.is_terminal and progress.stage != self._stage:
             left = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
             self._console.print(f"[dim]{progress.stage}{left}[/]")

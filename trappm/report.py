@@ -88,13 +88,14 @@ def print_status(facts: dict[str, Any]) -> None:
         table(
             "assignments",
             ("device", *states),
-            ((d, *(n.get(s, 0) for s in states)) for d, n in facts["assignments"].items()),
+            [(d, *(n.get(s, 0) for s in states)) for d, n in facts["assignments"].items()],
         )
     )
     _print_outcomes(facts)
     _print_rounds(facts)
     for event in facts["events"]:
-        out.print(f"{event['at']}  {event['kind']}: {event['message'].get('message', '')}")
+        at, message = event["at"][:19].replace("T", " "), event["message"].get("message", "")
+        out.print(f"{at} UTC  {event['kind']}: {message}", soft_wrap=True)
 
 
 def print_report(facts: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ def _print_outcomes(facts: dict[str, Any]) -> None:
         for device, counts in facts["outcomes"].items()
         for outcome, count in counts.items()
     ]
-    console().print(table("attempts by device and outcome", ("device", "outcome", "count"), rows))
+    console().print(table("attempts by outcome", ("device", "outcome", "count"), rows))
 
 
 def _print_rounds(facts: dict[str, Any]) -> None:
@@ -132,7 +133,7 @@ def _print_rounds(facts: dict[str, Any]) -> None:
             rows.append((entry["number"], entry["purpose"], device, labels, *cells))
     if rows:
         columns = ("round", "purpose", "device", "labels", *(f"{m}, MAPE %" for m in METRICS))
-        console().print(table("error by round, on architectures held out", columns, rows))
+        console().print(table("error on architectures held out", columns, rows))
 
 
 def _print_transfer(report: dict[str, Any]) -> None:
@@ -142,8 +143,10 @@ def _print_transfer(report: dict[str, Any]) -> None:
         for metric, errors in by_metric.items()
     ]
     if rows:
-        columns = ("device", "metric", "from scratch, MAPE %", "from the source's weights, MAPE %")
-        console().print(table("transfer to the target device", columns, rows))
+        columns = ("device", "metric", "from scratch, MAPE %", "transferred, MAPE %")
+        console().print(
+            table("transfer: heads of the target started from the source's weights", columns, rows)
+        )
 
 
 def _print_scatter(report: dict[str, Any]) -> None:
@@ -167,7 +170,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             short[key] = ", ".join(f"{count} {name}" for name, count in value.items())
         elif key.endswith("_at"):
-            short[key] = None if value is None else str(value)[:16]
+            short[key] = None if value is None else str(value)[:16].replace("T", " ")
         else:
             short[key] = value
     return short

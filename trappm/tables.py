@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,26 +16,55 @@ if TYPE_CHECKING:
 
     from trappm.prediction import Prediction
 
+LONG = 30
+"""Words longer than this may be broken over lines in a table."""
+
+FIRST_COLUMNS = ("id", "architecture", "batch_size", "input_size", "device", *METRICS)
+SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
+"""Columns of a label that are often the same for all."""
+
 
 def console() -> Console:
     return Console(highlight=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table; columns of numbers stand to the right, missing values are told as such."""
-    body = [list(row) for row in rows]
-    result = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    body = [[_cell(value) for value in row] for row in rows]
+    numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
+    result = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for index, column in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float) for row in body)
-        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # Headings may break at their underscores; values at spaces, unless a terminal is too narrow.
+        words = [*column.split("_"), *(word for row in body for word in row[index].split())]
+        result.add_column(
+            column.replace("_", " "),
+            justify="right" if index in numeric else "left",
+            min_width=min(max(map(len, words), default=0), LONG),
+            overflow="fold",
+        )
     for row in body:
-        result.add_row(*(_cell(value) for value in row))
+        result.add_row(*row)
     return result
 
 
-def print_frame(frame: pd.DataFrame, *, title: str) -> None:
+def print_labels(frame: pd.DataFrame) -> None:
+    """Labels as a table that fits a terminal: what is the same for all stands in one line."""
     clean = frame.astype(object).where(frame.notna(), None)
-    console().print(table(title, list(frame.columns), clean.itertuples(index=False)))
+    settings = [column for column in SETTINGS if column in clean]
+    same = [column for column in settings if clean[column].nunique(dropna=False) == 1]
+    shown = [*FIRST_COLUMNS, *(column for column in settings if column not in same)]
+    title = f"{len(clean)} labels"
+    console().print(table(title, shown, clean[shown].values.tolist()))
+    if same and len(clean):
+        told = ", ".join(f"{column} {clean[column].iloc[0]}" for column in same)
+        console().print(f"all: {told}; --json and --csv give every column", style="dim")
 
 
 def print_prediction(prediction: Prediction) -> None:

@@ -58,6 +58,6 @@ def query(
 
         print_json(json.loads(frame.to_json(orient="records", date_format="iso")))
     else:
-        from trappm.tables import print_frame
+        from trappm.tables import print_labels
 
-        print_frame(frame, title=f"{len(frame)} labels")
+        print_labels(frame)
