@@ -39,9 +39,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         header_style="bold",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
     )
     for index, column in enumerate(columns):
-        # Headings may break at their underscores; values at spaces, unless a terminal is too narrow.
+        # Headings may break at their underscores, values at their spaces.
         words = [*column.split("_"), *(word for row in body for word in row[index].split())]
         result.add_column(
             column.replace("_", " "),
