@@ -22,6 +22,7 @@ from cluster.crew import (
     TrainingLabel,
     Worker,
 )
+from cluster.graphs import profile_graph
 from cluster.runtime import here, placement
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Configuration, is_cpu_device
@@ -31,14 +32,18 @@ from store import Assignment
 POLL_S = 0.2
 
 
-def _profile(architecture: str, input_size: int) -> ProfiledGraph:
-    from profiler.static import graph_template
-
-    try:
-        template = graph_template(architecture, input_size)
-    except TrappmError as error:
-        return ProfiledGraph(architecture, input_size, None, str(error))
-    return ProfiledGraph(architecture, input_size, template.to_bytes(), None)
+def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
+    """Static profiles, made by all nodes of the cluster, in the order of completion."""
+    task = ray.remote(num_cpus=1, max_retries=1)(profile_graph)
+    waiting = {task.remote(*pair): pair for pair in pairs}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), timeout=POLL_S)
+        for reference in ready:
+            pair = waiting.pop(reference)
+            try:
+                yield ray.get(reference)
+            except RayError as error:  # it took its process down: known, not fatal
+                yield ProfiledGraph(*pair, None, f"the static profile crashed: {error}")
 
 
 class RayCrew:
@@ -61,16 +66,7 @@ class RayCrew:
             self._joining[actor.describe.remote()] = device
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
-        task = ray.remote(num_cpus=1, max_retries=1)(_profile)
-        waiting = {task.remote(*pair): pair for pair in pairs}
-        while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=POLL_S)
-            for reference in ready:
-                pair = waiting.pop(reference)
-                try:
-                    yield ray.get(reference)
-                except RayError as error:  # it took its process down: known, not fatal
-                    yield ProfiledGraph(*pair, None, f"the static profile crashed: {error}")
+        return profile_on_ray(pairs)
 
     def workers(self) -> Sequence[Worker]:
         if self._joining:

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,8 @@ from pydantic import BaseModel, ValidationError
 from profiler.errors import InputError
 
 MAX_FILE_BYTES = 1 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_text(path: Path, *, kind: str) -> str:
@@ -35,7 +37,7 @@ def read_text(path: Path, *, kind: str) -> str:
         raise InputError(f"cannot read the {kind} file {path}: {error}") from error
 
 
-def parse[Model: BaseModel](
+def parse(
     text: str, model: type[Model], *, origin: str, kind: str, parts: Sequence[type[Any]]
 ) -> Model:
     """What this YAML describes.

@@ -6,9 +6,12 @@ stratified by family, so this must be quick and must not depend on the installed
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+
+from profiler.errors import InputError
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -37,3 +40,22 @@ def family_of(architecture: str) -> str:
             return family
     letters = re.match(r"[A-Za-z]+", name)
     return letters.group().lower() if letters else name
+
+
+def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[str]:
+    """Those of the architectures that belong to one of these families.
+
+    Raises:
+        InputError: a family to which none of them belongs.
+    """
+    members: dict[str, set[str]] = {}
+    for architecture in architectures:
+        members.setdefault(family_of(architecture), set()).add(architecture)
+    found: set[str] = set()
+    for family in families:
+        if family not in members:
+            near = difflib.get_close_matches(family, members, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"such as {', '.join(FAMILIES)}"
+            raise InputError(f"no architecture is of the family {family!r}; {hint}")
+        found |= members[family]
+    return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from profiler.errors import InputError
+from profiler.families import in_families
 from profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
 
 MAX_CONFIGURATIONS = 1_000_000
@@ -17,27 +18,34 @@ class PoolGroup:
     """Every combination of these architectures and settings.
 
     Raises:
-        InputError: a list is empty, or a batch or input size is not a whole number of 1 or more.
+        InputError: no architectures, a setting without values, or a batch or input size that is
+            not a whole number of 1 or more.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
     """timm names or globs, such as `resnet18` or `convnext_*`."""
+    families: tuple[str, ...] = ()
+    """Families whose architectures are all in the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
-    input_sizes: tuple[int, ...]
-    """Height and width of the square images, in pixels."""
+    input_sizes: tuple[int | Literal["native"], ...]
+    """Height and width of the square images, in pixels; `native` is what timm gives for each."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
     phases: tuple[Phase, ...] = (Phase.TRAIN,)
 
     def __post_init__(self) -> None:
+        if not self.architectures and not self.families:
+            raise InputError("a group of the pool names neither architectures nor families")
         for name, values in vars(self).items():
-            if not values:
+            if not values and name not in {"architectures", "families"}:
                 raise InputError(f"{name} is empty in a group of the pool; name at least one")
         for name in ("batch_sizes", "input_sizes"):
             for value in getattr(self, name):
+                if name == "input_sizes" and value == "native":
+                    continue
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise InputError(
                         f"{name} holds {value!r}; it must be a whole number of 1 or more"
@@ -66,13 +74,11 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
 
     Raises:
         UnknownArchitectureError: a name or glob matches no timm architecture.
-        InputError: more than MAX_CONFIGURATIONS.
+        InputError: a family has no architectures, or more than MAX_CONFIGURATIONS.
     """
-    from profiler.zoo import architectures  # brings in torch and timm
-
     pool: set[Configuration] = set()
     for group in spec.groups:
-        for architecture in architectures(group.architectures):
+        for architecture in _architectures(group):
             pool.update(
                 Configuration(
                     architecture=architecture,
@@ -85,7 +91,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
                 )
                 for batch_size, input_size, precision, memory_format, optimizer, phase in
                 itertools.product(
-                    group.batch_sizes, group.input_sizes, group.precisions,
+                    group.batch_sizes, _input_sizes(group, architecture), group.precisions,
                     group.memory_formats, group.optimizers, group.phases,
                 )
             )  # fmt: skip
@@ -94,3 +100,27 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
                     f"the pool has more than {MAX_CONFIGURATIONS:,} configurations; make it smaller"
                 )
     return sorted(pool)
+
+
+def _architectures(group: PoolGroup) -> list[str]:
+    from profiler.zoo import architectures  # brings in torch and timm
+
+    named = set(architectures(group.architectures))
+    if group.families:
+        named |= in_families(group.families, architectures(["*"]))
+    return sorted(named)
+
+
+def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
+    """The group's sizes in pixels; a size that is also the native one counts once."""
+    from profiler.zoo import native_input_size
+
+    sizes: set[int] = set()
+    for size in group.input_sizes:
+        pixels = native_input_size(architecture) if size == "native" else size
+        if pixels is None:
+            raise InputError(
+                f"timm knows no native input size of {architecture}; give one in pixels"
+            )
+        sizes.add(pixels)
+    return sizes

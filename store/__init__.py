@@ -1,8 +1,9 @@
 """The label store: everything a campaign knows, in SQL, and the data folder that it stands in.
 
 This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
-the door, made of one file for each thing that is asked of it: graphs, campaigns, leases, recording,
-labels, snapshots. `schema` says what is true of the data, `migrations` how older data gets there.
+the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, leases,
+recording, labels, snapshots. `schema` says what is true of the data, `migrations` how older data
+gets there.
 """
 
 from store.home import Home
@@ -15,6 +16,8 @@ from store.records import (
     EventRecord,
     LabelRecord,
     PlannedAssignment,
+    PoolPart,
+    PoolRecord,
     Purpose,
     Recorded,
     Refusal,
@@ -35,6 +38,8 @@ __all__ = [
     "LabelFilter",
     "LabelRecord",
     "PlannedAssignment",
+    "PoolPart",
+    "PoolRecord",
     "Purpose",
     "Recorded",
     "Refusal",

@@ -64,6 +64,32 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolRecord:
+    """A pool under its name, with the spec that it was built from."""
+
+    name: str
+    spec: Mapping[str, Any]
+    built_at: str
+    size: int
+    """Number of configurations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPart:
+    """An architecture at one input size in a pool: how much of the pool it is, and its graph.
+
+    It has a graph, or a refusal, or neither as long as nobody has tried.
+    """
+
+    family: str
+    architecture: str
+    input_size: int
+    configurations: int
+    graph_hash: str | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignRecord:
     """A campaign, with the spec that it was launched from."""
 

@@ -2,6 +2,7 @@
 
     graphs <- architecture_graphs                        what a network is made of
     configurations                                       the workload: what can be measured
+    pools <- pool_members                                selections of it, by name
     devices                                              hardware under one software stack
     campaigns <- campaign_pool, rounds <- assignments    what is to be measured, and why
     assignments <- measurements (every attempt)          the record: what came out
@@ -143,6 +144,26 @@ class ConfigurationRow(Base):
     phase: Mapped[str] = mapped_column(String(16))
 
     __table_args__ = _positive("batch_size", "input_size")
+
+
+class NamedPoolRow(Base):
+    """A pool under its name, with the spec that it was built from."""
+
+    __tablename__ = "pools"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    spec: Mapped[dict[str, Any]]
+    built_at: Mapped[str] = mapped_column(UtcTime)
+
+
+class PoolMemberRow(Base):
+    """A configuration in a named pool."""
+
+    __tablename__ = "pool_members"
+
+    pool_id: Mapped[int] = mapped_column(ForeignKey("pools.id"), primary_key=True)
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"), primary_key=True)
 
 
 class DeviceRow(Base):

@@ -10,12 +10,13 @@ from store.database import make_engine
 from store.labels import Labels
 from store.leases import Leases
 from store.migrate import upgrade
+from store.pools import Pools
 from store.recording import Recording
 from store.snapshots import Snapshots
 from store.workloads import Workloads
 
 
-class Store(Workloads, Campaigns, Leases, Recording, Labels, Snapshots):
+class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Snapshots):
     """The label store: each method is one transaction, and returns plain records.
 
     Any number of processes may have the same store open. Every method raises StoreError when the

@@ -54,7 +54,6 @@ def test_a_pool_beyond_all_bounds_is_refused():
         {"batch_sizes": ("4",)},
         {"input_sizes": (-1,)},
         {"input_sizes": (True,)},
-        {"architectures": ()},
         {"phases": ()},
     ],
 )
@@ -76,3 +75,29 @@ def test_yaml_is_read_strictly():
     for wrong in (", precision: [fp32]", ", precisions: [fp8]"):
         with pytest.raises(ValidationError):
             adapter.validate_python(yaml.safe_load(text % wrong))
+
+
+def test_families_stand_for_all_their_architectures():
+    by_family = build_pool(PoolSpec(groups=(group(architectures=(), families=("vgg",)),)))
+    by_names = build_pool(PoolSpec(groups=(group(architectures=("vgg*",)),)))
+    assert by_family == by_names
+    both = group(architectures=("resnet18",), families=("vgg",), batch_sizes=(1,))
+    assert len(build_pool(PoolSpec(groups=(both,)))) == 1 + len(by_names) // 2
+    with pytest.raises(InputError, match="did you mean 'vgg'"):
+        build_pool(PoolSpec(groups=(group(families=("vggg",)),)))
+
+
+def test_the_native_size_is_each_architectures_own_and_counts_once():
+    named = ("resnet18", "mnasnet_small", "test_vit")
+    sizes = group(architectures=named, input_sizes=("native", 224), batch_sizes=(1,))
+    pool = build_pool(PoolSpec(groups=(sizes,)))
+    assert {(c.architecture, c.input_size) for c in pool} == {
+        ("resnet18", 224), ("mnasnet_small", 224), ("test_vit", 160), ("test_vit", 224),
+    }  # fmt: skip
+    with pytest.raises(InputError, match="input_sizes holds 'mine'"):
+        group(input_sizes=("mine",))
+
+
+def test_a_group_of_no_architectures_is_refused():
+    with pytest.raises(InputError, match="neither architectures nor families"):
+        group(architectures=())

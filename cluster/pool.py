@@ -1,0 +1,93 @@
+"""The pool file, and building a pool from it: configurations, and the graph of every architecture.
+
+A pool file is a short YAML that names the pool and says what is in it. Building can be stopped or
+killed at any moment and be started again: graphs in the store are not made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster.crew import ProfiledGraph
+from cluster.graphs import profile_in_processes
+from cluster.yaml_file import parse, read_text
+from profiler.pool import PoolGroup, PoolSpec, build_pool
+from store import Store
+
+Pair = tuple[str, int]
+Watch = Callable[[int, int, ProfiledGraph | None], None]
+"""Called with graphs done, graphs in all, and the one that was made last."""
+
+
+class PoolFile(BaseModel):
+    """A pool under a name, by which campaigns can ask for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    groups: tuple[PoolGroup, ...]
+
+    @property
+    def spec(self) -> PoolSpec:
+        return PoolSpec(groups=self.groups)
+
+
+def load_pool_file(path: Path) -> PoolFile:
+    """Raises InputError for a file that cannot be read or is not a valid pool file."""
+    return parse_pool_file(read_text(path, kind="pool"), origin=str(path))
+
+
+def parse_pool_file(text: str, *, origin: str) -> PoolFile:
+    """The pool that this YAML describes.
+
+    Raises:
+        InputError: not YAML, or not a pool; the first fault is told, with its key.
+    """
+    return parse(text, PoolFile, origin=origin, kind="pool", parts=(PoolFile, PoolGroup))
+
+
+def build(
+    store: Store, file: PoolFile, *, address: str | None, processes: int, watch: Watch
+) -> None:
+    """Stores the pool and makes the graphs that are missing; each is recorded as it comes.
+
+    Args:
+        store: where configurations, graphs and refusals go.
+        file: what to build.
+        address: of a running Ray cluster that makes the graphs; None for processes here.
+        processes: how many at once, without a cluster.
+        watch: told of progress.
+
+    Raises:
+        InputError: an architecture or family that does not exist, or a pool that is too large.
+        CampaignError: the cluster cannot be reached.
+    """
+    configurations = build_pool(file.spec)
+    store.save_pool(file.name, file.model_dump(mode="json"), configurations)
+    pairs = sorted({(c.architecture, c.input_size) for c in configurations})
+    missing = store.pairs_without_graph(pairs)
+    done = len(pairs) - len(missing)
+    watch(done, len(pairs), None)
+    if not missing:
+        return
+    for graph in _profiled(missing, address, processes):
+        store.save_graph(graph.architecture, graph.input_size, graph.template, graph.refusal)
+        done += 1
+        watch(done, len(pairs), graph)
+
+
+def _profiled(
+    pairs: Sequence[Pair], address: str | None, processes: int
+) -> Iterator[ProfiledGraph]:
+    if address is None:
+        yield from profile_in_processes(pairs, processes)
+        return
+    from cluster.runtime import ray_runtime
+
+    with ray_runtime(address):
+        from cluster.ray_crew import profile_on_ray
+
+        yield from profile_on_ray(pairs)

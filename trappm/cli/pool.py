@@ -1,0 +1,71 @@
+"""`trappm pool`: build pools of configurations and their graphs, and see what is in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trappm.cli.options import AsJson, print_json
+
+app = typer.Typer(
+    help="Build pools of configurations, and count what is in them.",
+    no_args_is_help=True,
+    epilog="Example: trappm pool build --spec examples/pool_paper.yaml",
+)
+
+
+@app.command(epilog="Example: trappm pool build --spec examples/pool_paper.yaml --processes 4")
+def build(
+    spec: Annotated[Path, typer.Option(help="A pool file (YAML).")],
+    address: Annotated[
+        str | None,
+        typer.Option(help="A running Ray cluster, such as auto; by default processes here."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
+    ] = None,
+) -> None:
+    """Make all configurations of a pool file, and the graph of every architecture in it.
+
+    Stopped or killed, the same command goes on where it was: no graph is made twice.
+    """
+    from cluster.pool import build as build_pool
+    from cluster.pool import load_pool_file
+
+    file = load_pool_file(spec)
+    from store import Home, Store
+    from trappm.pools import BuildDisplay, pool_facts, print_pool
+
+    with Store.open(Home.open().database_url) as store:
+        with BuildDisplay() as display:
+            build_pool(
+                store,
+                file,
+                address=address,
+                processes=processes or len(os.sched_getaffinity(0)),
+                watch=display.show,
+            )
+        print_pool(pool_facts(store, file.name))
+
+
+@app.command(epilog="Example: trappm pool status paper")
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[POOL]", help="Its name; the latest by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count a pool by family, and list refusals by reason."""
+    from store import Home, Store
+    from trappm.pools import pool_facts, print_pool
+
+    with Store.open(Home.open().database_url) as store:
+        facts = pool_facts(store, name)
+    if as_json:
+        print_json(facts)
+    else:
+        print_pool(facts)

@@ -1,0 +1,159 @@
+"""What a pool holds, counted by family as in the paper's Table I, and a bar while one is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from trappm.tables import console, table
+
+if TYPE_CHECKING:
+    from cluster.crew import ProfiledGraph
+    from store import PoolPart, Store
+
+_EXAMPLES = 3
+
+
+def pool_facts(store: Store, name: str | None = None) -> dict[str, Any] | None:
+    """Counts and refusals of the pool of this name, the latest one without a name.
+
+    Returns:
+        None if no name is given and there is no pool yet.
+
+    Raises:
+        InputError: there is no pool of this name.
+    """
+    pools = store.pools()
+    if name is None and not pools:
+        return None
+    name = name or pools[0].name
+    parts = store.pool_parts(name)
+    families = sorted({part.family for part in parts})
+    return {
+        "name": name,
+        "built_at": next(pool.built_at for pool in pools if pool.name == name),
+        "families": [
+            {"family": family, **_counts(part for part in parts if part.family == family)}
+            for family in families
+        ],
+        "total": _counts(parts),
+        "refusals": _refusals(parts),
+    }
+
+
+def print_pool(facts: dict[str, Any] | None) -> None:
+    if facts is None:
+        console().print("no pool yet; make one with: trappm pool build --spec FILE")
+        return
+    rows = [list(row.values()) for row in facts["families"]]
+    rows.append(["all", *facts["total"].values()])
+    columns = ("family", *(name.replace("_", " ") for name in facts["total"]))
+    console().print(table(f"pool {facts['name']}", columns, rows))
+    if facts["refusals"]:
+        refusals = [
+            (r["count"], r["reason"], ", ".join(r["architectures"][:_EXAMPLES]))
+            for r in facts["refusals"]
+        ]
+        console().print(table("refused", ("graphs", "reason", "such as"), refusals))
+    if facts["total"]["to_do"]:
+        console().print(
+            f"{facts['total']['to_do']} graphs are still to be made; the command that built it "
+            "goes on where it stopped"
+        )
+
+
+def _counts(parts: Iterable[PoolPart]) -> dict[str, int]:
+    """`configurations` are all of the pool; `usable` are those of them that have a graph.
+
+    `graphs`, `refused` and `to_do` count pairs of an architecture and an input size.
+    """
+    parts = list(parts)
+    with_graph = [part for part in parts if part.graph_hash is not None]
+    refused = sum(part.refusal is not None for part in parts)
+    return {
+        "architectures": len({part.architecture for part in parts}),
+        "configurations": sum(part.configurations for part in parts),
+        "usable": sum(part.configurations for part in with_graph),
+        "graphs": len(with_graph),
+        "refused": refused,
+        "to_do": len(parts) - len(with_graph) - refused,
+    }
+
+
+def _refusals(parts: Iterable[PoolPart]) -> list[dict[str, Any]]:
+    """Refusals that differ only in names and numbers of the model count as one reason."""
+    groups: dict[str, list[PoolPart]] = {}
+    for part in parts:
+        if part.refusal is not None:
+            reason = re.sub(r"\d+", "N", part.refusal.replace(part.architecture, "it"))
+            groups.setdefault(reason, []).append(part)
+    return [
+        {
+            "count": len(refused),
+            "reason": refused[0].refusal if len(refused) == 1 else reason,
+            "architectures": sorted({part.architecture for part in refused}),
+        }
+        for reason, refused in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+class BuildDisplay:
+    """Shows how far a pool is: on a screen with a live bar, into a file as lines only."""
+
+    def __init__(self) -> None:
+        self._console = console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("to go"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("graphs", total=None)
+        self._told_percent = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
+        if latest is None:
+            self._console.print(f"graphs: {done} of {total} are there")
+            self._bar.reset(self._task, total=total, completed=done)
+            return
+        self._bar.update(
+            self._task,
+            completed=done,
+            description=escape(f"{latest.architecture} at {latest.input_size} px"),
+        )
+        if latest.refusal is not None:
+            what = f"{latest.architecture} at {latest.input_size} px"
+            self._console.print(f"[dim]refused: {escape(what)}: {escape(latest.refusal)}[/]")
+        percent = 100 * done // total
+        if not self._console.is_terminal and percent >= self._told_percent + 10:
+            self._told_percent = percent
+            self._console.print(f"[dim]graphs: {done} of {total}[/]")
