@@ -26,14 +26,9 @@ from profiler.errors import (
     UnsupportedModelError,
     one_line,
 )
-from profiler.macs import node_macs
+from profiler.graph_nodes import BATCH_SIZES, Node, assemble
 from profiler.onnx_file import MAX_BYTES, MAX_ELEMENTS, CheckedModel, load_checked
-from profiler.records import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
-
-BATCH_SIZES = (2, 3, 5)
-"""Shapes are inferred at two batch sizes and checked at the third; 1 would hide broadcasts."""
-
-BYTES_PER_ELEMENT = 4
+from profiler.records import Graph, GraphTemplate
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -91,8 +86,8 @@ class _Skeleton:
     """What does not depend on the batch size."""
 
     nodes: list[onnx.NodeProto]
-    edges: IntArray
-    parameters: IntArray
+    edges: set[tuple[int, int]]
+    parameters: list[int]
     outputs: list[str]
     """Graph outputs that depend on the image."""
 
@@ -124,14 +119,12 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
     nodes.reverse()
 
     producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    edges = sorted(
-        {
-            (producer[source], i)
-            for i, node in enumerate(nodes)
-            for source in (alias.get(name, name) for name in node.input)
-            if source in producer
-        }
-    )
+    edges = {
+        (producer[source], i)
+        for i, node in enumerate(nodes)
+        for source in (alias.get(name, name) for name in node.input)
+        if source in producer
+    }
     counted: set[str] = set()
     parameters = []
     for node in nodes:
@@ -140,8 +133,8 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
         parameters.append(sum(model.parameters.get(weight, 0) for weight in weights))
     return _Skeleton(
         nodes=nodes,
-        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
-        parameters=np.array(parameters, dtype=np.int64),
+        edges=edges,
+        parameters=parameters,
         outputs=outputs,
     )
 
@@ -155,31 +148,18 @@ def _graph(skeleton: _Skeleton, inference: _ShapeInference, image_shape: tuple[i
                 f"at batch size {batch_size} the output {name!r} has shape {shapes[name]}; the "
                 "batch size is written into the model, or the output has no batch axis"
             )
-    macs, memory, first_inputs, first_outputs = [], [], [], []
-    for node, parameters in zip(skeleton.nodes, skeleton.parameters.tolist(), strict=True):
-        inputs = [shapes.get(name, ()) for name in node.input]
-        outputs = [shapes[name] for name in node.output if name in shapes]
-        attributes = {a.name: _attribute(a) for a in node.attribute}
-        try:
-            macs.append(node_macs(node.op_type, attributes, inputs, outputs))
-        except (IndexError, KeyError, ValueError) as error:
-            raise UnsupportedModelError(
-                f"cannot count the MACs of {node.op_type} {node.name!r}: {error!r}"
-            ) from error
-        elements = sum(math.prod(shape) for shape in outputs) + parameters
-        memory.append(BYTES_PER_ELEMENT * elements)
-        first_inputs.append(_padded(inputs[0]))
-        first_outputs.append(_padded(outputs[0]))
-    return Graph(
-        operators=tuple(node.op_type for node in skeleton.nodes),
-        edges=skeleton.edges,
-        input_shapes=np.array(first_inputs, dtype=np.int64),
-        output_shapes=np.array(first_outputs, dtype=np.int64),
-        macs=_exact(macs),
-        parameters=skeleton.parameters,
-        memory_bytes=_exact(memory),
-        batch_size=batch_size,
-    )
+    nodes = [
+        Node(
+            operator=node.op_type,
+            inputs=[shapes.get(name, ()) for name in node.input],
+            outputs=[shapes[name] for name in node.output if name in shapes],
+            parameters=parameters,
+            attributes={a.name: _attribute(a) for a in node.attribute},
+            name=node.name,
+        )
+        for node, parameters in zip(skeleton.nodes, skeleton.parameters, strict=True)
+    ]
+    return assemble(nodes, skeleton.edges, batch_size)
 
 
 class _ShapeInference:
@@ -255,17 +235,3 @@ class _ShapeInference:
 def _attribute(attribute: onnx.AttributeProto) -> object:
     value = onnx.helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Six sizes; the axes from the sixth on are one, so that no element is lost."""
-    if len(shape) > SHAPE_LENGTH:
-        shape = (*shape[: SHAPE_LENGTH - 1], math.prod(shape[SHAPE_LENGTH - 1 :]))
-    return shape + (0,) * (SHAPE_LENGTH - len(shape))
-
-
-def _exact(values: list[int]) -> IntArray:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError as error:
-        raise UnsupportedModelError("a node would need more than 2^63 operations") from error

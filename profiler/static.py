@@ -1,14 +1,15 @@
-"""The static profile of a configuration: from an architecture's name to its graph."""
+"""The static profile of a configuration: from an architecture's name to its graph.
+
+Two ways lead to a graph: `profiler.module_graph` for models that PyTorch can run, and
+`profiler.onnx_reader` for files. Both give the same graph of the same model, up to the differences
+listed in docs/static_profile.md.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from torch import nn
 
-from profiler.export import export_onnx
-from profiler.onnx_reader import read_onnx
+from profiler.module_graph import module_template
 from profiler.records import GraphTemplate
 
 
@@ -16,9 +17,6 @@ def graph_template(model: str | nn.Module, input_size: int) -> GraphTemplate:
     """The graph of a timm architecture (or a module) at one input size, for every batch size.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `export_onnx`.
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
     """
-    with tempfile.TemporaryDirectory(prefix="trappm-") as folder:
-        path = Path(folder) / "model.onnx"
-        export_onnx(model, input_size, path)
-        return read_onnx(path)
+    return module_template(model, input_size)

@@ -1,0 +1,80 @@
+"""Nodes as the two makers of graphs collect them, and the Graph that they add up to.
+
+Whether a node was read from an ONNX file or seen in a forward pass, its MACs, memory and padded
+shapes are computed here, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import UnsupportedModelError
+from profiler.macs import Shape, node_macs
+from profiler.records import SHAPE_LENGTH, Graph, IntArray
+
+BATCH_SIZES = (2, 3, 5)
+"""Shapes are taken at two batch sizes and checked at the third; 1 would hide broadcasts."""
+
+BYTES_PER_ELEMENT = 4
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator with its shapes at one batch size."""
+
+    operator: str
+    inputs: Sequence[Shape]
+    """Of all inputs, weights included; () for one left out."""
+    outputs: Sequence[Shape]
+    parameters: int = 0
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """For messages."""
+
+
+def assemble(nodes: Sequence[Node], edges: Iterable[tuple[int, int]], batch_size: int) -> Graph:
+    """The Graph of these nodes, which are in topological order.
+
+    Raises:
+        UnsupportedModelError: shapes that do not fit the operator, or sizes beyond 64 bits.
+    """
+    macs, memory = [], []
+    for node in nodes:
+        try:
+            macs.append(node_macs(node.operator, node.attributes, node.inputs, node.outputs))
+        except (IndexError, KeyError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"cannot count the MACs of {node.operator} {node.name!r}: {error!r}"
+            ) from error
+        elements = sum(math.prod(shape) for shape in node.outputs) + node.parameters
+        memory.append(BYTES_PER_ELEMENT * elements)
+    shapes = [_padded(node.inputs[0]) for node in nodes], [_padded(n.outputs[0]) for n in nodes]
+    return Graph(
+        operators=tuple(node.operator for node in nodes),
+        edges=np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2),
+        input_shapes=np.array(shapes[0], dtype=np.int64).reshape(-1, SHAPE_LENGTH),
+        output_shapes=np.array(shapes[1], dtype=np.int64).reshape(-1, SHAPE_LENGTH),
+        macs=_exact(macs),
+        parameters=np.array([node.parameters for node in nodes], dtype=np.int64),
+        memory_bytes=_exact(memory),
+        batch_size=batch_size,
+    )
+
+
+def _padded(shape: Shape) -> Shape:
+    """Six sizes; the axes from the sixth on are one, so that no element is lost."""
+    if len(shape) > SHAPE_LENGTH:
+        shape = (*shape[: SHAPE_LENGTH - 1], math.prod(shape[SHAPE_LENGTH - 1 :]))
+    return shape + (0,) * (SHAPE_LENGTH - len(shape))
+
+
+def _exact(values: list[int]) -> IntArray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError as error:
+        raise UnsupportedModelError("a node would need more than 2^63 operations") from error

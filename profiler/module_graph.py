@@ -1,0 +1,171 @@
+"""Makes a GraphTemplate from a PyTorch module: one forward pass without weights or arithmetic.
+
+The module lies on the meta device and runs in inference mode, in which PyTorch hands every operator
+to a dispatch mode whole (a linear layer, an attention), before it takes it apart. Each call becomes
+the ONNX nodes that our exporter would have written for it (`profiler.function_rules`), so that a
+model by its name and the same model as a file have one graph; docs/static_profile.md lists where
+they differ. As in `profiler.onnx_reader`, only what depends on the pixels is in the graph: the rest
+is folded away, and its weights count at the node that uses the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from profiler.function_rules import RULES, Call, GraphBuilder, Value, elementwise
+from profiler.graph_nodes import BATCH_SIZES
+from profiler.records import Graph, GraphTemplate
+
+
+def module_template(model: str | nn.Module, input_size: int) -> GraphTemplate:
+    """The graph of a timm architecture, or of a module that maps (B, 3, H, W) to tensors.
+
+    A module stays as it is: what runs is a copy of it without weights, in evaluation mode.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`, or an input size that
+            the module does not take.
+        UnsupportedModelError: no graph can be made of the model; the reason is told.
+    """
+    if input_size < 1:
+        raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
+    name = model if isinstance(model, str) else type(model).__name__
+    module = on_meta(model, input_size).eval()
+    try:
+        return GraphTemplate.from_graphs(*(_trace(module, b, input_size) for b in BATCH_SIZES))
+    except TrappmError as error:
+        raise UnsupportedModelError(f"{name} at {input_size} px: {error}") from error
+
+
+def on_meta(model: str | nn.Module, input_size: int) -> nn.Module:
+    """The timm model of this name, or a copy of this module, on the meta device.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`.
+    """
+    if isinstance(model, str):
+        from profiler.zoo import create_model
+
+        with torch.device("meta"):
+            return create_model(model, input_size)
+    weights: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
+    }
+    weights |= {id(b): b.detach().to("meta") for b in model.buffers()}
+    return copy.deepcopy(model, weights)
+
+
+def _trace(module: nn.Module, batch_size: int, input_size: int) -> Graph:
+    recorder = _Recorder(module.parameters())
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
+            image = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+            recorder.watch(image)
+            with recorder:
+                results = [t for t in tree_leaves(module(image)) if isinstance(t, torch.Tensor)]
+    except TrappmError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"its forward pass does not run without values: {one_line(error)}"
+        ) from error
+    outputs = [value for value in map(recorder.value, results) if value.depends]
+    if not outputs:
+        raise UnsupportedModelError("no output of its forward pass depends on the images")
+    for value in outputs:
+        if value.shape[:1] != (batch_size,):
+            raise UnsupportedModelError(
+                f"at batch size {batch_size} an output has shape {value.shape}; the batch size is "
+                "written into the model, or the output has no batch axis"
+            )
+    return recorder.builder.graph(outputs, batch_size)
+
+
+class _Recorder(TorchDispatchMode):
+    """Turns every operator that runs into nodes, following tensors by identity."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        weights = {id(p): p for p in parameters}
+        self.builder = GraphBuilder({key: p.numel() for key, p in weights.items()})
+        # The tensors are held so that no identity is given out twice.
+        self._held: list[torch.Tensor] = list(weights.values())
+        self._values = {
+            key: Value(tuple(p.shape), weights=frozenset([key])) for key, p in weights.items()
+        }
+        self._same_storage: dict[int, list[torch.Tensor]] = {}
+
+    def watch(self, images: torch.Tensor) -> None:
+        """What depends on these is the graph."""
+        self._set(images, Value(tuple(images.shape), depends=True))
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """What is known of a tensor; one that nobody made here is a buffer or a constant."""
+        return self._values.get(id(tensor)) or Value(tuple(tensor.shape))
+
+    def _set(self, tensor: torch.Tensor, value: Value) -> None:
+        if id(tensor) not in self._values:
+            self._held.append(tensor)
+            self._same_storage.setdefault(_storage(tensor), []).append(tensor)
+        self._values[id(tensor)] = value
+
+    def _overwrite(self, tensor: torch.Tensor, value: Value) -> None:
+        """After an in-place operator all views of the same memory are what it wrote."""
+        self._set(tensor, value)
+        for other in self._same_storage[_storage(tensor)]:
+            self._values[id(other)] = value.of_shape(tuple(other.shape))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        name = func._schema.name.removeprefix("aten::")
+        depends = any(self.value(t).depends for t in tensors)
+        rule = RULES.get(name) or RULES.get(name.removesuffix("_")) if depends else None
+        if depends and rule is None:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            rule = _rule_by_tag(func)
+        result = func(*args, **kwargs)
+        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if rule is not None:
+            values = rule(Call(func, args, kwargs, outputs, self.value, self.builder))
+        else:
+            weights = frozenset[int]().union(*(self.value(t).weights for t in tensors))
+            values = [Value(tuple(t.shape), weights=weights) for t in outputs]
+        written = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
+        for tensor, value in zip(outputs, values, strict=True):
+            (self._overwrite if written else self._set)(tensor, value)
+        return result
+
+
+def _rule_by_tag(func: Any) -> Callable[[Call], list[Value]]:
+    """Any operator that computes element by element is one node under its own name."""
+    if torch.Tag.pointwise not in func.tags:
+        raise UnsupportedModelError(
+            f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
+            "use the file, or add a rule to profiler/function_rules.py"
+        )
+    words = func._schema.name.removeprefix("aten::").strip("_").split("_")
+    return elementwise("".join(word.capitalize() for word in words))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
