@@ -6,149 +6,21 @@ Rules are needed for such calls only: whatever is made of weights and constants 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from profiler.graph_nodes import Node, assemble
+from profiler.graph_builder import Call, Value
 from profiler.macs import Shape
-from profiler.records import Graph
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a tensor is: where it comes from and of what shape."""
-
-    shape: Shape
-    producer: int | None = None
-    """Number of the node that computes it; None for the images and what is folded away."""
-    depends: bool = False
-    """Whether it depends on the images."""
-    weights: frozenset[int] = frozenset()
-    """Identities of the parameters that a folded tensor is made of."""
-
-    def of_shape(self, shape: Shape) -> Value:
-        return dataclasses.replace(self, shape=shape)
-
-
-class GraphBuilder:
-    """Collects nodes in the order in which they run."""
-
-    def __init__(self, parameter_sizes: Mapping[int, int]) -> None:
-        self._sizes = parameter_sizes
-        self._nodes: list[tuple[Node, list[Value]]] = []
-
-    def emit(
-        self, operator: str, inputs: Sequence[Value], *shapes: Shape, **attributes: Any
-    ) -> list[Value]:
-        """Adds a node and returns its outputs, of these shapes; one without images is folded."""
-        if not any(value.depends for value in inputs):
-            weights = frozenset[int]().union(*(value.weights for value in inputs))
-            return [Value(shape, weights=weights) for shape in shapes]
-        node = Node(operator, [v.shape for v in inputs], shapes, attributes=attributes)
-        self._nodes.append((node, list(inputs)))
-        return [Value(shape, len(self._nodes) - 1, depends=True) for shape in shapes]
-
-    def before(self, value: Value, operator: str) -> Value | None:
-        """The first input of the node that made this value, if it is of this operator."""
-        if value.producer is None or self._nodes[value.producer][0].operator != operator:
-            return None
-        return self._nodes[value.producer][1][0]
-
-    def graph(self, outputs: Sequence[Value], batch_size: int) -> Graph:
-        """The nodes that these outputs need; a parameter counts at the first that uses it."""
-        alive = {value.producer for value in outputs}
-        for number in reversed(range(len(self._nodes))):
-            if number in alive:
-                alive |= {value.producer for value in self._nodes[number][1]}
-        place = {number: i for i, number in enumerate(sorted(alive - {None}))}  # type: ignore[type-var]
-        counted: set[int] = set()
-        nodes, edges = [], []
-        for number, i in place.items():
-            node, inputs = self._nodes[number]  # type: ignore[index]
-            weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
-            counted |= weights
-            nodes.append(
-                dataclasses.replace(node, parameters=sum(self._sizes[key] for key in weights))
-            )
-            edges += [(place[v.producer], i) for v in inputs if v.producer is not None]
-        return assemble(nodes, edges, batch_size)
-
-
-class Call:
-    """One call of a PyTorch operator, with what is known of its tensors."""
-
-    def __init__(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        outputs: Sequence[torch.Tensor],
-        value: Callable[[torch.Tensor], Value],
-        builder: GraphBuilder,
-    ) -> None:
-        self._value = value
-        self.builder = builder
-        self.outputs = outputs
-        self.arguments: dict[str, Any] = {}
-        for place, argument in enumerate(func._schema.arguments):
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            missing = place >= len(args) and argument.name not in kwargs
-            self.arguments[argument.name] = argument.default_value if missing else given
-
-    def __getitem__(self, name: str) -> Any:
-        return self.arguments.get(name)
-
-    def value(self, name: str) -> Value | None:
-        """The tensor of this name, or None if it is left out or a number."""
-        tensor = self.arguments.get(name)
-        return self._value(tensor) if isinstance(tensor, torch.Tensor) else None
-
-    def values(self, *names: str) -> list[Value]:
-        """The tensors among these arguments, in order."""
-        return [value for value in map(self.value, names) if value is not None]
-
-    def list(self, name: str) -> list[Value]:
-        return [self._value(t) for t in self.arguments[name] if t is not None]
-
-    def tensors(self) -> list[Value]:
-        """All tensors among the arguments, in order."""
-        found = []
-        for argument in self.arguments.values():
-            items = argument if isinstance(argument, (list, tuple)) else [argument]
-            found += [self._value(t) for t in items if isinstance(t, torch.Tensor)]
-        return found
-
-    @property
-    def input(self) -> Value:
-        """The first tensor."""
-        return self.tensors()[0]
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return [tuple(t.shape) for t in self.outputs]
-
-    def emit(self, operator: str, *inputs: Value, shape: Shape | None = None, **more: Any) -> Value:
-        """A node of one output: of this shape, or of that of the call's first result."""
-        return self.builder.emit(
-            operator, inputs, self.shapes[0] if shape is None else shape, **more
-        )[0]
-
 
 Rule = Callable[[Call], list[Value]]
 
 
-def elementwise(*operators: str) -> Rule:
-    """A chain: the first takes all tensors, each further one the result of the last."""
+def elementwise(operator: str) -> Rule:
+    """One node of all tensors."""
 
     def rule(call: Call) -> list[Value]:
-        value = call.emit(operators[0], *call.tensors())
-        for operator in operators[1:]:
-            value = call.emit(operator, value)
-        return [value]
+        return [call.emit(operator, *call.tensors())]
 
     return rule
 
@@ -157,12 +29,16 @@ def _alias(call: Call) -> list[Value]:
     return [call.input.of_shape(shape) for shape in call.shapes]
 
 
-def _first(operator: str, **attributes: str) -> Rule:
-    """One node of the first tensor; `attributes` names the arguments that it needs."""
+def _constant(call: Call) -> list[Value]:
+    """A new tensor of the shape of another, without its values."""
+    return [Value(shape) for shape in call.shapes]
+
+
+def _first(operator: str) -> Rule:
+    """One node of the first tensor, of as many outputs as the call has."""
 
     def rule(call: Call) -> list[Value]:
-        given = {ours: call[theirs] for ours, theirs in attributes.items()}
-        return call.builder.emit(operator, [call.input], *call.shapes, **given)
+        return call.builder.emit(operator, [call.input], *call.shapes)
 
     return rule
 
@@ -291,12 +167,14 @@ def _vector_norm(call: Call) -> list[Value]:
 
 
 def _variance(call: Call) -> list[Value]:
-    """Mean, difference, square, mean of the squares; `std` takes the root besides."""
+    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless told not to."""
     x = call.input
     mean = call.emit("ReduceMean", x)
     difference = call.emit("Sub", x, mean, shape=x.shape)
     square = call.emit("Mul", difference, difference, shape=x.shape)
     variance = call.emit("ReduceMean", square)
+    if call["unbiased"] is not False and call["correction"] != 0:
+        variance = call.emit("Div", call.emit("Mul", variance))
     return [variance, mean][: len(call.outputs)]
 
 
@@ -323,6 +201,10 @@ def _silu(call: Call) -> list[Value]:
 
 def _mish(call: Call) -> list[Value]:
     return [call.emit("Mul", call.input, call.emit("Tanh", call.emit("Softplus", call.input)))]
+
+
+def _inverse_root(call: Call) -> list[Value]:
+    return [call.emit("Div", Value(()), call.emit("Sqrt", call.input))]
 
 
 def _square(call: Call) -> list[Value]:
@@ -410,6 +292,10 @@ def _unbind(call: Call) -> list[Value]:
     return [call.emit("Squeeze", piece) for piece in pieces]
 
 
+def _chunk(call: Call) -> list[Value]:
+    return [call.emit("Slice", call.input, shape=shape) for shape in call.shapes]
+
+
 def _concat(call: Call) -> list[Value]:
     return [call.emit("Concat", *call.list("tensors"))]
 
@@ -435,10 +321,6 @@ def _roll(call: Call) -> list[Value]:
             pieces.append(call.emit("Slice", value, shape=tuple(shape)))
         value = call.emit("Concat", *pieces)
     return [value]
-
-
-def _slice(call: Call) -> list[Value]:
-    return [call.emit("Slice", call.input)]
 
 
 def _index(call: Call) -> list[Value]:
@@ -533,6 +415,7 @@ def _table() -> dict[str, Rule]:
         "baddbmm": _baddbmm,
         "batch_norm": _batch_norm,
         "cat": _concat,
+        "chunk": _chunk,
         "clamp": _clamp,
         "concat": _concat,
         "clamp_max": _clamp,
@@ -557,10 +440,10 @@ def _table() -> dict[str, Rule]:
         "mish": _mish,
         "rms_norm": _rms_norm,
         "roll": _roll,
+        "rsqrt": _inverse_root,
         "scaled_dot_product_attention": _attention,
         "select": _select,
         "silu": _silu,
-        "slice": _slice,
         "square": _square,
         "stack": _stack,
         "std": _deviation,
@@ -576,14 +459,17 @@ def _table() -> dict[str, Rule]:
     rules |= dict.fromkeys(("permute", "transpose", "t", "swapaxes", "movedim"), _transpose)
     rules |= dict.fromkeys(("to", "type_as", "_to_copy", "float", "half"), _cast)
     rules |= dict.fromkeys(("alias", "clone", "contiguous", "detach", "lift_fresh"), _alias)
+    rules |= dict.fromkeys(("zero_", "fill_"), _alias)
+    for name in ("empty", "full", "ones", "zeros"):
+        rules |= dict.fromkeys((f"new_{name}", f"{name}_like"), _constant)
     single = {
         "Reshape": "reshape reshape_as view view_as _unsafe_view unflatten",
         "Expand": "expand expand_as broadcast_to",
         "Tile": "repeat tile repeat_interleave",
         "Squeeze": "squeeze",
         "Unsqueeze": "unsqueeze",
-        "Slice": "narrow",
-        "Split": "split split_with_sizes chunk tensor_split",
+        "Slice": "narrow slice",
+        "Split": "split split_with_sizes tensor_split",
         "Pad": "pad constant_pad_nd reflection_pad2d replication_pad2d",
         "ReduceMean": "mean",
         "ReduceSum": "sum",
@@ -605,7 +491,7 @@ def _table() -> dict[str, Rule]:
     }
     for operator, names in single.items():
         rules |= dict.fromkeys(names.split(), _first(operator))
-    chains = {
+    several = {
         "Clip": "hardtanh relu6",
         "MatMul": "matmul bmm mm mv",
         "Gather": "index_select embedding",
@@ -621,12 +507,11 @@ def _table() -> dict[str, Rule]:
         "Mul": "mul multiply",
         "PRelu": "prelu _prelu_kernel",
         "Pow": "pow",
-        "Sqrt Div": "rsqrt",
         "Sub": "rsub",
         "ThresholdedRelu": "threshold",
     }
-    for operators, names in chains.items():
-        rules |= dict.fromkeys(names.split(), elementwise(*operators.split()))
+    for operator, names in several.items():
+        rules |= dict.fromkeys(names.split(), elementwise(operator))
     rules["max"], rules["min"] = _extremum("Max"), _extremum("Min")
     return rules
 

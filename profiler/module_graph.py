@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
-from profiler.function_rules import RULES, Call, GraphBuilder, Value, elementwise
+from profiler.function_rules import RULES, Rule, elementwise
+from profiler.graph_builder import Call, GraphBuilder, Value
 from profiler.graph_nodes import BATCH_SIZES
 from profiler.records import Graph, GraphTemplate
 
@@ -40,10 +41,22 @@ def module_template(model: str | nn.Module, input_size: int) -> GraphTemplate:
         raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
     name = model if isinstance(model, str) else type(model).__name__
     module = on_meta(model, input_size).eval()
+    recorder = _Recorder(module.parameters())
     try:
-        return GraphTemplate.from_graphs(*(_trace(module, b, input_size) for b in BATCH_SIZES))
+        graphs = [_trace(module, recorder, b, input_size) for b in BATCH_SIZES]
+        return GraphTemplate.from_graphs(*graphs)
     except TrappmError as error:
         raise UnsupportedModelError(f"{name} at {input_size} px: {error}") from error
+
+
+def module_graph(model: str | nn.Module, input_size: int, batch_size: int) -> Graph:
+    """The graph at one batch size alone, also of a model that `module_template` refuses.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
+    """
+    module = on_meta(model, input_size).eval()
+    return _trace(module, _Recorder(module.parameters()), batch_size, input_size)
 
 
 def on_meta(model: str | nn.Module, input_size: int) -> nn.Module:
@@ -64,8 +77,8 @@ def on_meta(model: str | nn.Module, input_size: int) -> nn.Module:
     return copy.deepcopy(model, weights)
 
 
-def _trace(module: nn.Module, batch_size: int, input_size: int) -> Graph:
-    recorder = _Recorder(module.parameters())
+def _trace(module: nn.Module, recorder: _Recorder, batch_size: int, input_size: int) -> Graph:
+    recorder.restart()
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
@@ -96,14 +109,22 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        weights = {id(p): p for p in parameters}
-        self.builder = GraphBuilder({key: p.numel() for key, p in weights.items()})
         # The tensors are held so that no identity is given out twice.
-        self._held: list[torch.Tensor] = list(weights.values())
+        self._held: dict[int, torch.Tensor] = {id(p): p for p in parameters}
         self._values = {
-            key: Value(tuple(p.shape), weights=frozenset([key])) for key, p in weights.items()
+            key: Value(tuple(p.shape), weights=frozenset([key])) for key, p in self._held.items()
         }
+        self._sizes = {key: p.numel() for key, p in self._held.items()}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new graph. What was made of weights is remembered: a model may keep it."""
+        self.builder = GraphBuilder(self._sizes)
+        self._values = {key: value for key, value in self._values.items() if not value.depends}
+        self._held = {key: self._held[key] for key in self._values}
         self._same_storage: dict[int, list[torch.Tensor]] = {}
+        for tensor in self._held.values():
+            self._same_storage.setdefault(_storage(tensor), []).append(tensor)
 
     def watch(self, images: torch.Tensor) -> None:
         """What depends on these is the graph."""
@@ -115,7 +136,7 @@ class _Recorder(TorchDispatchMode):
 
     def _set(self, tensor: torch.Tensor, value: Value) -> None:
         if id(tensor) not in self._values:
-            self._held.append(tensor)
+            self._held[id(tensor)] = tensor
             self._same_storage.setdefault(_storage(tensor), []).append(tensor)
         self._values[id(tensor)] = value
 
@@ -137,6 +158,8 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         depends = any(self.value(t).depends for t in tensors)
         rule = RULES.get(name) or RULES.get(name.removesuffix("_")) if depends else None
+        if depends and _NEEDS_VALUES & set(func.tags):
+            raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
         if depends and rule is None:
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -156,7 +179,10 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _rule_by_tag(func: Any) -> Callable[[Call], list[Value]]:
+_NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _rule_by_tag(func: Any) -> Rule:
     """Any operator that computes element by element is one node under its own name."""
     if torch.Tag.pointwise not in func.tags:
         raise UnsupportedModelError(

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.errors import InputError, TrappmError
+from profiler.graph_hash import graph_hash
 
 IntArray = npt.NDArray[np.int64]
 
@@ -281,15 +282,14 @@ class GraphTemplate:
 
     @property
     def content_hash(self) -> str:
-        """64 hexadecimal digits, equal for equal content (node order included)."""
-        digest = hashlib.sha256()
-        digest.update(_canonical_json([list(self.operators), self.fixed_batch_size]).encode())
-        for array in (self.edges, self.parameters):
-            digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
-        for part in (self.constant, self.slope):
-            for name in _SCALED:
-                digest.update(np.ascontiguousarray(part[name], dtype=np.int64).tobytes())
-        return digest.hexdigest()
+        """64 hexadecimal digits, equal for graphs of one structure in whatever order of nodes."""
+        columns = [part[name] for part in (self.constant, self.slope) for name in _SCALED]
+        return graph_hash(
+            self.operators,
+            self.edges,
+            np.column_stack([*columns, self.parameters]).astype(np.int64),
+            salt=f"fixed batch size {self.fixed_batch_size}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 import collections
 import math
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,7 +21,6 @@ from profiler.errors import InputError, ModelFileError, UnsupportedModelError
 from profiler.export import export_onnx
 from profiler.families import family_of
 from profiler.onnx_reader import read_onnx
-from profiler.static import graph_template
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 
@@ -43,7 +44,10 @@ TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit", "tes
 
 @cache
 def template(architecture, input_size):
-    return graph_template(architecture, input_size)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(architecture, input_size, path)
+        return read_onnx(path)
 
 
 def reference(architecture, input_size, batch_size):

@@ -1,0 +1,134 @@
+"""Collects the nodes of a forward pass as it runs: values, calls, and what is folded away."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from profiler.graph_nodes import Node, assemble
+from profiler.macs import Shape
+from profiler.records import Graph
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a tensor is: where it comes from and of what shape."""
+
+    shape: Shape
+    producer: int | None = None
+    """Number of the node that computes it; None for the images and what is folded away."""
+    depends: bool = False
+    """Whether it depends on the images."""
+    weights: frozenset[int] = frozenset()
+    """Identities of the parameters that a folded tensor is made of."""
+
+    def of_shape(self, shape: Shape) -> Value:
+        return dataclasses.replace(self, shape=shape)
+
+
+class GraphBuilder:
+    """Collects nodes in the order in which they run."""
+
+    def __init__(self, parameter_sizes: Mapping[int, int]) -> None:
+        self._sizes = parameter_sizes
+        self._nodes: list[tuple[Node, list[Value]]] = []
+
+    def emit(
+        self, operator: str, inputs: Sequence[Value], *shapes: Shape, **attributes: Any
+    ) -> list[Value]:
+        """Adds a node and returns its outputs, of these shapes; one without images is folded."""
+        if not any(value.depends for value in inputs):
+            weights = frozenset[int]().union(*(value.weights for value in inputs))
+            return [Value(shape, weights=weights) for shape in shapes]
+        node = Node(operator, [v.shape for v in inputs], shapes, attributes=attributes)
+        self._nodes.append((node, list(inputs)))
+        return [Value(shape, len(self._nodes) - 1, depends=True) for shape in shapes]
+
+    def before(self, value: Value, operator: str) -> Value | None:
+        """The first input of the node that made this value, if it is of this operator."""
+        if value.producer is None or self._nodes[value.producer][0].operator != operator:
+            return None
+        return self._nodes[value.producer][1][0]
+
+    def graph(self, outputs: Sequence[Value], batch_size: int) -> Graph:
+        """The nodes that these outputs need; a parameter counts at the first that uses it."""
+        alive = {value.producer for value in outputs}
+        for number in reversed(range(len(self._nodes))):
+            if number in alive:
+                alive |= {value.producer for value in self._nodes[number][1]}
+        place = {number: i for i, number in enumerate(sorted(alive - {None}))}  # type: ignore[type-var]
+        counted: set[int] = set()
+        nodes, edges = [], []
+        for number, i in place.items():
+            node, inputs = self._nodes[number]  # type: ignore[index]
+            weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
+            counted |= weights
+            nodes.append(
+                dataclasses.replace(node, parameters=sum(self._sizes[key] for key in weights))
+            )
+            edges += [(place[v.producer], i) for v in inputs if v.producer is not None]
+        return assemble(nodes, edges, batch_size)
+
+
+class Call:
+    """One call of a PyTorch operator, with what is known of its tensors."""
+
+    def __init__(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[torch.Tensor],
+        value: Callable[[torch.Tensor], Value],
+        builder: GraphBuilder,
+    ) -> None:
+        self._value = value
+        self.builder = builder
+        self.outputs = outputs
+        self.arguments: dict[str, Any] = {}
+        for place, argument in enumerate(func._schema.arguments):
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            missing = place >= len(args) and argument.name not in kwargs
+            self.arguments[argument.name] = argument.default_value if missing else given
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def value(self, name: str) -> Value | None:
+        """The tensor of this name, or None if it is left out or a number."""
+        tensor = self.arguments.get(name)
+        return self._value(tensor) if isinstance(tensor, torch.Tensor) else None
+
+    def values(self, *names: str) -> list[Value]:
+        """The tensors among these arguments, in order."""
+        return [value for value in map(self.value, names) if value is not None]
+
+    def list(self, name: str) -> list[Value]:
+        return [self._value(t) for t in self.arguments[name] if t is not None]
+
+    def tensors(self) -> list[Value]:
+        """All tensors among the arguments, in order."""
+        found = []
+        for argument in self.arguments.values():
+            items = argument if isinstance(argument, (list, tuple)) else [argument]
+            found += [self._value(t) for t in items if isinstance(t, torch.Tensor)]
+        return found
+
+    @property
+    def input(self) -> Value:
+        """The first tensor."""
+        return self.tensors()[0]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [tuple(t.shape) for t in self.outputs]
+
+    def emit(self, operator: str, *inputs: Value, shape: Shape | None = None, **more: Any) -> Value:
+        """A node of one output: of this shape, or of that of the call's first result."""
+        return self.builder.emit(
+            operator, inputs, self.shapes[0] if shape is None else shape, **more
+        )[0]

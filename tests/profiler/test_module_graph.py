@@ -1,0 +1,205 @@
+"""A model run without weights gives the graph that its ONNX file gives, for every batch size."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler import zoo
+from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from profiler.export import export_onnx
+from profiler.module_graph import module_graph, module_template
+from profiler.onnx_reader import read_onnx
+
+COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
+
+# Of each family of the laptop pool: the graph of the file, node for node.
+SAME_BY_BOTH_WAYS = (
+    ("test_convnext", 64),
+    ("convnextv2_atto", 32),
+    ("convnext_zepto_rms", 32),
+    ("densenetblur121d", 32),
+    ("test_efficientnet", 64),
+    ("test_efficientnet_gn", 64),
+    ("efficientnet_b0", 64),
+    ("semnasnet_050", 32),
+    ("mobilenetv3_small_050", 64),
+    ("mobilenetv4_conv_small", 64),
+    ("poolformerv2_s12", 32),
+    ("resnet14t", 32),
+    ("visformer_tiny", 32),
+    ("vgg11_bn", 32),
+    ("test_vit", 64),
+    ("test_vit3", 64),
+    ("test_vit4", 64),
+)
+
+# What the exporter writes besides, as docs/static_profile.md explains.
+MORE_IN_THE_FILE = {
+    ("swin_tiny_patch4_window7_224", 64): {"Slice": 16},
+    ("swinv2_tiny_window8_256", 64): {"Slice": 24},
+    ("efficientvit_b0", 64): {"Cast": 16},
+}
+TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit2", "test_vit4")
+
+
+def from_file(architecture, input_size, folder):
+    export_onnx(architecture, input_size, folder / "m.onnx")
+    return read_onnx(folder / "m.onnx")
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), SAME_BY_BOTH_WAYS)
+def test_the_graph_is_that_of_the_onnx_file(tmp_path, architecture, input_size):
+    graph = module_template(architecture, input_size)
+    file = from_file(architecture, input_size, tmp_path)
+    assert graph.operators == file.operators
+    for name in COLUMNS:
+        assert np.array_equal(getattr(graph.at(7), name), getattr(file.at(7), name)), name
+    assert graph.content_hash == file.content_hash
+
+
+@pytest.mark.parametrize(("model", "more"), MORE_IN_THE_FILE.items())
+def test_documented_differences_move_data_only(tmp_path, model, more):
+    graph, file = module_template(*model), from_file(*model, tmp_path)
+    ours, theirs = collections.Counter(graph.operators), collections.Counter(file.operators)
+    assert theirs - ours == more
+    assert not ours - theirs
+    assert graph.at(7).macs.sum() == file.at(7).macs.sum()
+    assert graph.parameters.sum() == file.parameters.sum()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "input_size"),
+    [
+        ("levit_128s", 224),  # keeps its biases from one forward pass to the next
+        ("mvitv2_tiny", 224),  # writes into slices
+        ("tiny_vit_5m_224", 224),
+        ("volo_d1_224", 224),  # col2im
+        ("gcvit_xxtiny", 224),
+        ("maxvit_pico_rw_256", 256),
+    ],
+)
+def test_macs_and_parameters_are_those_of_pytorch(architecture, input_size):
+    graph = module_template(architecture, input_size).at(3)
+    with torch.device("meta"):
+        model = zoo.create_model(architecture, input_size).eval()
+        images = torch.empty(3, 3, input_size, input_size)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(images)
+    linear = [o in ("Conv", "Gemm", "MatMul", "Einsum") for o in graph.operators]
+    assert graph.macs[linear].sum() == counter.get_total_flops() // 2
+    assert graph.parameters.sum() == sum(p.numel() for p in model.parameters())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
+def test_a_rebatched_template_is_the_graph_at_that_batch(architecture, input_size, batch_size):
+    fresh = module_graph(architecture, input_size, batch_size)
+    graph = module_template(architecture, input_size).at(batch_size)
+    assert graph.operators == fresh.operators
+    for name in COLUMNS:
+        assert np.array_equal(getattr(graph, name), getattr(fresh, name)), name
+
+
+class Custom(nn.Module):
+    """A shared layer, a weight that is reshaped before its use, buffers, an unused layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.scale = nn.Parameter(torch.rand(3))
+        self.norm = nn.BatchNorm2d(3)
+        self.unused = nn.Linear(5, 5)
+
+    def forward(self, x):
+        x = self.norm(self.conv(torch.relu(self.conv(x))))
+        return {"scores": (x * self.scale.view(1, 3, 1, 1)).mean((2, 3))}
+
+
+def test_a_module_of_anyone_is_traced_and_left_as_it_is():
+    module = Custom().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    graph = module_template(module, 8).at(4)
+    assert graph.operators == ("Conv", "Relu", "Conv", "BatchNormalization", "Mul", "ReduceMean")
+    assert graph.parameters.tolist() == [81, 0, 0, 6, 3, 0]
+    assert graph.macs.tolist() == [4 * 64 * 81, 768, 4 * 64 * 81, 768, 768, 768]
+    assert graph.output_shapes[-1].tolist() == [4, 3, 0, 0, 0, 0]
+    assert module.training
+    assert module.norm.training
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_module_and_its_name_have_one_graph():
+    module = zoo.create_model("test_vit", 64)
+    by_name = module_template("test_vit", 64)
+    assert module_template(module, 64).content_hash == by_name.content_hash
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        y[:, 1:] = x[:, 1:].relu_()
+        return (y + 1).flatten(1)
+
+
+def test_what_is_written_into_a_slice_is_followed():
+    graph = module_template(InPlace(), 4).at(2)
+    assert graph.operators == ("Slice", "Relu", "ScatterND", "Add", "Flatten")
+    assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+def function(body):
+    class Module(nn.Module):
+        def forward(self, x):
+            return body(x)
+
+    return Module()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda x: x.reshape(1, -1), "batch size is written into the model"),
+        (lambda x: x if x.sum() > 0 else -x, "depends on values"),
+        (lambda x: x[x > 0], "depends on values"),
+        (torch.ones_like, "no output"),
+        (torch.linalg.inv, "linalg_inv_ex"),
+        (lambda x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "does not run without values"),
+        (lambda x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
+    ],
+)
+def test_refusals_tell_why(body, reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
+        module_template(function(body), 8)
+
+
+def test_what_cannot_be_asked_is_refused():
+    with pytest.raises(InputError, match="input size is 0"):
+        module_template("resnet18", 0)
+    with pytest.raises(UnknownArchitectureError, match="resnet18"):
+        module_template("resnet_18", 64)
+
+
+def test_an_operator_without_a_rule_of_its_own_is_a_node_if_it_is_elementwise():
+    graph = module_template(function(lambda x: torch.special.i0(x.asinh())), 8).at(2)
+    assert len(graph.operators) == 2
+    assert graph.macs.tolist() == [2 * 3 * 64] * 2
+
+
+def test_attention_of_a_transformer_is_counted_by_hand():
+    def body(x):
+        q = x.flatten(2).transpose(1, 2).unsqueeze(1)  # (B, 1, 16, 3)
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    graph = module_template(function(body), 4).at(2)
+    products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
+    assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
+    assert collections.Counter(graph.operators)["Softmax"] == 1
