@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import ray
 
 from cluster.campaign import Campaign, CampaignStopped, Progress
 from cluster.learning import CampaignLearner
+from cluster.lock import campaign_lock
 from cluster.ray_crew import LearnerProxy, RayCrew
 from cluster.spec import CampaignSpec
 from profiler.records import Configuration, Measurement
@@ -58,7 +59,6 @@ class LearnerActor:
             preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
         )
         self._progress = (0, 0)
-        self._cancelled = threading.Event()
 
     def progress(self) -> tuple[int, int]:
         return self._progress
@@ -90,7 +90,7 @@ class CampaignActor:
 
         home = Home(self._home_path)
         spec = self._spec
-        with Store.open(home.database_url) as store:
+        with campaign_lock(home, self._campaign_id), Store.open(home.database_url) as store:
             crew = RayCrew(spec.devices.keys)
             learner = LearnerProxy(
                 preset=spec.learner,
@@ -122,8 +122,8 @@ class CampaignActor:
 
     def progress(self, lines_seen: int) -> dict[str, Any]:
         """The progress, with only the lines that the watcher has not seen."""
-        progress = asdict(self._progress)
-        return {**progress, "lines": progress["lines"][lines_seen:]}
+        progress = self._progress
+        return asdict(replace(progress, lines=progress.lines[lines_seen:]))
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress

@@ -13,6 +13,7 @@ and a `Learner` learns, and on a CPU device never both at once, since they share
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ import numpy as np
 from cluster.crew import Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
 from cluster.spec import CampaignSpec
 from learner.evaluation import split_architectures
-from profiler.errors import CampaignError, InputError
+from profiler.errors import CampaignError, InputError, StoreError
 from profiler.pool import build_pool
 from profiler.records import METRICS, Configuration
 from store import PlannedAssignment, Store
@@ -101,10 +102,14 @@ class Campaign:
                 self._round(number)
             snapshot_id = self._publish()
         except CampaignStopped:
+            for finished in self.crew.wait(timeout_s=0):  # what has come back is not thrown away
+                self._take(finished)
             self._end("paused", "stopped on request")
             raise
         except Exception as error:
-            self._end("failed", str(error))
+            # If it is the store that fails, its first error is the one to tell.
+            with contextlib.suppress(StoreError):
+                self._end("failed", str(error))
             raise
         self._end("finished", f"snapshot {snapshot_id}")
         return snapshot_id
@@ -119,10 +124,7 @@ class Campaign:
         self._profile_graphs(configurations)
         refused = {(r.architecture, r.input_size) for r in self.store.refusals()}
         pool = [c for c in configurations if (c.architecture, c.input_size) not in refused]
-        held_out = split_architectures(
-            pool, self.spec.evaluation.architecture_share, self._generator(0)
-        )
-        self._check_budget(pool, held_out)
+        held_out = check_budget(self.spec, pool)
         self.store.set_campaign_pool(self.id, [(c, c.architecture in held_out) for c in pool])
 
     def _profile_graphs(self, configurations: Sequence[Configuration]) -> None:
@@ -136,19 +138,6 @@ class Campaign:
             )
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
             self._tell(done=self._progress.done + 1, news=refusal)
-
-    def _check_budget(self, pool: Sequence[Configuration], held_out: set[str]) -> None:
-        """A budget that the pool cannot meet is told before anything is measured."""
-        kept_back = sum(c.architecture in held_out for c in pool)
-        for device in self.spec.devices.keys:
-            wanted = self.spec.evaluation.on(device, self.spec.devices)
-            training = self.spec.budget(device) - wanted
-            if wanted > kept_back or training > len(pool) - kept_back:
-                raise InputError(
-                    f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
-                    f"{training} training configurations, and the pool has {kept_back} and "
-                    f"{len(pool) - kept_back}; lower the budget or widen the pool"
-                )
 
     def _prepare_learner(self) -> None:
         pool = self.store.campaign_pool(self.id)
@@ -192,7 +181,8 @@ class Campaign:
     def _pick(self, number: int, purpose: str, device: str) -> Iterator[PlannedAssignment]:
         share = {"evaluation": self.spec.evaluation, "initial": self.spec.initial}
         count = share.get(purpose, self.spec.rounds).on(device, self.spec.devices)
-        taken = {a.configuration.id for a in self.store.assignments(self.id, device=device)}
+        assigned = self.store.assignments(self.id, device=device)
+        taken = {a.configuration.id for a in assigned}
         pool = self.store.campaign_pool(self.id)
         wants_held_out = purpose == "evaluation"
         candidates = [c for c, held_out in pool if held_out == wants_held_out and c.id not in taken]
@@ -204,8 +194,8 @@ class Campaign:
                 device,
                 min(count, len(candidates)),
                 candidates=list(by_id),
-                labelled=sorted(taken),
-                seed=(self.spec.seed, number),
+                labelled=sorted(a.configuration.id for a in assigned if a.role == "train"),
+                seed=(self.spec.seed, number, self.spec.devices.keys.index(device)),
             )
             picks = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
         else:
@@ -228,6 +218,8 @@ class Campaign:
                     adopted.add(worker.name)
                     self._adopt(worker)
             if not self._start_one(number) and not self.crew.running():
+                # We hold no lease now: any there is belongs to somebody who died.
+                self.store.release_leases(self.id)
                 missing = {a.device for a in self.store.assignments(self.id, state="open")}
                 if not missing:
                     return
@@ -247,7 +239,13 @@ class Campaign:
     def _start_one(self, number: int) -> bool:
         """Starts the next assignment; one only, since two devices can share one host."""
         for worker in self.crew.idle():
-            assignment = self.store.lease(self.id, worker.device, worker.name, LEASE_S)
+            assignment = self.store.lease(
+                self.id,
+                worker.device,
+                worker.name,
+                LEASE_S,
+                max_attempts=self.spec.max_attempts,
+            )
             if assignment is not None:
                 self.crew.start(worker, assignment, self.protocol)
                 self._show_counts(number)
@@ -308,7 +306,9 @@ class Campaign:
                 "campaign": self.id,
                 "errors": report.get("devices", {}),
                 "split": "whole architectures held out, uniform draw",
-                "label_counts": dict(Counter(label.provenance for label in labels)),
+                "evaluation_labels": dict(
+                    Counter(label.device for label in labels if label.role == "evaluate")
+                ),
             },
         )
         self.store.register_snapshot(
@@ -339,9 +339,12 @@ class Campaign:
         return tell
 
     def _show_counts(self, number: int) -> None:
-        counts = Counter((a.device, str(a.state)) for a in self.store.assignments(self.id))
+        counts = self.store.assignment_counts(self.id)
         ended = Counter(
-            {d: counts[d, "done"] + counts[d, "failed"] for d in self.spec.devices.keys}
+            {
+                device: sum(n for state, n in states.items() if state in {"done", "failed"})
+                for device, states in counts.items()
+            }
         )
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
@@ -359,6 +362,27 @@ class Campaign:
             self._progress, stage=stage or self._progress.stage, lines=lines, **values
         )
         self._watch(self._progress)
+
+
+def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
+    """The architectures to hold out of this pool.
+
+    Raises:
+        InputError: the pool is too small for the budget.
+    """
+    generator = np.random.default_rng([spec.seed, 0])
+    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator)
+    kept_back = sum(c.architecture in held_out for c in pool)
+    for device in spec.devices.keys:
+        wanted = spec.evaluation.on(device, spec.devices)
+        training = spec.budget(device) - wanted
+        if wanted > kept_back or training > len(pool) - kept_back:
+            raise InputError(
+                f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
+                f"{training} training configurations, and the pool has {kept_back} and "
+                f"{len(pool) - kept_back}; lower the budget or widen the pool"
+            )
+    return held_out
 
 
 class _Pace:

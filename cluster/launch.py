@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
-from cluster.campaign import Progress
+from cluster.campaign import Progress, check_budget
+from cluster.lock import campaign_lock
 from cluster.runtime import here, ray_runtime, require_nodes
 from cluster.spec import CampaignSpec
-from profiler.errors import CampaignError, TrappmError
+from profiler.devices import open_device
+from profiler.errors import CampaignError, InputError, TrappmError
+from profiler.pool import build_pool
 from store import CampaignRecord, Home, Store
 
 POLL_S = 0.3
+
+ENDED = frozenset({"finished", "cancelled"})
 
 
 def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord, CampaignSpec]:
@@ -24,12 +31,50 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     """
     earlier = [c for c in store.campaigns() if c.name == spec.name]
     for campaign in earlier:
-        old = CampaignSpec.model_validate(campaign.spec)
-        if campaign.state not in {"finished", "cancelled"} and _same_work(old, spec):
-            return campaign, old
+        if campaign.state not in ENDED:
+            old = spec_of(campaign)
+            if _same_work(old, spec):
+                return campaign, old
     fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
     campaign = store.create_campaign(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
     return campaign, fresh
+
+
+def check_spec(spec: CampaignSpec, address: str | None) -> None:
+    """Raises InputError for what can be seen to fail before anything is started or stored."""
+    check_budget(spec, build_pool(spec.pool))
+    if address is None:
+        for device in spec.devices.keys:
+            open_device(device)
+
+
+def spec_of(campaign: CampaignRecord) -> CampaignSpec:
+    """Raises CampaignError for a campaign whose spec this version cannot read."""
+    try:
+        return CampaignSpec.model_validate(campaign.spec)
+    except (ValidationError, TrappmError) as error:
+        raise CampaignError(
+            f"campaign {campaign.id} was launched by another version, whose file this one cannot "
+            "read; go on with that version, or launch the campaign under another name"
+        ) from error
+
+
+def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
+    """The campaign of this id, or the latest one that has not ended.
+
+    Raises:
+        InputError: there is none, or it has ended.
+    """
+    open_ones = [c for c in store.campaigns() if c.state not in ENDED]
+    if campaign_id is None and open_ones:
+        return open_ones[0]
+    campaign = store.campaign(campaign_id)
+    if campaign.state in ENDED:
+        raise InputError(
+            f"campaign {campaign.id} is {campaign.state}; see it with: "
+            f"trappm campaign report {campaign.id}"
+        )
+    return campaign
 
 
 def run_campaign(
@@ -45,16 +90,24 @@ def run_campaign(
     Raises:
         CampaignError: it runs already, or cannot go on; nothing recorded is lost.
     """
-    folder = home.campaigns / campaign_id
-    folder.mkdir(parents=True, exist_ok=True)
+    with campaign_lock(home, campaign_id):
+        pass  # nobody runs it; the campaign's own process takes the lock from here
+    with ray_runtime(address), _sigterm_as_interrupt():
+        return _run(home, campaign_id, spec, address, watch)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Inside, `kill` and `timeout` stop the campaign as Ctrl-C does."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        with FileLock(folder / "lock", timeout=0), ray_runtime(address):
-            return _run(home, campaign_id, spec, address, watch)
-    except Timeout as error:
-        raise CampaignError(
-            f"campaign {campaign_id} is running in another process; "
-            f"see it with: trappm campaign status {campaign_id}"
-        ) from error
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(

@@ -88,13 +88,13 @@ class CampaignLearner:
             "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
         }  # fmt: skip
         devices = sorted(counts, key=lambda device: (device != self._source, device))
-        devices = [d for d in devices if counts[d] >= LEAST_TRAINING_LABELS or d != self._source]
-        trainings = 1 + 2 * (len(devices) - 1)
+        devices = [device for device in devices if counts[device] >= LEAST_TRAINING_LABELS]
+        trainings = max(1, 2 * len(devices) - 1)
         for device in devices:
             training = [x for x in self._training_labels if x.device == device]
             evaluation = [x for x in labels if x.device == device and x.role == "evaluate"]
             init = None if device == self._source else self._heads.get(self._source)
-            first = 0 if init is None else 2 * devices.index(device) - 1
+            first = max(0, 2 * devices.index(device) - 1)
             progress = _part(on_progress, first, trainings)
             self._heads[device] = self._train(training, init, progress)
             errors, pairs = self._judge(self._heads[device], evaluation)

@@ -57,13 +57,15 @@ class RayCrew:
         self._workers: dict[str, Worker] = {}
         self._running: dict[Any, tuple[Worker, Assignment]] = {}
         for device in devices:
-            actor = (
+            self._actors[device] = (
                 ray.remote(ProfilerActor)
                 .options(max_restarts=-1, max_task_retries=0, **placement(device))
                 .remote(device)
             )
-            self._actors[device] = actor
-            self._joining[actor.describe.remote()] = device
+            self._ask_to_join(device)
+
+    def _ask_to_join(self, device: str) -> None:
+        self._joining[self._actors[device].describe.remote()] = device
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
@@ -76,7 +78,11 @@ class RayCrew:
             )
             for reference in joined:
                 device = self._joining.pop(reference)
-                facts = _result(reference)
+                try:
+                    facts = _result(reference)
+                except RayActorError:  # it died before it had joined, and is starting again
+                    self._ask_to_join(device)
+                    continue
                 self._workers[device] = Worker(name=f"profiler-{device}", device=device, **facts)
         return list(self._workers.values())
 
@@ -113,10 +119,13 @@ class RayCrew:
         worker, assignment = self._running.pop(reference)
         try:
             return Finished(worker, assignment, ray.get(reference))
-        except RayActorError as error:
-            return Finished(worker, assignment, None, f"the profiler died: {_first_line(error)}")
         except RayTaskError as error:
             return Finished(worker, assignment, None, f"the profiler failed: {error.cause}")
+        except RayError as error:
+            # Started again, it may be on another node: it joins anew, with its new facts.
+            del self._workers[worker.device]
+            self._ask_to_join(worker.device)
+            return Finished(worker, assignment, None, f"the profiler died: {_first_line(error)}")
 
 
 class LearnerProxy:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from profiler.devices import local_devices
 from profiler.errors import CampaignError, DeviceError
 from profiler.records import is_cpu_device
 
@@ -80,6 +81,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's workers would give way to everything else on the machine, and so would measurements.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Running out of memory is an outcome of a measurement, not a reason to kill the profiler.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     if address is None and "ray" not in sys.modules:
         # The private Ray answers to this process tree only, and leaves no token file behind.
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -99,8 +102,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         folder = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-")
         options |= {
             "num_cpus": os.cpu_count(),
-            "num_gpus": 0,
-            "labels": {CPU_LABEL: "true"},
+            **_local_devices(),
             "include_dashboard": False,
             "object_store_memory": 200 << 20,
             "_temp_dir": folder,
@@ -116,6 +118,14 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _local_devices() -> dict[str, Any]:
+    """Ray options that offer what this machine can measure on: its cores, and its GPUs by name."""
+    gpus = [key for key in local_devices() if not is_cpu_device(key) and ":" not in key]
+    if not gpus:
+        return {"num_gpus": 0, "labels": {CPU_LABEL: "true"}}
+    return {"labels": {CPU_LABEL: "true", ACCELERATOR_LABEL: gpus[0].upper()}}
 
 
 def _remove_leftovers() -> None:

@@ -6,6 +6,9 @@ be spent is told in one line. A preset is such a file that ships with the packag
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Self
@@ -102,7 +105,9 @@ class CampaignSpec(_Part):
     def measuring_protocol(self) -> MeasuringProtocol:
         if isinstance(self.protocol, str):
             return protocol_named(self.protocol)
-        return self.protocol
+        # Labels of one protocol name may be mixed, so the name tells what the protocol says.
+        digest = hashlib.sha256(json.dumps(self.protocol.to_dict()).encode()).hexdigest()[:8]
+        return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
 
     def budget(self, device: str) -> int:
         """How many configurations the whole campaign measures on this device."""

@@ -49,7 +49,12 @@ def check(architecture: str) -> None:
 
 
 def native_input_size(architecture: str) -> int | None:
-    """The input size in pixels that the architecture was designed for, where timm knows it."""
+    """The input size in pixels that the architecture was designed for, where timm knows it.
+
+    Raises:
+        UnknownArchitectureError: no such timm model.
+    """
+    check(architecture)
     config = get_pretrained_cfg(architecture)
     return None if config is None else int(config.input_size[-1])
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from profiler.errors import CampaignError
+from profiler.errors import CampaignError, InputError
 from profiler.records import Configuration
 from store.database import Database, utc_now
 from store.records import (
@@ -62,16 +62,16 @@ class Campaigns(Database):
         """The campaign of this id, the latest one without an id.
 
         Raises:
-            CampaignError: there is none.
+            InputError: there is none.
         """
         known = self.campaigns()
         for record in known:
             if campaign_id in {None, record.id}:
                 return record
         if campaign_id is None:
-            raise CampaignError("there is no campaign yet; start one with: trappm campaign launch")
+            raise InputError("there is no campaign yet; start one with: trappm campaign launch")
         there_are = ", ".join(c.id for c in known[:10]) or "none yet"
-        raise CampaignError(f"no campaign {campaign_id!r}; there are: {there_are}")
+        raise InputError(f"no campaign {campaign_id!r}; there are: {there_are}")
 
     def campaigns(self) -> list[CampaignRecord]:
         """All campaigns, the latest first."""

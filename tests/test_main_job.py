@@ -57,13 +57,14 @@ MEASURING = "import sys; sys.path[:]"
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
-    """A campaign that was killed three times on its way, and then finished."""
+    """A campaign that was killed three times and stopped once on its way, and then finished."""
     folder = tmp_path_factory.mktemp("main-job")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(folder)
     run.kill_after_labels(1, run.driver)
     run.kill_after_labels(4, run.profiler_and_go_on)
     run.kill_after_labels(7, run.measurement_and_go_on)
+    run.kill_after_labels(9, run.interrupt)
     run.finish()
     return run
 
@@ -121,10 +122,23 @@ class Run:
         self.started = True
         kill(process)
 
+    def interrupt(self, process) -> None:
+        """Ctrl-C, and what is then told."""
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, output
+        assert "trappm campaign resume" in output
+        assert "Traceback" not in output
+        states = [c["state"] for c in json.loads(self.trappm("campaign", "list", "--json").stdout)]
+        assert states == ["paused"]
+        self.process = None
+
     def driver(self, process) -> None:
         process.kill()
         process.wait()
         self.process = None
+        listed = json.loads(self.trappm("campaign", "list", "--json").stdout)
+        assert "interrupted" in listed[0]["state"]
 
     def profiler_and_go_on(self, process) -> None:
         self._kill_one(process, lambda p: p.name().startswith("ray::Profil"))
@@ -188,6 +202,7 @@ def test_measurements_are_real(campaign):
 
 def test_the_report_tells_outcomes_errors_transfer_and_what_to_do_next(campaign):
     for told in (
+        "assignments",
         "attempts by outcome",
         "error on architectures held out",
         "transfer: heads of the target",
@@ -273,5 +288,5 @@ def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_p
 
 def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
     result = campaign.trappm("campaign", "resume")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "finished" in result.stderr

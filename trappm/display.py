@@ -35,7 +35,7 @@ class Display:
         budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
         self._console.print(
             f"campaign [bold]{campaign_id}[/] ({spec.name}, seed {spec.seed}): "
-            f"at most {budget} measurements",
+            f"{budget} configurations to measure",
             soft_wrap=True,
         )
 

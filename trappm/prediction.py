@@ -5,6 +5,7 @@ The answer unpacks as step time, memory, power, in the order of the paper's Figu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from store import Home, Store
 
 MANIFEST = "manifest.json"
+
+MAX_SIZE = 1_000_000
+"""Batch and input sizes beyond this are slips of the keyboard, and overflow what is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +70,23 @@ def predict(
         SnapshotError: no such snapshot, or it has no head for the device.
         InputError: a batch or input size that the model cannot have.
     """
+    is_file = isinstance(model, Path) or model.endswith(".onnx") or os.sep in model
+    batch = 1 if batch_size is None else batch_size
+    for name, value in (("batch size", batch_size), ("input size", input_size)):
+        if value is not None and not 1 <= value <= MAX_SIZE:
+            raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
+    template = _of_file(Path(model), input_size) if is_file else None
+    if template is None:
+        from profiler.zoo import check
+
+        check(str(model))
+    elif batch_size is None and template.fixed_batch_size is not None:
+        batch = template.fixed_batch_size
     from learner.snapshot import load_snapshot
 
-    folder = _locate(snapshot)
-    template, batch = _template(model, batch_size, input_size)
-    graph = template.at(batch)
-    loaded = load_snapshot(folder)
+    loaded = load_snapshot(_locate(snapshot))
     key = device or loaded.source_device
+    graph = (template or _of_architecture(str(model), input_size)).at(batch)
     predictions = loaded.predict([graph], key)
     values: dict[str, float | None] = dict.fromkeys(METRICS)
     intervals, missing = {}, {}
@@ -120,20 +134,17 @@ def _locate(snapshot: str | Path) -> Path:
         return snapshot_folder(store, home, snapshot)
 
 
-def _template(
-    model: str | Path, batch_size: int | None, input_size: int | None
-) -> tuple[GraphTemplate, int]:
-    if isinstance(model, Path) or str(model).endswith(".onnx") or Path(model).is_file():
-        from profiler.onnx_reader import read_onnx
+def _of_file(path: Path, input_size: int | None) -> GraphTemplate:
+    from profiler.onnx_reader import read_onnx
 
-        template = read_onnx(Path(model))
-        own = template.fixed_batch_size or 1
-        return template, own if batch_size is None else batch_size
+    return read_onnx(path, input_size=input_size)
+
+
+def _of_architecture(architecture: str, input_size: int | None) -> GraphTemplate:
     from profiler.static import graph_template
     from profiler.zoo import native_input_size
 
-    name = str(model)
-    size = native_input_size(name) if input_size is None else input_size
+    size = native_input_size(architecture) if input_size is None else input_size
     if size is None:
-        raise InputError(f"timm names no input size for {name}; give one, such as 224")
-    return graph_template(name, size), 1 if batch_size is None else batch_size
+        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
+    return graph_template(architecture, size)

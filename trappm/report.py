@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from profiler.records import METRICS
 from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
-    from store import Store
+    from store import CampaignRecord, Home, Store
 
 MINIMUM_FOR_A_PLOT = 3
 
 
-def campaign_rows(store: Store) -> list[dict[str, Any]]:
+def campaign_rows(store: Store, home: Home) -> list[dict[str, Any]]:
     return [
         {
             "id": campaign.id,
             "name": campaign.name,
-            "state": campaign.state,
+            "state": _state(campaign, home),
             "labels": len(store.campaign_labels(campaign.id)),
             "seed": campaign.seed,
             "created_at": campaign.created_at,
@@ -43,7 +44,7 @@ def snapshot_rows(store: Store) -> list[dict[str, Any]]:
             "aliases": sorted(name for name, id_ in aliases.items() if id_ == snapshot.id),
             "campaign": snapshot.campaign_id,
             "devices": sorted(snapshot.manifest["heads"]),
-            "labels": snapshot.manifest["label_counts"],
+            "training_labels": _by_provenance(snapshot.manifest["training_labels"]["counts"]),
             "created_at": snapshot.created_at,
         }
         for snapshot in store.snapshots()
@@ -57,14 +58,21 @@ def print_snapshots(rows: list[dict[str, Any]]) -> None:
     console().print(table("snapshots", list(rows[0]), [list(_short(row).values()) for row in rows]))
 
 
-def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
+def _by_provenance(counts: dict[str, dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for by_provenance in counts.values():
+        total.update(by_provenance)
+    return dict(total)
+
+
+def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
     campaign = store.campaign(campaign_id)
     snapshots = [s for s in store.snapshots() if s.campaign_id == campaign_id]
     return {
         "id": campaign.id,
         "name": campaign.name,
-        "state": campaign.state,
+        "state": _state(campaign, home),
         "seed": campaign.seed,
         "spec": campaign.spec,
         "assignments": store.assignment_counts(campaign_id),
@@ -80,17 +88,19 @@ def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
     }
 
 
+def _state(campaign: CampaignRecord, home: Home) -> str:
+    """Its state; one that says it is running, but whose process is gone, was interrupted."""
+    from cluster.lock import is_running
+
+    if campaign.state == "running" and not is_running(home, campaign.id):
+        return f"interrupted; go on with: trappm campaign resume {campaign.id}"
+    return str(campaign.state)
+
+
 def print_status(facts: dict[str, Any]) -> None:
     out = console()
     out.print(f"campaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
-    states = ("open", "leased", "done", "failed")
-    out.print(
-        table(
-            "assignments",
-            ("device", *states),
-            [(d, *(n.get(s, 0) for s in states)) for d, n in facts["assignments"].items()],
-        )
-    )
+    _print_assignments(facts)
     _print_outcomes(facts)
     _print_rounds(facts)
     for event in facts["events"]:
@@ -101,6 +111,7 @@ def print_status(facts: dict[str, Any]) -> None:
 def print_report(facts: dict[str, Any]) -> None:
     out = console()
     out.print(f"\ncampaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
+    _print_assignments(facts)
     _print_outcomes(facts)
     _print_rounds(facts)
     learned = [r["report"] for r in facts["rounds"] if r["report"]]
@@ -109,9 +120,15 @@ def print_report(facts: dict[str, Any]) -> None:
         _print_scatter(learned[-1])
     if facts["snapshot"]:
         out.print("\nNext:")
-        out.print("  trappm labels query --device cpu-2t --limit 10")
+        out.print(f"  trappm labels query --device {facts['spec']['devices']['source']} --limit 10")
         out.print("  trappm snapshot pull --to my-snapshot")
         out.print("  trappm predict resnet18 --batch-size 4 --input-size 96")
+
+
+def _print_assignments(facts: dict[str, Any]) -> None:
+    states = ("open", "leased", "done", "failed")
+    rows = [(d, *(n.get(s, 0) for s in states)) for d, n in facts["assignments"].items()]
+    console().print(table("assignments", ("device", *states), rows))
 
 
 def _print_outcomes(facts: dict[str, Any]) -> None:
@@ -130,9 +147,11 @@ def _print_rounds(facts: dict[str, Any]) -> None:
         for device, errors in report.get("devices", {}).items():
             cells = [errors[m]["mape"] if m in errors else None for m in METRICS]
             labels = report["labels"].get(device)
-            rows.append((entry["number"], entry["purpose"], device, labels, *cells))
+            judged = max((errors[m]["count"] for m in errors), default=None)
+            rows.append((entry["number"], entry["purpose"], device, labels, judged, *cells))
     if rows:
-        columns = ("round", "purpose", "device", "labels", *(f"{m}, MAPE %" for m in METRICS))
+        errors_of = (f"{metric}, MAPE %" for metric in METRICS)
+        columns = ("round", "purpose", "device", "trained_on", "judged_on", *errors_of)
         console().print(table("error on architectures held out", columns, rows))
 
 

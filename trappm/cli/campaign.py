@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.errors import CampaignError, InputError
+from profiler.errors import InputError
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ def launch(
     from store import Home, Store
 
     home = Home.open()
-    from cluster.launch import start_or_continue
+    from cluster.launch import check_spec, start_or_continue
     from cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
+    check_spec(spec, address)
     with Store.open(home.database_url) as store:
         campaign, spec = start_or_continue(store, spec)
     _run(home, campaign.id, spec, address)
@@ -63,15 +64,11 @@ def resume(campaign_id: CampaignId = None, address: Address = None) -> None:
     from store import Home, Store
 
     home = Home.open()
-    with Store.open(home.database_url) as store:
-        campaign = store.campaign(campaign_id)
-    if campaign.state == "finished":
-        raise CampaignError(
-            f"campaign {campaign.id} is finished; see it with: trappm campaign report {campaign.id}"
-        )
-    from cluster.spec import CampaignSpec
+    from cluster.launch import spec_of, to_resume
 
-    _run(home, campaign.id, CampaignSpec.model_validate(campaign.spec), address)
+    with Store.open(home.database_url) as store:
+        campaign = to_resume(store, campaign_id)
+    _run(home, campaign.id, spec_of(campaign), address)
 
 
 @app.command("list", epilog="Example: trappm campaign list")
@@ -80,8 +77,9 @@ def list_campaigns(as_json: AsJson = False) -> None:
     from store import Home, Store
     from trappm import report
 
-    with Store.open(Home.open().database_url) as store:
-        rows = report.campaign_rows(store)
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        rows = report.campaign_rows(store, home)
     if as_json:
         print_json(rows)
     else:
@@ -94,8 +92,9 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     from store import Home, Store
     from trappm import report
 
-    with Store.open(Home.open().database_url) as store:
-        facts = report.campaign_facts(store, store.campaign(campaign_id).id)
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
     if as_json:
         print_json(facts)
     else:
@@ -107,8 +106,9 @@ def show_report(campaign_id: CampaignId = None) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured."""
     from store import Home, Store
 
-    with Store.open(Home.open().database_url) as store:
-        _report(store, store.campaign(campaign_id).id)
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        _report(store, home, store.campaign(campaign_id).id)
 
 
 def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) -> None:
@@ -122,10 +122,10 @@ def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) 
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with Store.open(home.database_url) as store:
-        _report(store, campaign_id)
+        _report(store, home, campaign_id)
 
 
-def _report(store: Store, campaign_id: str) -> None:
+def _report(store: Store, home: Home, campaign_id: str) -> None:
     from trappm import report
 
-    report.print_report(report.campaign_facts(store, campaign_id))
+    report.print_report(report.campaign_facts(store, home, campaign_id))

@@ -31,7 +31,7 @@ def query(
     sort: Annotated[
         str, typer.Option(help="A column; with a leading '-' the largest first.")
     ] = "architecture",
-    limit: Annotated[int, typer.Option(min=1, help="Rows at most.")] = 1000,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows at most.")] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
