@@ -88,7 +88,7 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["predict", "resnet18"], "trappm campaign launch"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
-        (["predict"], "MODEL"),
+        (["predict"], "'model'"),
         (["snapshot", "pull"], "--to"),
         (["snapshot", "pull", "v3", "--to", "x"], "no snapshot 'v3'"),
         (["campaign", "launch"], "--preset laptop"),
