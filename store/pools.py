@@ -29,9 +29,8 @@ class Pools(Database):
 
         Campaigns that have taken an earlier form of it keep what they took.
         """
-        members = set(configurations)
         with self._writing() as session:
-            insert_configurations(session, members)
+            members = insert_configurations(session, configurations)
             row = session.scalar(select(NamedPoolRow).where(NamedPoolRow.name == name))
             if row is None:
                 row = NamedPoolRow(name=name)
@@ -42,7 +41,7 @@ class Pools(Database):
             insert_new(
                 session,
                 PoolMemberRow,
-                [{"pool_id": row.id, "configuration_id": c.id} for c in members],
+                [{"pool_id": row.id, "configuration_id": member} for member in members],
             )
 
     def pools(self) -> list[PoolRecord]:
@@ -114,7 +113,8 @@ class Pools(Database):
 
 
 def _pool_id(session: Session, name: str) -> int:
-    ids = dict(session.execute(select(NamedPoolRow.name, NamedPoolRow.id)).tuples())
+    rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
+    ids = {row.name: row.id for row in rows}
     if name not in ids:
         near = difflib.get_close_matches(name, ids, n=1)
         there_are = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(ids))}"

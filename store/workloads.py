@@ -105,16 +105,14 @@ class Workloads(Database):
             ]
 
 
-def insert_configurations(session: Session, configurations: Iterable[Configuration]) -> None:
-    """Inserts those that are not there yet, within the transaction of the session."""
-    insert_new(
-        session,
-        ConfigurationRow,
-        [
-            {"id": c.id, "family": family_of(c.architecture), **c.to_dict()}
-            for c in dict.fromkeys(configurations)
-        ],
-    )
+def insert_configurations(session: Session, configurations: Iterable[Configuration]) -> list[str]:
+    """Inserts those that are not there yet, within the transaction; the ids of all, each once."""
+    rows = [
+        {"id": c.id, "family": family_of(c.architecture), **c.to_dict()}
+        for c in dict.fromkeys(configurations)
+    ]
+    insert_new(session, ConfigurationRow, rows)
+    return [str(row["id"]) for row in rows]
 
 
 def configuration_of(row: ConfigurationRow) -> Configuration:
