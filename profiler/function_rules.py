@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from profiler.graph_builder import Call, Value
@@ -213,7 +214,7 @@ def _square(call: Call) -> list[Value]:
 
 def _addcmul(call: Call) -> list[Value]:
     base, left, right = call.values("self", "tensor1", "tensor2")
-    shape = tuple(torch.broadcast_shapes(left.shape, right.shape))
+    shape: Shape = np.broadcast_shapes(left.shape, right.shape)
     product = call.emit("Mul", call.emit("Mul", left, right, shape=shape), shape=shape)
     return [call.emit("Add", base, product)]
 
@@ -297,14 +298,14 @@ def _chunk(call: Call) -> list[Value]:
 
 
 def _concat(call: Call) -> list[Value]:
-    return [call.emit("Concat", *call.list("tensors"))]
+    return [call.emit("Concat", *call.sequence("tensors"))]
 
 
 def _stack(call: Call) -> list[Value]:
     axis = call["dim"] % len(call.shapes[0])
     values = [
         call.emit("Unsqueeze", v, shape=(*v.shape[:axis], 1, *v.shape[axis:]))
-        for v in call.list("tensors")
+        for v in call.sequence("tensors")
     ]
     return [call.emit("Concat", *values)]
 
@@ -324,7 +325,7 @@ def _roll(call: Call) -> list[Value]:
 
 
 def _index(call: Call) -> list[Value]:
-    indices = call.list("indices")
+    indices = call.sequence("indices")
     return [call.emit("Gather" if len(indices) == 1 else "GatherND", call.input, *indices)]
 
 
@@ -399,7 +400,7 @@ def _unfold(call: Call) -> list[Value]:
 
 
 def _einsum(call: Call) -> list[Value]:
-    return [call.emit("Einsum", *call.list("tensors"), equation=call["equation"])]
+    return [call.emit("Einsum", *call.sequence("tensors"), equation=call["equation"])]
 
 
 def _table() -> dict[str, Rule]:

@@ -60,11 +60,12 @@ class GraphBuilder:
         for number in reversed(range(len(self._nodes))):
             if number in alive:
                 alive |= {value.producer for value in self._nodes[number][1]}
-        place = {number: i for i, number in enumerate(sorted(alive - {None}))}  # type: ignore[type-var]
+        kept = [number for number in range(len(self._nodes)) if number in alive]
+        place = {number: i for i, number in enumerate(kept)}
         counted: set[int] = set()
         nodes, edges = [], []
         for number, i in place.items():
-            node, inputs = self._nodes[number]  # type: ignore[index]
+            node, inputs = self._nodes[number]
             weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
             counted |= weights
             nodes.append(
@@ -107,7 +108,7 @@ class Call:
         """The tensors among these arguments, in order."""
         return [value for value in map(self.value, names) if value is not None]
 
-    def list(self, name: str) -> list[Value]:
+    def sequence(self, name: str) -> list[Value]:
         return [self._value(t) for t in self.arguments[name] if t is not None]
 
     def tensors(self) -> list[Value]:

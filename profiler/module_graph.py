@@ -194,4 +194,4 @@ def _rule_by_tag(func: Any) -> Rule:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -64,4 +64,5 @@ def _elements_read(graph: Graph) -> int:
 
 def _elements(shapes: IntArray) -> IntArray:
     """Elements of padded shapes; a shape of zeros only is a scalar."""
-    return np.where(shapes == 0, 1, shapes).prod(axis=1)
+    elements: IntArray = np.where(shapes == 0, 1, shapes).prod(axis=1)
+    return elements

@@ -99,7 +99,7 @@ class _AttentionOfCuda(TorchFunctionMode):
             query, key, value, *rest = args
             mask = rest[0] if rest else kwargs.get("attn_mask")
             if query.dim() == 4 and query.shape[-1] % 4 == 0:
-                return _FusedAttention.apply(query, key, value, mask)
+                return _FusedAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
@@ -107,9 +107,7 @@ class _FusedAttention(torch.autograd.Function):
     """Keeps its inputs, its result and one number for each query and head."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, query: Any, key: Any, value: Any, mask: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         batch, heads, queries, _ = query.shape
         # CUDA's kernels lay the result out so that joining the heads again copies nothing.
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
@@ -119,4 +117,4 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
