@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from profiler.errors import InputError
 
 MAX_FILE_BYTES = 1 << 20
+_UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -69,10 +70,11 @@ def parse(
 
 def _first_fault(error: ValidationError, kind: str, parts: Sequence[type[Any]]) -> str:
     faults: list[Any] = list(error.errors())
-    fault = max(faults, key=lambda f: len(f["loc"]))  # of a union the branch that came furthest
+    # A misspelt key explains the one that is missing; of a union, the branch that came furthest.
+    fault = max(faults, key=lambda f: (f["type"] in _UNKNOWN_KEY, len(f["loc"])))
     where = ".".join(str(part) for part in fault["loc"]) or kind
     message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+    if fault["type"] in _UNKNOWN_KEY:
         known = [key for part in parts for key in _keys(part)]
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")

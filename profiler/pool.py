@@ -29,7 +29,7 @@ class PoolGroup:
     families: tuple[str, ...] = ()
     """Families whose architectures are all in the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
-    input_sizes: tuple[int | Literal["native"], ...]
+    input_sizes: tuple[Literal["native"] | int, ...]
     """Height and width of the square images, in pixels; `native` is what timm gives for each."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
