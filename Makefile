@@ -18,6 +18,12 @@ UNFINISHED := $(VENV)/.unfinished
 # pip says little when it is not talking to a terminal; these lines of it tell how far it is.
 PROGRESS := sed -unE 's/^ *((Collecting|Downloading|Building|Installing) .{0,80}).*/  \1/p'
 
+# Debian keeps what `venv` needs to install pip in a package of its own (python3-venv); without it, the
+# pip that is there installs one into the new environment.
+MAKE_VENV = $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 \
+  || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+       && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
+
 .PHONY: help install campaign test test-slow test-gpu lint types check format wheel lock clean
 
 help: ## list these commands
@@ -30,7 +36,7 @@ install: $(INSTALLED) ## make .venv with the pinned versions of everything
 # edited meanwhile is noticed.
 $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -e $(UNFINISHED) ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	    echo "Making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); fi
+	    echo "Making $(VENV)"; $(MAKE_VENV); fi
 	@rm -f $(INSTALLED); touch $(UNFINISHED)
 	@echo "Installing into $(VENV) what constraints.txt pins (some minutes the first time)"
 	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \

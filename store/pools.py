@@ -114,7 +114,7 @@ class Pools(Database):
 
 def _pool_id(session: Session, name: str) -> int:
     rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
-    ids = {row.name: row.id for row in rows}
+    ids: dict[str, int] = {row.name: row.id for row in rows}
     if name not in ids:
         near = difflib.get_close_matches(name, ids, n=1)
         there_are = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(ids))}"
