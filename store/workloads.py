@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from profiler.families import family_of
@@ -115,7 +116,7 @@ def insert_configurations(session: Session, configurations: Iterable[Configurati
     return [str(row["id"]) for row in rows]
 
 
-def configuration_of(row: ConfigurationRow) -> Configuration:
+def configuration_of(row: ConfigurationRow | Row[Any]) -> Configuration:
     return Configuration(
         architecture=row.architecture,
         batch_size=row.batch_size,
