@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.errors import InputError, UnsupportedModelError, one_line
+from profiler.onnx_file import BUFFERS_KEY
 from profiler.onnx_symbolics import extra_symbolics
 
 OPSET = 17
@@ -29,9 +30,6 @@ OPSET = 17
 
 IMAGE = "image"
 """Name of the graph input that is the batch of images; the other inputs are weights."""
-
-BUFFERS_KEY = "trappm.buffers"
-"""Metadata of the file: the weights that are buffers, which training does not touch (JSON list)."""
 
 
 def export_onnx(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -18,13 +18,20 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper, inliner
 
 from profiler.errors import ModelFileError, UnsupportedModelError, one_line
-from profiler.export import BUFFERS_KEY
+
+BUFFERS_KEY = "trappm.buffers"
+"""Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
 
 MAX_BYTES = 2 << 30
 """A protobuf message cannot be larger."""
-MAX_NODES = 100_000
+MAX_NODES = 20_000
+"""Four times what the largest timm model has."""
+MAX_RANK = 16
 MAX_ELEMENTS = 1 << 48
 """Of one tensor; beyond it, a size is a mistake or an attack."""
+
+_MAX_DEPTH = 64
+"""Of functions that call functions."""
 
 _SHAPE_LIKE = 64
 """Tensors of at most this many elements keep their values, which may be shapes or scales."""
@@ -64,13 +71,16 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     """
     model = _parse(path, max_bytes)
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        model = _inlined(path, model)
     graph = model.graph
     if not graph.node:
         raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
     if len(graph.node) > MAX_NODES:
         raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
     _refuse_unsupported(path, graph)
+    for node in graph.node:
+        if not node.output or (node.op_type == "Identity" and not node.input):
+            raise ModelFileError(f"{path}: {node.op_type} {node.name!r} has no input or output")
     stored = {tensor.name for tensor in graph.initializer}
     image, image_shape = _image_input(path, graph, stored)
     sizes = dict(_weight_sizes(path, graph, image))
@@ -92,6 +102,12 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     )
 
 
+def attribute_value(attribute: onnx.AttributeProto) -> object:
+    """A node's attribute as a Python value; text as str."""
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
 def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
@@ -109,10 +125,44 @@ def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
     return model
 
 
+def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without functions; how large it will be is found out before."""
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            raise ModelFileError(
+                f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
+            )
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in bodies and key not in sizes:
+                sizes[key] = size(bodies[key].node, depth + 1)
+            total += sizes.get(key, 1)
+        return total
+
+    for function in model.functions:
+        _refuse_control_flow(path, function.node)
+    _refuse_control_flow(path, model.graph.node)
+    nodes = size(model.graph.node, 0)
+    if nodes > MAX_NODES:
+        raise ModelFileError(f"{path} has {nodes} nodes, functions expanded; at most {MAX_NODES}")
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
+
+
 def _refuse_unsupported(path: Path, graph: onnx.GraphProto) -> None:
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
-    for node in graph.node:
+    _refuse_control_flow(path, graph.node)
+
+
+def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise UnsupportedModelError(
                 f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends on "
@@ -149,8 +199,7 @@ def _weight_sizes(path: Path, graph: onnx.GraphProto, image: str) -> Iterator[tu
     stored = set()
     for tensor in graph.initializer:
         stored.add(tensor.name)
-        if any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > MAX_ELEMENTS:
-            raise ModelFileError(f"{path}: weight {tensor.name!r} has shape {list(tensor.dims)}")
+        _check_size(path, tensor.name, tensor.dims)
         if tensor.data_type in _FLOATS and tensor.dims:
             yield tensor.name, math.prod(tensor.dims)
     for value in graph.input:
@@ -162,10 +211,16 @@ def _weight_sizes(path: Path, graph: onnx.GraphProto, image: str) -> Iterator[tu
                 f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
                 "models of one image input are supported"
             )
-        if math.prod(shape) > MAX_ELEMENTS:
-            raise ModelFileError(f"{path}: weight {value.name!r} has shape {shape}")
+        _check_size(path, value.name, shape)
         if value.type.tensor_type.elem_type in _FLOATS:
             yield value.name, math.prod(shape)
+
+
+def _check_size(path: Path, name: str, shape: Sequence[int]) -> None:
+    if len(shape) > MAX_RANK:
+        raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
+    if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        raise ModelFileError(f"{path}: weight {name!r} has shape {list(shape)}")
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:

@@ -3,34 +3,27 @@
 A node belongs to the graph if what it computes depends on the pixels. Everything else (constants,
 the arithmetic on shapes that exporters leave behind, what is made of weights alone) is done once or
 costs next to nothing, and is folded away; its weights count at the node that uses the result.
-Shapes come from ONNX's own inference and, where it cannot follow the arithmetic on shapes (Swin),
-from onnx-tool.
+Where shapes come from stands in `onnx_shapes`.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
-import onnx.shape_inference
 
 from profiler.errors import (
     InputError,
     ModelFileError,
     TrappmError,
     UnsupportedModelError,
-    one_line,
 )
 from profiler.graph_nodes import BATCH_SIZES, Node, assemble
-from profiler.onnx_file import MAX_BYTES, MAX_ELEMENTS, CheckedModel, load_checked
+from profiler.onnx_file import MAX_BYTES, CheckedModel, attribute_value, load_checked
+from profiler.onnx_shapes import ShapeInference
 from profiler.records import Graph, GraphTemplate
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 def read_onnx(
@@ -53,8 +46,9 @@ def read_onnx(
     skeleton = _skeleton(model)
     if not skeleton.nodes:
         raise ModelFileError(f"{path}: no output depends on the input {model.image!r}")
-    inference = _ShapeInference(model, skeleton)
     try:
+        wanted = {name for n in skeleton.nodes for name in (*n.input, n.output[0]) if name}
+        inference = ShapeInference(model, skeleton.depends, wanted)
         if model.image_shape[0] is not None:
             fixed = model.image_shape[0]
             return GraphTemplate.fixed(_graph(skeleton, inference, (fixed, *sizes)))
@@ -86,28 +80,30 @@ class _Skeleton:
     """What does not depend on the batch size."""
 
     nodes: list[onnx.NodeProto]
+    attributes: list[dict[str, object]]
     edges: set[tuple[int, int]]
     parameters: list[int]
     outputs: list[str]
     """Graph outputs that depend on the image."""
+    depends: set[str]
+    """Names of all tensors that depend on the image, dead ends included."""
 
 
 def _skeleton(model: CheckedModel) -> _Skeleton:
     graph = model.proto.graph
     depends = {model.image}  # tensors that depend on the pixels
     alias: dict[str, str] = {}  # output of an Identity -> what it stands for
-    origins: dict[str, set[str]] = {name: {name} for name in model.weights}  # of folded tensors
+    folded: dict[str, onnx.NodeProto] = {}  # by output
     computing = []
     for node in graph.node:
         if node.op_type not in ("Shape", "Size") and any(name in depends for name in node.input):
-            depends.update(node.output)
+            depends.update(filter(None, node.output))
             if node.op_type == "Identity":
                 alias[node.output[0]] = alias.get(node.input[0], node.input[0])
             else:
                 computing.append(node)
         elif node.op_type not in ("Shape", "Size"):
-            used = {weight for name in node.input for weight in origins.get(name, ())}
-            origins.update((name, used) for name in node.output)
+            folded.update((name, node) for name in node.output if name)
 
     outputs = [o.name for o in graph.output if o.name in depends]
     alive = {alias.get(name, name) for name in outputs}
@@ -125,21 +121,39 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
         for source in (alias.get(name, name) for name in node.input)
         if source in producer
     }
-    counted: set[str] = set()
-    parameters = []
-    for node in nodes:
-        weights = {w for name in node.input for w in origins.get(name, ())} - counted
-        counted |= weights
-        parameters.append(sum(model.parameters.get(weight, 0) for weight in weights))
     return _Skeleton(
         nodes=nodes,
+        attributes=[{a.name: attribute_value(a) for a in node.attribute} for node in nodes],
         edges=edges,
-        parameters=parameters,
+        parameters=list(_parameters(model, nodes, folded)),
         outputs=outputs,
+        depends=depends,
     )
 
 
-def _graph(skeleton: _Skeleton, inference: _ShapeInference, image_shape: tuple[int, ...]) -> Graph:
+def _parameters(
+    model: CheckedModel, nodes: list[onnx.NodeProto], folded: dict[str, onnx.NodeProto]
+) -> Iterator[int]:
+    """Elements of the weights that each node uses, directly or through what is folded into it.
+
+    What an earlier node has used is not followed again, so this takes one pass over the model.
+    """
+    followed: set[str] = set()
+    for node in nodes:
+        count = 0
+        names = list(node.input)
+        while names:
+            name = names.pop()
+            if name in followed:
+                continue
+            followed.add(name)
+            count += model.parameters.get(name, 0)
+            if name in folded:
+                names.extend(folded[name].input)
+        yield count
+
+
+def _graph(skeleton: _Skeleton, inference: ShapeInference, image_shape: tuple[int, ...]) -> Graph:
     shapes = inference.at(image_shape)
     batch_size = image_shape[0]
     for name in skeleton.outputs:
@@ -154,84 +168,11 @@ def _graph(skeleton: _Skeleton, inference: _ShapeInference, image_shape: tuple[i
             inputs=[shapes.get(name, ()) for name in node.input],
             outputs=[shapes[name] for name in node.output if name in shapes],
             parameters=parameters,
-            attributes={a.name: _attribute(a) for a in node.attribute},
+            attributes=attributes,
             name=node.name,
         )
-        for node, parameters in zip(skeleton.nodes, skeleton.parameters, strict=True)
+        for node, attributes, parameters in zip(
+            skeleton.nodes, skeleton.attributes, skeleton.parameters, strict=True
+        )
     ]
     return assemble(nodes, skeleton.edges, batch_size)
-
-
-class _ShapeInference:
-    """Shapes of every tensor that a node of the skeleton reads or writes, at any batch size."""
-
-    def __init__(self, model: CheckedModel, skeleton: _Skeleton) -> None:
-        self._model = model
-        self._tool_graph: Any = None
-        self._wanted = {
-            name
-            for node in skeleton.nodes
-            for name in (*node.input, node.output[0])
-            if name
-        }  # fmt: skip
-
-    def at(self, image_shape: tuple[int, ...]) -> Shapes:
-        shapes = self._by_onnx(image_shape)
-        if not self._wanted <= shapes.keys():
-            shapes = self._by_onnx_tool(image_shape) | shapes
-        unknown = sorted(self._wanted - shapes.keys())
-        if unknown:
-            raise UnsupportedModelError(f"the shape of tensor {unknown[0]!r} cannot be inferred")
-        for name, shape in shapes.items():
-            if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
-                raise UnsupportedModelError(f"tensor {name!r} would have the shape {shape}")
-        return shapes
-
-    def _by_onnx(self, image_shape: tuple[int, ...]) -> Shapes:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self._model.proto)
-        # What the exporter wrote down holds for its own batch size only.
-        del proto.graph.value_info[:]
-        for output in proto.graph.output:
-            output.type.tensor_type.ClearField("shape")
-        for value in proto.graph.input:
-            if value.name == self._model.image:
-                axes = value.type.tensor_type.shape.dim
-                for axis, size in zip(axes, image_shape, strict=True):
-                    axis.dim_value = size
-        try:
-            proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        except Exception as error:
-            raise UnsupportedModelError(f"ONNX cannot infer shapes: {one_line(error)}") from error
-        shapes: Shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-        for value in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
-            kind = value.type.tensor_type
-            if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
-                shapes[value.name] = tuple(d.dim_value for d in kind.shape.dim)
-        return shapes
-
-    def _by_onnx_tool(self, image_shape: tuple[int, ...]) -> Shapes:
-        """onnx-tool also follows arithmetic on shapes, of any operator that it knows."""
-        from onnx_tool.graph import Graph as ToolGraph
-        from onnx_tool.utils import ModelConfig
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an unknown operator ends in our error below
-                if self._tool_graph is None:
-                    self._tool_graph = ToolGraph(self._model.proto.graph, ModelConfig({}))
-                    self._tool_graph.graph_reorder_nodes()
-                images = np.zeros(image_shape, dtype=np.float32)
-                self._tool_graph.shape_infer({self._model.image: images})
-            return {
-                name: tuple(int(size) for size in tensor.get_shape())
-                for name, tensor in self._tool_graph.tensormap.items()
-            }
-        except (Exception, SystemExit) as error:
-            reason = one_line(error)
-            raise UnsupportedModelError(f"onnx-tool cannot infer shapes: {reason}") from error
-
-
-def _attribute(attribute: onnx.AttributeProto) -> object:
-    value = onnx.helper.get_attribute_value(attribute)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

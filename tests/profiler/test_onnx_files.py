@@ -1,6 +1,8 @@
 """Files that are not what they claim to be: each is refused with one clear error, quickly."""
 
 import contextlib
+import itertools
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -179,15 +181,6 @@ def test_an_output_that_ignores_the_image_is_refused(write):
         read_onnx(write(helper.make_node("Relu", ["w"], ["y"]), initializers=[weight]))
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18, 21])
-def test_opsets_old_and_new_are_read(write, opset):
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], np.zeros(9))
-    node = helper.make_node("Conv", ["x", "w"], ["y"])
-    graph = read_onnx(write(node, initializers=[weight], opset=opset)).at(2)
-    assert graph.macs.tolist() == [2 * 64 * 9]
-    assert graph.parameters.tolist() == [9]
-
-
 @pytest.mark.parametrize("value", ["not json", "5", '{"a": 1}', "[[1]]", "null"])
 def test_strange_metadata_do_no_harm(write, value):
     path = write(RELU)
@@ -195,3 +188,145 @@ def test_strange_metadata_do_no_harm(write, value):
     helper.set_model_props(model, {BUFFERS_KEY: value})
     onnx.save(model, path)
     assert read_onnx(path).operators == ("Relu",)
+
+
+# Bombs: small files that ask for much.
+
+
+def integers(name, *values):
+    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+
+
+@pytest.mark.parametrize(
+    "operator", ["ConstantOfShape", "Expand", "Tile", "Range", "Resize", "Pad"]
+)
+def test_no_memory_is_taken_for_a_tensor_that_a_file_asks_for(write, operator):
+    """Each would be 64 TiB, made of nothing and added to the image."""
+    many = 1 << 22
+    nodes = {
+        "ConstantOfShape": helper.make_node("ConstantOfShape", ["large"], ["bomb"]),
+        "Expand": helper.make_node("Expand", ["one", "large"], ["bomb"]),
+        "Tile": helper.make_node("Tile", ["one", "large"], ["bomb"]),
+        "Range": helper.make_node("Range", ["zero", "last", "step"], ["bomb"]),
+        "Resize": helper.make_node("Resize", ["one", "", "", "large"], ["bomb"]),
+        "Pad": helper.make_node("Pad", ["one", "pads"], ["bomb"]),
+    }
+    constants = [
+        helper.make_tensor("one", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
+        integers("large", 1, 1, many, many),
+        integers("pads", 0, 0, 0, 0, 0, 0, many, many),
+        *(helper.make_tensor(name, TensorProto.INT64, [], [value])
+          for name, value in (("zero", 0), ("last", 1 << 44), ("step", 1))),
+    ]  # fmt: skip
+    add = helper.make_node("Mul", ["x", "scale"], ["y"])
+    size = helper.make_node("Size", ["bomb"], ["count"])
+    scale = helper.make_node("Cast", ["count"], ["scale"], to=TensorProto.FLOAT)
+    path = write(nodes[operator], size, scale, add, initializers=constants)
+    with resources_watched() as peak_bytes:
+        assert read_onnx(path).operators == ("Mul",)
+    assert peak_bytes() < 100 << 20
+
+
+@contextlib.contextmanager
+def resources_watched():
+    """The most that NumPy and Python held at once meanwhile."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_shape_that_is_doubled_forty_times_is_refused(write):
+    nodes = [helper.make_node("Shape", ["x"], ["s0"])]
+    nodes += [helper.make_node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(40)]
+    path = write(*nodes, helper.make_node("Reshape", ["x", "s40"], ["y"]))
+    with pytest.raises(UnsupportedModelError):
+        read_onnx(path)
+
+
+def test_axes_without_end_are_refused(write):
+    nodes = [helper.make_node("Unsqueeze", ["x" if i == 0 else f"t{i - 1}"], [f"t{i}"],
+                              axes=[0]) for i in range(9000)]  # fmt: skip
+    path = write(*nodes, helper.make_node("Relu", ["t8999"], ["y"]), opset=11)
+    with pytest.raises(UnsupportedModelError, match="axes"):
+        read_onnx(path)
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1] * 1000, [1.0])
+    with pytest.raises(ModelFileError, match="1000 axes"):
+        read_onnx(write(helper.make_node("Mul", ["x", "w"], ["y"]), initializers=[weight]))
+
+
+def function(name, *calls):
+    names = ["a", *(f"t{i}" for i in range(len(calls) - 1)), "b"]
+    nodes = [
+        helper.make_node(call, [names[i]], [names[i + 1]], domain="my" if call != "Relu" else "")
+        for i, call in enumerate(calls)
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    return helper.make_function("my", name, ["a"], ["b"], nodes, opsets)
+
+
+@pytest.mark.parametrize(
+    ("functions", "told"),
+    [
+        ([function("f0", "f0")], "call themselves"),
+        ([function("f0", "f1"), function("f1", "f0", "f0")], "call themselves"),
+        ([function(f"f{i}", *(f"f{i + 1}",) * 2) for i in range(40)] + [function("f40", "Relu")],
+         "nodes, functions expanded"),
+    ],
+    ids=["recursion", "mutual recursion", "a billion laughs"],
+)  # fmt: skip
+def test_functions_that_expand_without_end_are_refused(write, functions, told):
+    path = write(helper.make_node("f0", ["x"], ["y"], domain="my"))
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    model.functions.extend(functions)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match=told):
+        read_onnx(path)
+
+
+def test_too_many_nodes_are_refused(write):
+    names = ["x", *(f"t{i}" for i in range(20_000)), "y"]
+    nodes = [helper.make_node("Relu", [a], [b]) for a, b in itertools.pairwise(names)]
+    with pytest.raises(ModelFileError, match="20001 nodes; at most 20000"):
+        read_onnx(write(*nodes))
+
+
+@pytest.mark.parametrize("node", [helper.make_node("Relu", ["x"], []),
+                                  helper.make_node("Constant", [], [], value_int=1)])  # fmt: skip
+def test_a_node_without_an_output_is_refused(write, node):
+    with pytest.raises(ModelFileError, match="no input or output"):
+        read_onnx(write(node, RELU))
+
+
+LATEST = onnx.defs.onnx_opset_version()
+
+
+@pytest.mark.parametrize("opset", range(11, LATEST + 1))
+@pytest.mark.parametrize("batch", ["n", 2], ids=["dynamic", "fixed"])
+@pytest.mark.parametrize("weights", ["inside", "outside", "lost", "left out"])
+def test_every_opset_batch_and_place_of_weights_gives_the_same_graph(
+    write, tmp_path, opset, batch, weights
+):
+    shape = [8, 3, 3, 3]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8, 8, 8])
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, shape, np.zeros(216))
+    inputs, stored = [image], [tensor]
+    if weights == "left out":
+        inputs, stored = [image, helper.make_tensor_value_info("w", TensorProto.FLOAT, shape)], []
+    elif weights != "inside":
+        tensor.ClearField("float_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="weights.bin")
+        if weights == "outside":
+            (tmp_path / "weights.bin").write_bytes(bytes(4 * 216))
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    path = write(node, inputs=inputs, outputs=[result], initializers=stored, opset=opset)
+    template = read_onnx(path)
+    assert template.fixed_batch_size == (None if batch == "n" else 2)
+    graph = template.at(2)
+    assert graph.parameters.tolist() == [216]
+    assert graph.macs.tolist() == [2 * 64 * 216]
+    assert graph.output_shapes.tolist() == [[2, 8, 8, 8, 0, 0]]
