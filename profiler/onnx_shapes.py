@@ -58,6 +58,9 @@ class ShapeInference:
             self._nodes.append((node, attributes, computable))
         self._rest = self._without_constants()
         self._one_by_one = self._may_explode()
+        self._given = _Known(self._constants)
+        for value in self._rest.graph.input[1:]:
+            self._given.add(value.name, value.type)
 
     def at(self, image_shape: Shape) -> dict[str, Shape]:
         """The shape of every wanted tensor, and of others.
@@ -68,9 +71,8 @@ class ShapeInference:
         image = self._rest.graph.input[0].type.tensor_type
         for axis, size in zip(image.shape.dim, image_shape, strict=True):
             axis.dim_value = size
-        known = _Known(self._constants)
-        for value in self._rest.graph.input:
-            known.add(value.name, value.type)
+        known = self._given.copy()
+        known.add(self._model.image, self._rest.graph.input[0].type)
         if not self._one_by_one:
             self._infer_at_once(known)
         if not self._wanted <= known.shapes.keys():
@@ -154,9 +156,12 @@ class ShapeInference:
 
     def _infer_node(self, node: onnx.NodeProto, known: _Known) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        given = {name: known.type_of(name) for name in node.input if name}
-        if None in given.values():
-            return
+        given: dict[str, onnx.TypeProto] = {}
+        for name in filter(None, node.input):
+            kind = known.type_of(name)
+            if kind is None:
+                return
+            given[name] = kind
         data = {
             name: onnx.numpy_helper.from_array(known.values[name], name)
             for name in given
@@ -197,6 +202,12 @@ class _Known:
         self.shapes: dict[str, Shape] = {name: v.shape for name, v in constants.items() if name}
         self._types: dict[str, onnx.TypeProto] = {}
 
+    def copy(self) -> _Known:
+        other = _Known({})
+        other.values, other.shapes = self.values.copy(), self.shapes.copy()
+        other._types = self._types.copy()
+        return other
+
     def add(self, name: str, kind: onnx.TypeProto) -> None:
         """Takes a type as inferred, if it is that of a tensor whose shape is complete.
 
@@ -206,12 +217,12 @@ class _Known:
         tensor = kind.tensor_type
         if not tensor.HasField("shape"):
             return
-        if not all(axis.HasField("dim_value") for axis in tensor.shape.dim):
-            return
         if len(tensor.shape.dim) > MAX_RANK:
             raise UnsupportedModelError(f"tensor {name!r} would have {len(tensor.shape.dim)} axes")
         shape = tuple(axis.dim_value for axis in tensor.shape.dim)
-        if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        if 0 in shape and not all(axis.HasField("dim_value") for axis in tensor.shape.dim):
+            return  # an open axis reads as 0
+        if min(shape, default=0) < 0 or math.prod(shape) > MAX_ELEMENTS:
             raise UnsupportedModelError(f"tensor {name!r} would have the shape {shape}")
         self.shapes[name] = shape
         self._types[name] = kind
