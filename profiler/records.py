@@ -322,10 +322,10 @@ class Protocol:
                 f"protocol {self.name!r} takes {self.min_steps} to {self.max_steps} steps after "
                 f"{self.warmup_steps} of warm-up; it needs at least one, and a maximum not below"
             )
-        if self.max_seconds < 0 or self.timeout_s <= self.max_seconds:
+        if self.max_seconds < 0 or self.timeout_s <= 0:
             raise InputError(
                 f"protocol {self.name!r} measures for {self.max_seconds} s and is killed after "
-                f"{self.timeout_s} s: the first may not be negative, the second must be longer"
+                f"{self.timeout_s} s; the first may not be negative, the second must be above 0"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -61,10 +61,10 @@ def test_the_end_of_a_campaign_is_timed_and_forgotten_when_it_goes_on(store):
 
 
 def test_a_campaign_that_is_not_there_is_said_so(store):
-    with pytest.raises(CampaignError, match="no campaign yet"):
+    with pytest.raises(InputError, match="no campaign yet"):
         store.campaign()
     known = store.create_campaign("one", {}, 0).id
-    with pytest.raises(CampaignError, match=f"no campaign 'nope'; there are: {known}"):
+    with pytest.raises(InputError, match=f"no campaign 'nope'; there are: {known}"):
         store.campaign("nope")
     with pytest.raises(CampaignError, match="nope"):
         store.set_campaign_state("nope", "running")
