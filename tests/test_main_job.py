@@ -51,6 +51,8 @@ SPEC = {
     },
 }  # fmt: skip
 BUDGET = {"cpu-2t": 4 + 6 + 3, "cpu-1t": 2 + 4 + 1}
+pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy
+
 MEASURING = "import sys; sys.path[:]"
 """How a fork server, and so a measuring process, looks in the process table."""
 
@@ -114,7 +116,7 @@ class Run:
 
     def kill_after_labels(self, count: int, kill) -> None:
         process = self.go_on()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 900
         while self.attempts() < count:
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline, "the campaign measures nothing"
@@ -167,7 +169,7 @@ class Run:
         raise AssertionError("found nothing to kill")
 
     def finish(self) -> None:
-        self.output, _ = self.go_on().communicate(timeout=600)
+        self.output, _ = self.go_on().communicate(timeout=1200)
         assert self.process.returncode == 0, self.output
 
     def query(self, sql: str) -> list[tuple]:
