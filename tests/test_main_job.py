@@ -139,8 +139,10 @@ class Run:
         process.kill()
         process.wait()
         self.process = None
-        listed = json.loads(self.trappm("campaign", "list", "--json").stdout)
-        assert "interrupted" in listed[0]["state"]
+        deadline = time.monotonic() + 120  # its loop ends a moment after it
+        while "interrupted" not in self.trappm("campaign", "list", "--json").stdout:
+            assert time.monotonic() < deadline, "the campaign's loop outlives its driver"
+            time.sleep(0.5)
 
     def profiler_and_go_on(self, process) -> None:
         self._kill_one(process, lambda p: p.name().startswith("ray::Profil"))
