@@ -26,7 +26,7 @@ def simulate(task: tuple[str, tuple[int, ...]]) -> list[dict[str, object]]:
 
     from profiler.errors import TrappmError
     from profiler.memory_simulation import simulate_memory
-    from profiler.step_trace import trace_step
+    from profiler.step_recorder import trace_step
     from profiler.zoo import create_model, native_input_size
 
     torch.set_num_threads(1)

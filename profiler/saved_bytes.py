@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +18,7 @@ from torch.overrides import TorchFunctionMode
 from profiler.errors import InputError, UnsupportedModelError, one_line
 from profiler.graph_nodes import BATCH_SIZES
 from profiler.module_graph import on_meta
-
-
-@dataclass(frozen=True)
-class SavedBytes:
-    """Bytes kept for the backward pass in fp32, affine in the batch size."""
-
-    constant: int
-    slope: int
-
-    def at(self, batch_size: int) -> int:
-        return self.constant + self.slope * batch_size
+from profiler.step_profile import SavedBytes
 
 
 def saved_bytes(model: str | nn.Module, input_size: int) -> SavedBytes:

@@ -1,19 +1,52 @@
 """What a training step does to memory, for every batch size: the part of the static profile that a
 graph of the forward pass cannot tell.
+
+The record needs NumPy only, so that whoever reads one from the store predicts without PyTorch.
 """
 
 from __future__ import annotations
 
+import io
+import zipfile
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
-from torch import nn
+import numpy as np
+import numpy.typing as npt
 
+from profiler.errors import TrappmError, one_line
 from profiler.memory_simulation import SimulatedMemory, simulate_memory
-from profiler.module_graph import on_meta
 from profiler.records import Optimizer
-from profiler.saved_bytes import SavedBytes, saved_bytes
-from profiler.step_trace import StepTrace, trace_step
+from profiler.step_trace import MAX_EVENTS, StepTrace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_TRACE: dict[str, npt.DTypeLike] = {
+    "kinds": np.int8,
+    "blocks": np.int32,
+    "sizes": np.int64,
+    "gradients": np.int32,
+    "parameter_bytes": np.int64,
+    "buffer_bytes": np.int64,
+}
+"""The arrays of a trace in an archive, and their types."""
+_NUMBERS = "numbers"
+"""One more array: batch sizes, saved bytes, parameters."""
+_NUMBER_COUNT = 6
+_MAX_ARCHIVE_BYTES = 16 << 20
+_MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """Bytes kept for the backward pass in fp32, affine in the batch size."""
+
+    constant: int
+    slope: int
+
+    def at(self, batch_size: int) -> int:
+        return self.constant + self.slope * batch_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,12 +64,62 @@ class StepProfile:
         return simulate_memory(self.trace, batch_size, optimizer)
 
     def to_bytes(self) -> bytes:
-        """A compressed NumPy archive without pickled objects."""
-        raise NotImplementedError
+        """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""
+        numbers = (
+            *self.trace.batch_sizes,
+            self.saved_bytes.constant,
+            self.saved_bytes.slope,
+            self.trainable_parameters,
+            self.frozen_parameters,
+        )
+        arrays: dict[str, Any] = {name: getattr(self.trace, name) for name in _TRACE}
+        arrays[_NUMBERS] = np.array(numbers, dtype=np.int64)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        raise NotImplementedError
+        """The profile that `to_bytes` wrote.
+
+        Raises:
+            TrappmError: the bytes are damaged, or ask for more memory than a step profile takes.
+        """
+        try:
+            if len(data) > _MAX_ARCHIVE_BYTES:
+                raise ValueError(f"{len(data)} bytes, of at most {_MAX_ARCHIVE_BYTES}")
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                arrays = {name: _read(archive, name, kind) for name, kind in _TRACE.items()}
+                numbers = _read(archive, _NUMBERS, np.int64).tolist()
+            if len(numbers) != _NUMBER_COUNT or min(numbers[2:]) < 0:
+                raise ValueError(f"the numbers {numbers}")
+            first, second, constant, slope, trainable, frozen = numbers
+            return cls(
+                trace=StepTrace(batch_sizes=(first, second), **arrays),
+                saved_bytes=SavedBytes(constant, slope),
+                trainable_parameters=trainable,
+                frozen_parameters=frozen,
+            )
+        except Exception as error:  # zipfile, zlib and NumPy have many ways to find damage
+            raise TrappmError(
+                f"a stored step profile is damaged ({one_line(error)}); profile the model again"
+            ) from error
+
+
+def _read(archive: zipfile.ZipFile, name: str, kind: npt.DTypeLike) -> Any:
+    """One array of an archive, without believing what its headers promise."""
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.file_size > _MAX_ARRAY_BYTES:
+        raise ValueError(f"{name} takes {entry.file_size} bytes, of at most {_MAX_ARRAY_BYTES}")
+    with archive.open(entry) as stream:
+        content = io.BytesIO(stream.read(entry.file_size))
+    if np.lib.format.read_magic(content) != (1, 0):
+        raise ValueError(f"{name} is in an unknown version of NumPy's format")
+    shape, by_column, found = np.lib.format.read_array_header_1_0(content)
+    if found != np.dtype(kind):
+        raise ValueError(f"{name} is of type {found}, not {np.dtype(kind)}")
+    values: npt.NDArray[Any] = np.frombuffer(content.read(), dtype=found)
+    return values.reshape(shape, order="F" if by_column else "C")
 
 
 def step_profile(model: str | nn.Module, input_size: int) -> StepProfile:
@@ -46,6 +129,10 @@ def step_profile(model: str | nn.Module, input_size: int) -> StepProfile:
         UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
         UnsupportedModelError: the step cannot be traced; the reason is told.
     """
+    from profiler.module_graph import on_meta
+    from profiler.saved_bytes import saved_bytes
+    from profiler.step_recorder import trace_step
+
     module = on_meta(model, input_size).train()
     parameters = list(module.parameters())
     return StepProfile(

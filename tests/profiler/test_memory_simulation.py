@@ -15,7 +15,8 @@ from torch import nn
 from profiler.errors import InputError, UnsupportedModelError
 from profiler.memory_simulation import MIB, _Allocator, simulate_memory
 from profiler.records import Optimizer
-from profiler.step_trace import Event, StepTrace, trace_step
+from profiler.step_recorder import trace_step
+from profiler.step_trace import Event
 from profiler.zoo import create_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -174,12 +175,6 @@ def test_memory_grows_with_the_batch_and_with_the_optimizers_states():
 def test_reserved_memory_holds_what_is_live_and_scratch_memory_adds_to_it():
     memory = simulate_memory(trace_step(meta("resnet10t"), 64), 32, Optimizer.ADAM)
     assert 0 < memory.live_mib <= memory.reserved_mib <= memory.reserved_with_workspace_mib
-
-
-def test_a_trace_survives_its_bytes():
-    trace = trace_step(tiny(), 16)
-    again = StepTrace.from_bytes(trace.to_bytes())
-    assert simulate_memory(again, 5) == simulate_memory(trace, 5)
 
 
 def test_a_model_that_cannot_be_traced_says_why():
