@@ -1,0 +1,159 @@
+"""A trainable module rebuilt from an ONNX file: the way to the training step of anyone's file.
+
+    ONNX file -> steps -> put together (`onnx_patterns`) -> run in PyTorch (`onnx_functions`)
+
+The module lies on the meta device: it is made of the shapes in the file, so the file may have no
+weights, or have lost them. All floats are fp32. What a file does not tell stays unknown: which
+operators ran in place, and what an exporter folded into something else, such as batch norms that
+became part of convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from profiler.errors import TrappmError, UnsupportedModelError, one_line
+from profiler.onnx_file import CheckedModel, attribute_value
+from profiler.onnx_fold import Array, fold
+from profiler.onnx_functions import FUNCTIONS, Call, Value, torch_type
+from profiler.onnx_patterns import Step, put_together
+
+_STANDARD = ("", "ai.onnx")
+
+
+class RebuiltModule(nn.Module):
+    """Runs the operators of a checked ONNX model in PyTorch, on the meta device, in training mode.
+
+    Its parameters are the weights that training changes (`CheckedModel.parameters`), its buffers
+    the other tensors whose values are not known.
+
+    Raises:
+        UnsupportedModelError: the file has an operator without a form in PyTorch.
+    """
+
+    def __init__(self, model: CheckedModel) -> None:
+        super().__init__()
+        graph = model.proto.graph
+        self._image = model.image
+        self._opset = max(o.version for o in model.proto.opset_import if o.domain in _STANDARD)
+        self._constants: dict[str, Array] = {}
+        self._attribute_of: dict[str, str] = {}
+        factors = _factors(graph.node)
+        for name, kind, shape, value in _stored(graph, model.image):
+            if value is not None and name not in model.parameters:
+                self._constants[name] = onnx.numpy_helper.to_array(value)
+            else:
+                self._add(
+                    name, kind, shape, name in model.parameters, name in factors and len(shape) == 2
+                )
+        self._outputs = [output.name for output in graph.output]
+        steps = [_step(node) for node in graph.node]
+        self._steps = put_together(
+            steps, set(self._outputs), self._constants, model.image, self._attribute_of.keys()
+        )
+        self._folds = [onnx.NodeProto(op_type=s.operator, output=s.outputs) for s in self._steps]
+        self._last_uses = list(_last_uses(self._steps, self._outputs))
+
+    @property
+    def operators(self) -> set[str]:
+        """Names of the operators that run."""
+        return {step.operator for step in self._steps}
+
+    def _add(self, name: str, kind: int, shape: list[int], trained: bool, factor: bool) -> None:
+        attribute = f"weight{len(self._attribute_of)}"
+        # The gradient of a matrix that is stored transposed would be copied; as PyTorch has it, not.
+        size = shape[::-1] if factor else shape
+        tensor = torch.empty(size, dtype=torch_type(kind), device="meta")
+        if trained:
+            self.register_parameter(attribute, nn.Parameter(tensor))
+        else:
+            self.register_buffer(attribute, tensor)
+        self._attribute_of[name] = attribute + ("" if not factor else ".t")
+
+    def forward(self, images: Tensor) -> Any:
+        """One output, or a list of those that there are."""
+        values: dict[str, Value] = {"": None, self._image: images, **self._constants}
+        for name, attribute in self._attribute_of.items():
+            tensor = getattr(self, attribute.removesuffix(".t"))
+            values[name] = tensor.t() if attribute.endswith(".t") else tensor
+        for step, node, last in zip(self._steps, self._folds, self._last_uses, strict=True):
+            values.update(zip(step.outputs, self._run(step, node, values), strict=False))
+            for name in last:
+                values.pop(name, None)
+        outputs = [values[name] for name in self._outputs]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _run(
+        self, step: Step, node: onnx.NodeProto, values: Mapping[str, Value]
+    ) -> Sequence[Value]:
+        inputs = [values[name] for name in step.inputs]
+        if step.operator in ("Shape", "Size") and isinstance(inputs[0], Tensor):
+            shape = np.array(inputs[0].shape, np.int64)
+            start, end = step.attributes.get("start", 0), step.attributes.get("end")
+            return [shape[start:end] if step.operator == "Shape" else shape.prod()]
+        if step.operator == "Identity":
+            return inputs
+        if not any(isinstance(value, Tensor) for value in inputs):
+            known = [np.zeros(0) if value is None else value for value in inputs]
+            folded = fold(node, step.attributes, known)
+            if folded:
+                return folded
+        call = Call(step.operator, inputs, step.attributes, len(step.outputs), self._opset)
+        try:
+            result = FUNCTIONS[step.operator](call)
+        except TrappmError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{step.operator} for {step.outputs[0]!r}: {one_line(error)}"
+            ) from error
+        return [result] if isinstance(result, Tensor) else result
+
+
+def _stored(
+    graph: onnx.GraphProto, image: str
+) -> Iterator[tuple[str, int, list[int], onnx.TensorProto | None]]:
+    """Name, element type, shape and, if it is known, value of all that is not the image."""
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type, list(tensor.dims), tensor
+    known = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name != image and value.name not in known:
+            kind = value.type.tensor_type
+            yield value.name, kind.elem_type, [axis.dim_value for axis in kind.shape.dim], None
+
+
+def _step(node: onnx.NodeProto) -> Step:
+    known = node.op_type in FUNCTIONS or node.op_type in ("Shape", "Size", "Identity", "Constant")
+    if node.domain not in _STANDARD or not known:
+        name = f"{node.domain}.{node.op_type}".lstrip(".")
+        raise UnsupportedModelError(f"the operator {name} cannot be rebuilt for a training step")
+    attributes = {a.name: attribute_value(a) for a in node.attribute}
+    return Step(node.op_type, tuple(node.input), tuple(node.output), attributes)
+
+
+def _factors(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Names of what is only ever the second factor of a product."""
+    second, other = set(), set()
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            is_factor = node.op_type == "MatMul" and place == 1
+            (second if is_factor else other).add(name)
+    return second - other
+
+
+def _last_uses(steps: Sequence[Step], outputs: Iterable[str]) -> Iterator[list[str]]:
+    """For each step, the names that nobody needs after it."""
+    last: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        last.update(dict.fromkeys((*step.inputs, *step.outputs), number))
+    kept = {"", *outputs}
+    for number, step in enumerate(steps):
+        names = dict.fromkeys((*step.inputs, *step.outputs))
+        yield [name for name in names if name not in kept and last[name] == number]
