@@ -24,68 +24,85 @@ from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_
 from profiler.function_rules import RULES, Rule, elementwise
 from profiler.graph_builder import Call, GraphBuilder, Value
 from profiler.graph_nodes import BATCH_SIZES
+from profiler.model_input import Sample
 from profiler.records import Graph, GraphTemplate
 
 
-def module_template(model: str | nn.Module, input_size: int) -> GraphTemplate:
-    """The graph of a timm architecture, or of a module that maps (B, 3, H, W) to tensors.
+def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
+    """The graph of a timm architecture, or of a module that maps one tensor to tensors.
 
     A module stays as it is: what runs is a copy of it without weights, in evaluation mode.
+
+    Args:
+        model: a timm architecture, or a module whose input has the batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.zoo.create_model`, or an input size that
             the module does not take.
         UnsupportedModelError: no graph can be made of the model; the reason is told.
     """
-    if input_size < 1:
-        raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
+    sample = Sample.of(input_size)
     name = model if isinstance(model, str) else type(model).__name__
     module = on_meta(model, input_size).eval()
     recorder = _Recorder(module.parameters())
     try:
-        graphs = [_trace(module, recorder, b, input_size) for b in BATCH_SIZES]
+        graphs = [_trace(module, recorder, sample.batch(b)) for b in BATCH_SIZES]
         return GraphTemplate.from_graphs(*graphs)
     except TrappmError as error:
-        raise UnsupportedModelError(f"{name} at {input_size} px: {error}") from error
+        raise UnsupportedModelError(f"{name} at {sample}: {error}") from error
 
 
-def module_graph(model: str | nn.Module, input_size: int, batch_size: int) -> Graph:
+def module_graph(model: str | nn.Module, input_size: int | Sample, batch_size: int) -> Graph:
     """The graph at one batch size alone, also of a model that `module_template` refuses.
 
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
     """
     module = on_meta(model, input_size).eval()
-    return _trace(module, _Recorder(module.parameters()), batch_size, input_size)
+    return _trace(module, _Recorder(module.parameters()), Sample.of(input_size).batch(batch_size))
 
 
-def on_meta(model: str | nn.Module, input_size: int) -> nn.Module:
+def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:
     """The timm model of this name, or a copy of this module, on the meta device.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`.
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`; or a
+            module that cannot be copied.
     """
     if isinstance(model, str):
         from profiler.zoo import create_model
 
+        if not isinstance(input_size, int):
+            raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
         with torch.device("meta"):
             return create_model(model, input_size)
     weights: dict[int, Any] = {
+        id(tensor): tensor.detach().to("meta")
+        for part in model.modules()
+        for tensor in (*part.buffers(recurse=False), *vars(part).values())
+        if isinstance(tensor, torch.Tensor)
+    }
+    weights |= {
         id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
     }
-    weights |= {id(b): b.detach().to("meta") for b in model.buffers()}
-    return copy.deepcopy(model, weights)
+    try:
+        return copy.deepcopy(model, weights)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied to be traced: {one_line(error)}"
+        ) from error
 
 
-def _trace(module: nn.Module, recorder: _Recorder, batch_size: int, input_size: int) -> Graph:
+def _trace(module: nn.Module, recorder: _Recorder, images: torch.Tensor) -> Graph:
+    batch_size = images.shape[0]
     recorder.restart()
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-            image = torch.empty(batch_size, 3, input_size, input_size, device="meta")
-            recorder.watch(image)
+            recorder.watch(images)
             with recorder:
-                results = [t for t in tree_leaves(module(image)) if isinstance(t, torch.Tensor)]
+                results = [t for t in tree_leaves(module(images)) if isinstance(t, torch.Tensor)]
     except TrappmError:
         raise
     except Exception as error:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from profiler.errors import TrappmError, one_line
 from profiler.memory_simulation import SimulatedMemory, simulate_memory
+from profiler.model_input import Sample
 from profiler.records import Optimizer
 from profiler.step_trace import MAX_EVENTS, StepTrace
 
@@ -122,7 +123,7 @@ def _read(archive: zipfile.ZipFile, name: str, kind: npt.DTypeLike) -> Any:
     return values.reshape(shape, order="F" if by_column else "C")
 
 
-def step_profile(model: str | nn.Module, input_size: int) -> StepProfile:
+def step_profile(model: str | nn.Module, input_size: int | Sample) -> StepProfile:
     """Traces a training step of a timm architecture, or of a copy of a module.
 
     Raises:
