@@ -1,9 +1,9 @@
-"""Seconds to build the paper's pool of 25,000 configurations once the graphs exist.
+"""Seconds to build the paper's pool of 25,000 configurations once the static profiles exist.
 
     python benchmarks/pool.py [--spec examples/pool_paper.yaml]
 
-Every pair of an architecture and an input size gets the graph of one small model, so that what is
-timed is the pool: reading the file, making the configurations, storing them and reading them back.
+Every pair of an architecture and an input size gets the static profile of one small model, so that
+what is timed is the pool: reading the file, making the configurations, storing and reading them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster.graphs import profile_graph
 from cluster.pool import build, load_pool_file
 from profiler.pool import build_pool
-from profiler.static import graph_template
 from store import Store
 from trappm.pools import pool_facts
 
@@ -36,14 +37,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", type=Path, default=ROOT / "examples" / "pool_paper.yaml")
     file = load_pool_file(parser.parse_args().spec)
-    template = graph_template("test_resnet", 64).to_bytes()
+    profile = profile_graph("test_resnet", 64)
     with (
         tempfile.TemporaryDirectory() as folder,
         Store.open(f"sqlite:///{folder}/labels.db") as store,
     ):
         pairs = sorted({(c.architecture, c.input_size) for c in build_pool(file.spec)})
-        timed(f"{len(pairs)} graphs stored, one transaction each",
-              lambda: [store.save_graph(*pair, template, None) for pair in pairs])  # fmt: skip
+
+        def store_profiles() -> None:
+            for architecture, size in pairs:
+                replace(profile, architecture=architecture, input_size=size).save(store)
+
+        timed(f"{len(pairs)} static profiles stored, one transaction each", store_profiles)
 
         def watch(*_: object) -> None:
             pass
@@ -53,9 +58,10 @@ def main() -> None:
         pool = timed("pool read back", lambda: store.pool(file.name))
         facts = timed("pool counted by family", lambda: pool_facts(store, file.name))
         templates = timed("graph templates read", lambda: store.graph_templates(pairs))
+        steps = timed("step profiles read", lambda: store.step_profiles(pairs))
         assert len(pool) == facts["total"]["usable"] >= 25_000
-        assert len(templates) == len(pairs)
-        print(f"{len(pool)} configurations, {len(pairs)} graphs")
+        assert len(templates) == len(steps) == len(pairs)
+        print(f"{len(pool)} configurations, {len(pairs)} static profiles")
 
 
 if __name__ == "__main__":

@@ -129,13 +129,11 @@ class Campaign:
 
     def _profile_graphs(self, configurations: Sequence[Configuration]) -> None:
         pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-        missing = self.store.pairs_without_graph(pairs)
+        missing = self.store.pairs_to_profile(pairs)
         self._tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
         for graph in self.crew.profile(missing):
             self._check_stop()
-            self.store.save_graph(
-                graph.architecture, graph.input_size, graph.template, graph.refusal
-            )
+            graph.save(self.store)
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
             self._tell(done=self._progress.done + 1, news=refusal)
 

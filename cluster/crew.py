@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
-from store import Assignment
+from store import Assignment, Store
 
 OnProgress = Callable[[int, int], None]
 """Called with steps done and steps in all."""
@@ -42,12 +42,27 @@ class Finished:
 
 @dataclass(frozen=True)
 class ProfiledGraph:
-    """The static profile of an architecture at an input size: a template, or why there is none."""
+    """The static profile of an architecture at an input size, or why there is none."""
 
     architecture: str
     input_size: int
     template: bytes | None
+    """As `GraphTemplate.to_bytes` gives it."""
     refusal: str | None
+    step: bytes | None = None
+    """As `StepProfile.to_bytes` gives it."""
+    step_refusal: str | None = None
+    """Why a model with a graph has no step profile."""
+
+    def save(self, store: Store) -> None:
+        store.save_graph(
+            self.architecture,
+            self.input_size,
+            self.template,
+            self.refusal,
+            step=self.step,
+            step_refusal=self.step_refusal,
+        )
 
 
 class Crew(Protocol):

@@ -1,12 +1,13 @@
-"""Makes the graphs of many architectures at once, in processes of this machine.
+"""Makes the static profiles of many architectures at once, in processes of this machine.
 
-One graph is single-threaded work of a second or so, mostly Python, so each worker process has one
+One profile is single-threaded work of seconds, mostly Python, so each worker process has one
 thread. A worker that a model takes down costs that model only: who was at work when it died is
 tried again, alone, and who dies alone is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -17,10 +18,12 @@ from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 
 from cluster.crew import ProfiledGraph
-from profiler.errors import TrappmError
+from profiler.errors import TrappmError, one_line
 
 CPU_LIMIT_S = 600
-"""CPU time after which a graph is given up; the slowest that we know takes a twentieth of it."""
+"""CPU time after which a profile is given up; the slowest that we know takes a twentieth of it."""
+
+ENDED_ITS_PROCESS = "the static profile ended its process"
 
 _TASKS_PER_WORKER = 200
 """On average; then fresh workers go on, so that what libraries keep in memory cannot pile up."""
@@ -30,15 +33,44 @@ _PR_SET_PDEATHSIG = 1
 Pair = tuple[str, int]
 
 
-def profile_graph(architecture: str, input_size: int) -> ProfiledGraph:
-    """The static profile of an architecture at an input size, or why there is none."""
-    from profiler.static import graph_template
+def profile_graph(
+    architecture: str, input_size: int, step_refusal: str | None = None
+) -> ProfiledGraph:
+    """The static profile of an architecture at an input size, or why there is none.
+
+    Whatever goes wrong costs no other architecture. If it does so for graph and step together, the
+    graph is made alone. Call it from the main thread, which is where signals arrive.
+
+    Args:
+        architecture: a timm model name.
+        input_size: in pixels.
+        step_refusal: why there will be no step profile: it failed before. The graph is made alone.
+    """
+    from profiler.static import graph_template, static_profile
 
     try:
-        template = graph_template(architecture, input_size)
+        with _limited_cpu_time():
+            if step_refusal is not None:
+                template = graph_template(architecture, input_size).to_bytes()
+                return ProfiledGraph(architecture, input_size, template, None, None, step_refusal)
+            made = static_profile(architecture, input_size)
+            return ProfiledGraph(
+                architecture,
+                input_size,
+                made.graph.to_bytes(),
+                None,
+                None if made.step is None else made.step.to_bytes(),
+                made.step_refusal,
+            )
     except TrappmError as error:
-        return ProfiledGraph(architecture, input_size, None, str(error))
-    return ProfiledGraph(architecture, input_size, template.to_bytes(), None)
+        reason = str(error)
+    except _TooLong:
+        reason = f"the static profile took more than {CPU_LIMIT_S} s of CPU time"
+    except Exception as error:
+        reason = f"the static profile failed: {type(error).__name__}: {one_line(error)}"
+    if step_refusal is None:
+        return profile_graph(architecture, input_size, reason)
+    return ProfiledGraph(architecture, input_size, None, reason)
 
 
 def profile_in_processes(pairs: Sequence[Pair], processes: int) -> Iterator[ProfiledGraph]:
@@ -55,11 +87,7 @@ def profile_in_processes(pairs: Sequence[Pair], processes: int) -> Iterator[Prof
             yield from _profile_all(workers, batch, suspects, processes)
         remaining += batch  # what a dying worker has left over
     for pair in suspects:
-        with _workers(1) as workers:
-            try:
-                yield workers.submit(_profile_limited, *pair).result()
-            except BrokenProcessPool:
-                yield ProfiledGraph(*pair, None, "the static profile ended its process")
+        yield _profile_alone(pair)
 
 
 def _profile_all(
@@ -71,7 +99,7 @@ def _profile_all(
         while batch or running:
             # No more than are at work, so that the suspects of a death are few.
             while batch and len(running) < processes:
-                running[workers.submit(_profile_limited, *batch[-1])] = batch[-1]
+                running[_submit(workers, batch[-1])] = batch[-1]
                 batch.pop()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 profiled = future.result()
@@ -81,36 +109,63 @@ def _profile_all(
         suspects += running.values()
 
 
-def _workers(processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
+def _profile_alone(pair: Pair) -> ProfiledGraph:
+    for step_refusal in (None, ENDED_ITS_PROCESS):
+        with _workers(1) as workers, contextlib.suppress(BrokenProcessPool):
+            return _submit(workers, pair, step_refusal).result()
+    return ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
+
+
+@contextlib.contextmanager
+def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
+    others = set(multiprocessing.active_children())
+    workers = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin_worker,
         initargs=(os.getpid(),),
     )
+    try:
+        yield workers
+    except BaseException:  # nobody waits for what they are at
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
+        raise
+    finally:
+        workers.shutdown()
+
+
+def _submit(
+    workers: ProcessPoolExecutor, pair: Pair, step_refusal: str | None = None
+) -> Future[ProfiledGraph]:
+    # This may start a worker, which inherits that it does not see a Ctrl-C: we end it ourselves,
+    # and no trace of it is shown.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return workers.submit(profile_graph, *pair, step_refusal)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _begin_worker(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could take us along
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C needs no trace from every worker
-    signal.signal(signal.SIGPROF, _give_up)
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
 
 
-def _profile_limited(architecture: str, input_size: int) -> ProfiledGraph:
+@contextlib.contextmanager
+def _limited_cpu_time() -> Iterator[None]:
+    before = signal.signal(signal.SIGPROF, _give_up)
     signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
     try:
-        return profile_graph(architecture, input_size)
-    except _TooLong:
-        reason = f"the static profile took more than {CPU_LIMIT_S} s of CPU time"
-        return ProfiledGraph(architecture, input_size, None, reason)
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class _TooLong(BaseException):

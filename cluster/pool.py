@@ -1,7 +1,7 @@
-"""The pool file, and building a pool from it: configurations, and the graph of every architecture.
+"""The pool file, and building a pool from it: configurations, and every static profile in it.
 
 A pool file is a short YAML that names the pool and says what is in it. Building can be stopped or
-killed at any moment and be started again: graphs in the store are not made twice.
+killed at any moment and be started again: what is in the store is not made twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from store import Store
 
 Pair = tuple[str, int]
 Watch = Callable[[int, int, ProfiledGraph | None], None]
-"""Called with graphs done, graphs in all, and the one that was made last."""
+"""Called with static profiles done, how many in all, and the one that was made last."""
 
 
 class PoolFile(BaseModel):
@@ -52,12 +52,12 @@ def parse_pool_file(text: str, *, origin: str) -> PoolFile:
 def build(
     store: Store, file: PoolFile, *, address: str | None, processes: int, watch: Watch
 ) -> None:
-    """Stores the pool and makes the graphs that are missing; each is recorded as it comes.
+    """Stores the pool and makes the static profiles that are missing; each is kept as it comes.
 
     Args:
-        store: where configurations, graphs and refusals go.
+        store: where configurations, profiles and refusals go.
         file: what to build.
-        address: of a running Ray cluster that makes the graphs; None for processes here.
+        address: of a running Ray cluster that does the work; None for processes here.
         processes: how many at once, without a cluster.
         watch: told of progress.
 
@@ -68,15 +68,15 @@ def build(
     configurations = build_pool(file.spec)
     store.save_pool(file.name, file.model_dump(mode="json"), configurations)
     pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-    missing = store.pairs_without_graph(pairs)
+    missing = store.pairs_to_profile(pairs)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)
     if not missing:
         return
-    for graph in _profiled(missing, address, processes):
-        store.save_graph(graph.architecture, graph.input_size, graph.template, graph.refusal)
+    for profile in _profiled(missing, address, processes):
+        profile.save(store)
         done += 1
-        watch(done, len(pairs), graph)
+        watch(done, len(pairs), profile)
 
 
 def _profiled(

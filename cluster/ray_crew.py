@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from cluster.crew import (
     Choice,
@@ -22,7 +28,7 @@ from cluster.crew import (
     TrainingLabel,
     Worker,
 )
-from cluster.graphs import profile_graph
+from cluster.graphs import ENDED_ITS_PROCESS, profile_graph
 from cluster.runtime import here, placement
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Configuration, is_cpu_device
@@ -33,17 +39,31 @@ POLL_S = 0.2
 
 
 def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
-    """Static profiles, made by all nodes of the cluster, in the order of completion."""
+    """Static profiles, made by all nodes of the cluster, in the order of completion.
+
+    Raises:
+        CampaignError: the cluster does not make them, whatever the model.
+    """
     task = ray.remote(num_cpus=1, max_retries=1)(profile_graph)
-    waiting = {task.remote(*pair): pair for pair in pairs}
+    waiting: dict[Any, tuple[tuple[str, int], str | None]] = {
+        task.remote(*pair): (pair, None) for pair in pairs
+    }
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=POLL_S)
         for reference in ready:
-            pair = waiting.pop(reference)
+            pair, step_refusal = waiting.pop(reference)
             try:
                 yield ray.get(reference)
-            except RayError as error:  # it took its process down: known, not fatal
-                yield ProfiledGraph(*pair, None, f"the static profile crashed: {error}")
+            except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
+                if step_refusal is None:
+                    waiting[task.remote(*pair, ENDED_ITS_PROCESS)] = (pair, ENDED_ITS_PROCESS)
+                else:
+                    yield ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
+            except RayError as error:
+                raise CampaignError(
+                    f"the cluster makes no static profiles ({_first_line(error)}); nothing made is "
+                    "lost, and the same command goes on"
+                ) from error
 
 
 class RayCrew:

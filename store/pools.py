@@ -13,7 +13,13 @@ from profiler.errors import InputError
 from profiler.records import Configuration
 from store.database import Database, insert_new, utc_now
 from store.records import PoolPart, PoolRecord
-from store.schema import ArchitectureGraphRow, ConfigurationRow, NamedPoolRow, PoolMemberRow
+from store.schema import (
+    ArchitectureGraphRow,
+    ConfigurationRow,
+    NamedPoolRow,
+    PoolMemberRow,
+    StepProfileRow,
+)
 from store.workloads import configuration_of, insert_configurations
 
 _CONFIGURATION = ConfigurationRow.__table__.c
@@ -78,38 +84,34 @@ class Pools(Database):
         Raises:
             InputError: there is no pool of this name.
         """
-        graph = ArchitectureGraphRow
-        columns = (
-            _CONFIGURATION.family,
-            _CONFIGURATION.architecture,
-            _CONFIGURATION.input_size,
+        graph, step = ArchitectureGraphRow, StepProfileRow
+        what = (_CONFIGURATION.family, _CONFIGURATION.architecture, _CONFIGURATION.input_size)
+        has_step_profile = step.architecture.is_not(None) & step.refusal.is_(None)
+        state = (
             graph.graph_hash,
             graph.refusal,
+            has_step_profile.label("has_step_profile"),
+            step.refusal.label("step_refusal"),
         )
         with self._reading() as session:
             rows = session.execute(
-                select(*columns, func.count())
+                select(*what, *state, func.count().label("configurations"))
                 .join(PoolMemberRow, PoolMemberRow.configuration_id == _CONFIGURATION.id)
                 .outerjoin(
                     graph,
                     (graph.architecture == _CONFIGURATION.architecture)
                     & (graph.input_size == _CONFIGURATION.input_size),
                 )
-                .where(PoolMemberRow.pool_id == _pool_id(session, name))
-                .group_by(*columns)
-                .order_by(*columns[:3])
-            )
-            return [
-                PoolPart(
-                    family=family,
-                    architecture=architecture,
-                    input_size=input_size,
-                    configurations=count,
-                    graph_hash=graph_hash,
-                    refusal=refusal,
+                .outerjoin(
+                    step,
+                    (step.architecture == graph.architecture)
+                    & (step.input_size == graph.input_size),
                 )
-                for family, architecture, input_size, graph_hash, refusal, count in rows
-            ]
+                .where(PoolMemberRow.pool_id == _pool_id(session, name))
+                .group_by(*what, *state)
+                .order_by(*what)
+            )
+            return [PoolPart(**row._mapping) for row in rows]
 
 
 def _pool_id(session: Session, name: str) -> int:

@@ -76,9 +76,10 @@ class PoolRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPart:
-    """An architecture at one input size in a pool: how much of the pool it is, and its graph.
+    """An architecture at one input size in a pool: how much of the pool it is, and its profile.
 
-    It has a graph, or a refusal, or neither as long as nobody has tried.
+    It has a graph, or a refusal, or neither as long as nobody has tried. With a graph it has a
+    step profile, or a refusal of that, or neither if the graph was made by an earlier version.
     """
 
     family: str
@@ -87,6 +88,14 @@ class PoolPart:
     configurations: int
     graph_hash: str | None
     refusal: str | None
+    has_step_profile: bool
+    step_refusal: str | None
+
+    @property
+    def is_profiled(self) -> bool:
+        """Nothing is left to try."""
+        tried_step = self.has_step_profile or self.step_refusal is not None
+        return self.refusal is not None or (self.graph_hash is not None and tried_step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The tables, as typed models, with everything that must be true of them as constraints.
 
     graphs <- architecture_graphs                        what a network is made of
+    step_profiles                                        what its training step does to memory
     configurations                                       the workload: what can be measured
     pools <- pool_members                                selections of it, by name
     devices                                              hardware under one software stack
@@ -125,6 +126,38 @@ class ArchitectureGraphRow(Base):
 
     __table_args__ = (
         CheckConstraint("(graph_hash IS NULL) <> (refusal IS NULL)", name="graph_or_refusal"),
+    )
+
+
+class StepProfileRow(Base):
+    """What a training step of an architecture does to memory, or why that is not known.
+
+    An architecture whose graph was refused has no row here.
+    """
+
+    __tablename__ = "step_profiles"
+
+    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
+    input_size: Mapped[int] = mapped_column(primary_key=True)
+    profile: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """As `profiler.step_profile.StepProfile.to_bytes` gives it."""
+    saved_bytes_constant: Mapped[int | None] = mapped_column(_BIG)
+    saved_bytes_per_sample: Mapped[int | None] = mapped_column(_BIG)
+    trainable_parameters: Mapped[int | None] = mapped_column(_BIG)
+    frozen_parameters: Mapped[int | None] = mapped_column(_BIG)
+    refusal: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),
+        *(
+            CheckConstraint(f"({column} IS NULL) = (profile IS NULL)", name=column)
+            for column in (
+                "saved_bytes_constant",
+                "saved_bytes_per_sample",
+                "trainable_parameters",
+                "frozen_parameters",
+            )
+        ),
     )
 
 

@@ -1,11 +1,11 @@
-"""What can be measured: configurations, and the graphs of their architectures."""
+"""What can be measured: configurations, and the static profiles of their architectures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, delete, or_, select
 from sqlalchemy.orm import Session
 
 from profiler.families import family_of
@@ -17,12 +17,13 @@ from profiler.records import (
     Phase,
     Precision,
 )
+from profiler.step_profile import StepProfile
 from store.database import Database, insert_new
 from store.records import Refusal
-from store.schema import ArchitectureGraphRow, ConfigurationRow, GraphRow
+from store.schema import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
 
 Pair = tuple[str, int]
-"""An architecture and an input size in pixels: what a graph template is made for."""
+"""An architecture and an input size in pixels: what a static profile is made for."""
 
 
 class Workloads(Database):
@@ -34,17 +35,30 @@ class Workloads(Database):
             insert_configurations(session, configurations)
 
     def save_graph(
-        self, architecture: str, input_size: int, template: bytes | None, refusal: str | None
+        self,
+        architecture: str,
+        input_size: int,
+        template: bytes | None,
+        refusal: str | None,
+        *,
+        step: bytes | None = None,
+        step_refusal: str | None = None,
     ) -> None:
-        """Keeps the graph template of an architecture, or why there is none; replaces an older one.
+        """Keeps the static profile of an architecture, or why there is none; replaces an older one.
 
         Args:
             architecture: a timm model name.
             input_size: in pixels.
             template: as `GraphTemplate.to_bytes` gives it; None if there is a refusal.
             refusal: None if there is a template.
+            step: as `StepProfile.to_bytes` gives it; None if it was refused or not yet made.
+            step_refusal: why there is no step profile.
+
+        Raises:
+            TrappmError: the template or the step profile is damaged; nothing is kept.
         """
         graph = None if template is None else GraphTemplate.from_bytes(template)
+        facts = {} if step is None else _facts(step)
         with self._writing() as session:
             if graph is not None:
                 row = {
@@ -61,12 +75,26 @@ class Workloads(Database):
                     refusal=refusal,
                 )
             )
+            at = {"architecture": architecture, "input_size": input_size}
+            if step is None and step_refusal is None:
+                session.execute(delete(StepProfileRow).filter_by(**at))
+            else:
+                session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
 
-    def pairs_without_graph(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Those that were never profiled: neither with a graph nor refused."""
+    def pairs_to_profile(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Those whose static profile is not complete: without a graph or a step profile, and not
+        refused either.
+        """
+        graph, step = ArchitectureGraphRow, StepProfileRow
         with self._reading() as session:
             rows = session.execute(
-                select(ArchitectureGraphRow.architecture, ArchitectureGraphRow.input_size)
+                select(graph.architecture, graph.input_size)
+                .outerjoin(
+                    step,
+                    (step.architecture == graph.architecture)
+                    & (step.input_size == graph.input_size),
+                )
+                .where(or_(graph.refusal.is_not(None), step.architecture.is_not(None)))
             )
             known = {(architecture, input_size) for architecture, input_size in rows}
         return [pair for pair in pairs if pair not in known]
@@ -87,6 +115,19 @@ class Workloads(Database):
             )
             return {(a, size): data for a, size, data in rows if (a, size) in wanted}
 
+    def step_profiles(self, pairs: Iterable[Pair]) -> dict[Pair, bytes]:
+        """The step profiles, for `StepProfile.from_bytes`; pairs without one are left out."""
+        wanted = set(pairs)
+        architectures = sorted({architecture for architecture, _ in wanted})
+        row = StepProfileRow
+        with self._reading() as session:
+            rows = session.execute(
+                select(row.architecture, row.input_size, row.profile).where(
+                    row.architecture.in_(architectures)
+                )
+            )
+            return {(a, size): data for a, size, data in rows if data and (a, size) in wanted}
+
     def graph_for(self, architecture: str, input_size: int) -> GraphTemplate | None:
         """The graph template; None if it was refused or never profiled."""
         found = self.graph_templates([(architecture, input_size)])
@@ -104,6 +145,17 @@ class Workloads(Database):
                 for r in rows
                 if r.refusal is not None
             ]
+
+
+def _facts(step: bytes) -> dict[str, int]:
+    """The columns of a step profile that queries can ask for without unpacking it."""
+    profile = StepProfile.from_bytes(step)
+    return {
+        "saved_bytes_constant": profile.saved_bytes.constant,
+        "saved_bytes_per_sample": profile.saved_bytes.slope,
+        "trainable_parameters": profile.trainable_parameters,
+        "frozen_parameters": profile.frozen_parameters,
+    }
 
 
 def insert_configurations(session: Session, configurations: Iterable[Configuration]) -> list[str]:

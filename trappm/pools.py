@@ -49,7 +49,8 @@ def pool_facts(store: Store, name: str | None = None) -> dict[str, Any] | None:
             for family in families
         ],
         "total": _counts(parts),
-        "refusals": _refusals(parts),
+        "refusals": _by_reason((part.architecture, part.refusal) for part in parts),
+        "step_refusals": _by_reason((part.architecture, part.step_refusal) for part in parts),
     }
 
 
@@ -61,49 +62,51 @@ def print_pool(facts: dict[str, Any] | None) -> None:
     rows.append(["all", *facts["total"].values()])
     columns = ("family", *(name.replace("_", " ") for name in facts["total"]))
     console().print(table(f"pool {facts['name']}", columns, rows))
-    if facts["refusals"]:
-        refusals = [
-            (r["count"], r["reason"], ", ".join(r["architectures"][:_EXAMPLES]))
-            for r in facts["refusals"]
-        ]
-        console().print(table("refused", ("graphs", "reason", "such as"), refusals))
+    for key, title in (("refusals", "no graph"), ("step_refusals", "no step profile")):
+        if facts[key]:
+            refused = [
+                (r["count"], r["reason"], ", ".join(r["architectures"][:_EXAMPLES]))
+                for r in facts[key]
+            ]
+            console().print(table(title, ("pairs", "reason", "such as"), refused))
     if facts["total"]["to_do"]:
         console().print(
-            f"{facts['total']['to_do']} graphs are still to be made; the command that built it "
-            "goes on where it stopped"
+            f"{facts['total']['to_do']} static profiles are still to be made; the command that "
+            "built it goes on where it stopped"
         )
 
 
 def _counts(parts: Iterable[PoolPart]) -> dict[str, int]:
     """`configurations` are all of the pool; `usable` are those of them that have a graph.
 
-    `graphs`, `refused` and `to_do` count pairs of an architecture and an input size.
+    The counts from `graphs` on are of pairs of an architecture and an input size.
     """
     parts = list(parts)
     with_graph = [part for part in parts if part.graph_hash is not None]
-    refused = sum(part.refusal is not None for part in parts)
     return {
         "architectures": len({part.architecture for part in parts}),
         "configurations": sum(part.configurations for part in parts),
         "usable": sum(part.configurations for part in with_graph),
         "graphs": len(with_graph),
-        "refused": refused,
-        "to_do": len(parts) - len(with_graph) - refused,
+        "step_profiles": sum(part.has_step_profile for part in parts),
+        "refused": sum(part.refusal is not None for part in parts),
+        "steps_refused": sum(part.step_refusal is not None for part in parts),
+        "to_do": sum(not part.is_profiled for part in parts),
     }
 
 
-def _refusals(parts: Iterable[PoolPart]) -> list[dict[str, Any]]:
+def _by_reason(refusals: Iterable[tuple[str, str | None]]) -> list[dict[str, Any]]:
     """Refusals that differ only in names and numbers of the model count as one reason."""
-    groups: dict[str, list[PoolPart]] = {}
-    for part in parts:
-        if part.refusal is not None:
-            reason = re.sub(r"\d+", "N", part.refusal.replace(part.architecture, "it"))
-            groups.setdefault(reason, []).append(part)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for architecture, refusal in refusals:
+        if refusal is not None:
+            reason = re.sub(r"\d+", "N", refusal.replace(architecture, "it"))
+            groups.setdefault(reason, []).append((architecture, refusal))
     return [
         {
             "count": len(refused),
-            "reason": refused[0].refusal if len(refused) == 1 else reason,
-            "architectures": sorted({part.architecture for part in refused}),
+            "reason": refused[0][1] if len(refused) == 1 else reason,
+            "architectures": sorted({architecture for architecture, _ in refused}),
         }
         for reason, refused in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
@@ -125,7 +128,7 @@ class BuildDisplay:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("graphs", total=None)
+        self._task = self._bar.add_task("static profiles", total=None)
         self._told_percent = 0
 
     def __enter__(self) -> Self:
@@ -142,7 +145,7 @@ class BuildDisplay:
 
     def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
         if latest is None:
-            self._console.print(f"graphs: {done} of {total} are there")
+            self._console.print(f"static profiles: {done} of {total} are there")
             self._bar.reset(self._task, total=total, completed=done)
             return
         self._bar.update(
@@ -150,10 +153,11 @@ class BuildDisplay:
             completed=done,
             description=escape(f"{latest.architecture} at {latest.input_size} px"),
         )
-        if latest.refusal is not None:
-            what = f"{latest.architecture} at {latest.input_size} px"
-            self._console.print(f"[dim]refused: {escape(what)}: {escape(latest.refusal)}[/]")
+        for part, refusal in (("graph", latest.refusal), ("step profile", latest.step_refusal)):
+            if refusal is not None:
+                what = f"no {part} of {latest.architecture} at {latest.input_size} px: {refusal}"
+                self._console.print(f"[dim]{escape(what)}[/]", soft_wrap=True)
         percent = 100 * done // total
         if not self._console.is_terminal and percent >= self._told_percent + 10:
             self._told_percent = percent
-            self._console.print(f"[dim]graphs: {done} of {total}[/]")
+            self._console.print(f"[dim]static profiles: {done} of {total}[/]")

@@ -1,56 +1,94 @@
-"""Graphs made in processes: all come, each once, and a crash costs one architecture only."""
+"""Static profiles made in processes: all come, each once; a crash costs one architecture only."""
 
 import itertools
 import os
 import signal
 
+import pytest
+
+import profiler.static
 from cluster import graphs
 from cluster.crew import ProfiledGraph
 from cluster.graphs import profile_graph, profile_in_processes
 from profiler.records import GraphTemplate
-
-LIMITED = graphs._profile_limited
+from profiler.step_profile import StepProfile
 
 PAIRS = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 67), ("test_efficientnet", 64)]
 
 
-def crash_on_vit(architecture: str, input_size: int) -> ProfiledGraph:
+def crash_on_vit(architecture: str, input_size: int, step_refusal=None) -> ProfiledGraph:
     """Stands in for a model that ends its process, as native code can; runs in the worker."""
     if architecture == "test_vit":
         os.kill(os.getpid(), signal.SIGKILL)
-    return profile_graph(architecture, input_size)
+    return profile_graph(architecture, input_size, step_refusal)
 
 
-def work_for_ever(architecture: str, input_size: int) -> ProfiledGraph:
-    graphs.profile_graph = lambda *_: any(i < 0 for i in itertools.count())
-    graphs.CPU_LIMIT_S = 0.2
-    return LIMITED(architecture, input_size)
+def crash_on_steps_of_vit(architecture: str, input_size: int, step_refusal=None) -> ProfiledGraph:
+    if architecture == "test_vit" and step_refusal is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return profile_graph(architecture, input_size, step_refusal)
 
 
-def test_every_pair_comes_once_with_a_graph_or_a_reason():
+def test_every_pair_comes_once_with_a_profile_or_a_reason():
     results = list(profile_in_processes(PAIRS, 2))
     assert sorted((r.architecture, r.input_size) for r in results) == sorted(PAIRS)
     for result in results:
         assert (result.template is None) != (result.refusal is None)
-    graph = next(r.template for r in results if r.architecture == "test_resnet")
-    here = profile_graph("test_resnet", 64).template
+        if result.template is not None:
+            assert (result.step is None) != (result.step_refusal is None)
+    made = next(r for r in results if r.architecture == "test_resnet")
+    here = profile_graph("test_resnet", 64)
+    assert made.step == here.step
     assert (
-        GraphTemplate.from_bytes(graph).content_hash == GraphTemplate.from_bytes(here).content_hash
+        GraphTemplate.from_bytes(made.template).content_hash
+        == GraphTemplate.from_bytes(here.template).content_hash
     )
+    assert StepProfile.from_bytes(made.step).trainable_parameters > 0
 
 
 def test_a_model_that_ends_its_process_is_refused_and_the_others_come(monkeypatch):
-    monkeypatch.setattr(graphs, "_profile_limited", crash_on_vit)
-    results = {(r.architecture, r.input_size): r for r in profile_in_processes(PAIRS, 2)}
-    assert set(results) == set(PAIRS)
+    monkeypatch.setattr(graphs, "profile_graph", crash_on_vit)
+    results = {(r.architecture, r.input_size): r for r in profile_in_processes(PAIRS[:3], 2)}
+    assert set(results) == set(PAIRS[:3])
     for pair, result in results.items():
         if pair[0] == "test_vit":
             assert result.refusal == "the static profile ended its process"
+            assert result.step is result.step_refusal is None
         else:
             assert result.template is not None
 
 
-def test_a_model_that_takes_too_much_cpu_time_is_refused(monkeypatch):
-    monkeypatch.setattr(graphs, "_profile_limited", work_for_ever)
-    (result,) = profile_in_processes([("test_resnet", 64)], 1)
-    assert "s of CPU time" in result.refusal
+def test_a_step_that_ends_its_process_leaves_the_graph(monkeypatch):
+    monkeypatch.setattr(graphs, "profile_graph", crash_on_steps_of_vit)
+    (result,) = profile_in_processes([("test_vit", 64)], 1)
+    assert result.template is not None
+    assert result.step is None
+    assert result.step_refusal == "the static profile ended its process"
+
+
+def work_for_ever(*_):
+    return any(i < 0 for i in itertools.count())
+
+
+def fail(*_):
+    raise KeyError("aten.new_operator")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [(work_for_ever, "s of CPU time"), (fail, "KeyError: 'aten.new_operator'")]
+)
+def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
+    monkeypatch, fault, told
+):
+    monkeypatch.setattr(graphs, "CPU_LIMIT_S", 2.0)
+    profile_graph("test_resnet", 64)  # imports count as well
+    monkeypatch.setattr(profiler.static, "step_profile", fault)
+    result = profile_graph("test_resnet", 64)
+    assert result.template is not None
+    assert result.step is None
+    assert told in result.step_refusal
+    monkeypatch.setattr(profiler.static, "module_template", fault)
+    result = profile_graph("test_resnet", 64)
+    assert result.template is result.step is result.step_refusal is None
+    assert told in result.refusal
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

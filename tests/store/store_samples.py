@@ -12,6 +12,8 @@ from profiler.records import (
     Protocol,
     StepSummary,
 )
+from profiler.step_profile import SavedBytes, StepProfile
+from profiler.step_trace import Event, StepTrace
 from store import PlannedAssignment
 
 DEVICE = "cpu-2t"
@@ -32,6 +34,22 @@ def template(nodes=2, macs=10):
         slope=sizes,
         parameters=np.ones(nodes, np.int64),
     )
+
+
+def step_profile(frozen=0):
+    return StepProfile(
+        trace=StepTrace(
+            kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
+            blocks=np.array([0, 0, 0], np.int32),
+            sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),
+            gradients=np.array([], np.int32),
+            parameter_bytes=np.array([256]),
+            buffer_bytes=np.array([], np.int64),
+        ),
+        saved_bytes=SavedBytes(4096, 5_000_000_000),  # of a giant: more than 32 bits
+        trainable_parameters=6_000_000_000,
+        frozen_parameters=frozen,
+    ).to_bytes()
 
 
 def measurement(what=None, outcome="ok", *, step_ms=12.5, protocol="quick", **fields):

@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
-from store_samples import measurement
+from store_samples import measurement, step_profile, template
 
 import store.migrate
 from profiler.errors import StoreError
@@ -68,6 +68,34 @@ def test_opening_again_keeps_everything(database_url):
         label_id = first.record(measurement()).label_id
     with Store.open(database_url) as second:
         assert [label.id for label in second.labels()] == [label_id]
+
+
+def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
+    database_url, monkeypatch
+):
+    monkeypatch.setattr(store.migrate, "REVISIONS", ("0001", "0002"))
+    Store.open(database_url).close()
+    graph = template()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        assert "step_profiles" not in inspect(connection).get_table_names()
+        connection.execute(
+            text("INSERT INTO graphs VALUES (:hash, :template, 2)"),
+            {"hash": graph.content_hash, "template": graph.to_bytes()},
+        )
+        connection.execute(
+            text("INSERT INTO architecture_graphs VALUES ('a', 64, :hash, NULL)"),
+            {"hash": graph.content_hash},
+        )
+        connection.execute(text("INSERT INTO architecture_graphs VALUES ('b', 64, NULL, 'odd')"))
+    engine.dispose()
+    monkeypatch.undo()
+    pairs = [("a", 64), ("b", 64)]
+    with Store.open(database_url) as opened:
+        assert opened.graph_for("a", 64).content_hash == graph.content_hash
+        assert opened.pairs_to_profile(pairs) == pairs[:1]
+        opened.save_graph("a", 64, graph.to_bytes(), None, step=step_profile())
+        assert opened.pairs_to_profile(pairs) == []
 
 
 def test_a_newer_schema_is_left_alone(store, database_url):

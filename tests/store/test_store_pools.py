@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_samples import configuration, template
+from store_samples import configuration, step_profile, template
 
 from profiler.errors import InputError
 from profiler.records import Precision
@@ -23,20 +23,30 @@ def test_a_pool_is_exactly_what_was_saved_last(store):
 
 
 def test_parts_tell_graphs_and_refusals_and_what_is_still_to_do(store):
-    pool = [configuration(b, name) for b in (1, 2) for name in ("resnet18", "vgg11", "vit_x")]
-    store.save_pool("small", {}, pool)
+    names = ("resnet18", "resnet34", "resnet50", "vgg11", "vit_x")
+    store.save_pool("small", {}, [configuration(b, name) for b in (1, 2) for name in names])
     graph = template()
-    store.save_graph("resnet18", 64, graph.to_bytes(), None)
-    store.save_graph("resnet18", 96, graph.to_bytes(), None)  # of no pool
+    store.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
+    store.save_graph("resnet18", 96, graph.to_bytes(), None, step=step_profile())  # of no pool
+    store.save_graph("resnet34", 64, graph.to_bytes(), None, step_refusal="no loss")
+    store.save_graph("resnet50", 64, graph.to_bytes(), None)
     store.save_graph("vit_x", 64, None, "too odd")
-    parts = [
-        (p.family, p.configurations, p.graph_hash, p.refusal) for p in store.pool_parts("small")
+    parts = store.pool_parts("small")
+    assert [(p.architecture, p.family, p.input_size, p.configurations) for p in parts] == [
+        (name, family, 64, 2)
+        for name, family in zip(names, ("resnet",) * 3 + ("vgg", "vit"), strict=True)
     ]
-    assert parts == [
-        ("resnet", 2, graph.content_hash, None),
-        ("vgg", 2, None, None),
-        ("vit", 2, None, "too odd"),
+    assert [
+        (p.graph_hash, p.refusal, p.has_step_profile, p.step_refusal, p.is_profiled) for p in parts
+    ] == [
+        (graph.content_hash, None, True, None, True),
+        (graph.content_hash, None, False, "no loss", True),
+        (graph.content_hash, None, False, None, False),
+        (None, None, False, None, False),
+        (None, "too odd", False, None, True),
     ]  # fmt: skip
+    to_do = [(p.architecture, 64) for p in parts if not p.is_profiled]
+    assert store.pairs_to_profile([(name, 64) for name in names]) == to_do
 
 
 def test_a_pool_that_is_not_there_is_told(store):

@@ -1,4 +1,4 @@
-"""`trappm pool`: build pools of configurations and their graphs, and see what is in them."""
+"""`trappm pool`: build pools of configurations and their static profiles, and see what is there."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def build(
         typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
     ] = None,
 ) -> None:
-    """Make all configurations of a pool file, and the graph of every architecture in it.
+    """Make all configurations of a pool file, and the static profile of every architecture in it.
 
-    Stopped or killed, the same command goes on where it was: no graph is made twice.
+    Stopped or killed, the same command goes on where it was: no profile is made twice.
     """
     from cluster.pool import build as build_pool
     from cluster.pool import load_pool_file
