@@ -12,15 +12,13 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from profiler.devices import Device, open_device
+from profiler.devices import Device, Findings, open_device
 from profiler.environment import run_facts
 from profiler.errors import InputError, TrappmError, UnsupportedModelError
 from profiler.records import Configuration, Measurement, Outcome, Protocol
-
-if TYPE_CHECKING:
-    from profiler.step import StepRun
+from profiler.stability import judge
 
 LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
 
@@ -52,24 +50,28 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
         phases.setdefault(name, time.monotonic())
         send({"phase": name})
 
-    module, _, name = request["run"].partition(":")
     try:
-        run = getattr(importlib.import_module(module), name)
-        findings = _findings(run(configuration, device, protocol, enter), protocol)
+        if request["run"] is None:
+            findings = device.measure(configuration, protocol, enter)
+        else:
+            module, _, name = request["run"].partition(":")
+            run = getattr(importlib.import_module(module), name)
+            findings = judge(run(configuration, device, protocol, enter), protocol)
     except Exception as error:
         outcome, message, detail_mib = _explain(error, device)
-        findings = {
-            "outcome": outcome,
-            "failed_in": list(phases)[-1],
-            "message": message,
-            "memory_detail_mib": detail_mib,
-        }
+        findings = Findings(
+            outcome=outcome,
+            failed_in=list(phases)[-1],
+            message=message,
+            memory_detail_mib=detail_mib,
+            provenance=device.provenance,
+        )
     end = time.monotonic()
     ends = [*list(phases.values())[1:], end]
     environment |= {
         "load_average_after": os.getloadavg()[0],
         "phase_seconds": {name: ends[i] - phases[name] for i, name in enumerate(phases)},
-        **findings.pop("environment", {}),
+        **findings.environment,
     }
     measurement = Measurement(
         configuration=configuration,
@@ -78,8 +80,7 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
         started_at=request["started_at"],
         duration_s=end - begin,
         attempt_key=request["attempt_key"],
-        environment=environment,
-        **findings,
+        **{**vars(findings), "environment": environment},
     )
     send({"result": measurement.to_dict()})
 
@@ -112,6 +113,8 @@ def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
     from filelock import FileLock, Timeout
 
     global _held  # noqa: PLW0603
+    if device.lock_name is None:
+        return 0.0
     begin = time.monotonic()
     # No thread-local bookkeeping, and kept for ever: the kernel releases it when we are gone.
     _held = FileLock(lock_path(lock_dir, device.lock_name), thread_local=False)
@@ -125,35 +128,6 @@ def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
 
 
 _held: object = None
-
-
-def _findings(run: StepRun, protocol: Protocol) -> dict[str, Any]:
-    """The fields of a Measurement that a finished run fills."""
-    from profiler.stability import unstable_reasons
-    from profiler.step import summarize
-
-    reasons = unstable_reasons(run.samples_ms, run.window, protocol)
-    window, memory = run.window, run.memory
-    energy_j = None if window.energy_j is None else window.energy_j / run.steps_in_window
-    power_w = None if window.energy_j is None else window.energy_j / window.seconds
-    missing = {}
-    if memory.missing is not None:
-        missing["memory_mib"] = memory.missing
-    if window.energy_missing is not None:
-        missing |= dict.fromkeys(("power_w", "energy_j"), window.energy_missing)
-    return {
-        "outcome": Outcome.UNSTABLE if reasons else Outcome.OK,
-        "failed_in": "measure" if reasons else None,
-        "message": "; ".join(reasons) or None,
-        "step_samples_ms": run.samples_ms,
-        "step": summarize(run.samples_ms),
-        "memory_mib": memory.peak_mib,
-        "memory_detail_mib": memory.detail_mib,
-        "power_w": power_w,
-        "energy_j": energy_j,
-        "missing": missing,
-        "environment": {**window.facts, "memory_method": memory.method},
-    }
 
 
 def _explain(error: Exception, device: Device) -> tuple[Outcome, str, dict[str, float]]:

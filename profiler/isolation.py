@@ -39,8 +39,8 @@ class Measurer:
     Args:
         lock_dir: where the locks of this host's devices are; all measurers must agree on it.
         lock_timeout_s: how long to wait for another measurement to end, before giving up.
-        run: the function that does the work in the child, as "module:name"; it is called like
-            `profiler.step.run_protocol`.
+        run: a function that stands in for `profiler.step.run_protocol` in the child, as
+            "module:name"; None leaves it to the device.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Measurer:
         *,
         lock_dir: Path = LOCK_DIR,
         lock_timeout_s: float = 1800.0,
-        run: str = "profiler.step:run_protocol",
+        run: str | None = None,
     ) -> None:
         self._lock_dir = lock_dir
         self._lock_timeout_s = lock_timeout_s
@@ -86,7 +86,8 @@ class Measurer:
         Raises:
             DeviceError: there is no such device on this machine.
         """
-        open_device(device_key)  # a wrong key is the caller's mistake, not an outcome
+        # A wrong key is the caller's mistake, not an outcome.
+        provenance = open_device(device_key).provenance
         started_at, key = utc_now(), attempt_key or uuid.uuid4().hex
         request = {
             "configuration": configuration.to_dict(),
@@ -125,6 +126,7 @@ class Measurer:
             started_at=started_at,
             duration_s=progress.duration_s,
             attempt_key=key,
+            provenance=provenance,
             failed_in=failure.phase,
             message=failure.message,
             memory_detail_mib=detail_mib,

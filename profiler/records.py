@@ -297,8 +297,9 @@ class Protocol:
     """How a measurement is taken: how many steps, how long, and when to give up.
 
     After `warmup_steps`, steps are timed until at least `min_steps` have been taken and either the
-    relative standard error of the median is below `target_relative_error`, or `max_steps` or
-    `max_seconds` is reached. The paper's protocol is 5 and 50, whatever the noise.
+    relative standard error of the median is below `target_relative_error` or has stopped falling,
+    or `max_steps` or `max_seconds` is reached. The paper's protocol is 5 and 50, whatever the
+    noise.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -340,6 +341,12 @@ class StepSummary:
     mean_ms: float
     iqr_ms: float
     p95_ms: float
+    forward_share: float | None = None
+    """Share of forward pass and loss in a training step, seen in a few more steps; None if untold,
+    as for inference."""
+    backward_share: float | None = None
+    optimizer_share: float | None = None
+    """Share of the optimizer's step and of setting the gradients to zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +384,13 @@ class Measurement:
     @property
     def step_time_ms(self) -> float | None:
         return None if self.step is None else self.step.median_ms
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Images that the device gets through."""
+        if self.step is None:
+            return None
+        return 1000 * self.configuration.batch_size / self.step.median_ms
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` is its inverse."""

@@ -8,10 +8,10 @@ of a step. Imported by the fork server, so that its children find torch and timm
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import profiler.devices.cpu
 import profiler.devices.cuda  # noqa: F401  # both devices warm as well
-from profiler.devices.base import Device, MemoryReading, Window
+from profiler.devices.base import Mark, MemoryReading, StepDevice, Window
 from profiler.environment import SEED
 from profiler.errors import UnsupportedModelError
 from profiler.records import (
@@ -30,18 +30,16 @@ from profiler.records import (
     Phase,
     Precision,
     Protocol,
-    StepSummary,
 )
+from profiler.sampling import sample
 from profiler.zoo import create_model
-
-Step = Callable[[], None]
 
 _LEARNING_RATE = 1e-3
 _MEMORY_STEPS = 2
 """The second step has everything that later ones have: gradients, optimizer states, workspaces."""
 
-_CHUNK = 4
-"""Steps between two looks at the noise: a synchronisation on a GPU."""
+_PARTED_STEPS = 3
+"""Steps whose parts are timed, once all samples are taken: parting a step may slow it down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +50,13 @@ class StepRun:
     window: Window
     steps_in_window: int
     memory: MemoryReading
+    parts_ms: tuple[tuple[float, ...], ...] = ()
+    """Forward with loss, backward, optimizer with zero_grad of a few more training steps (n, 3)."""
 
 
 def run_protocol(
     configuration: Configuration,
-    device: Device,
+    device: StepDevice,
     protocol: Protocol,
     enter: Callable[[str], None],
 ) -> StepRun:
@@ -66,10 +66,14 @@ def run_protocol(
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
-        UnsupportedModelError: a model that cannot be built, or is no image classifier.
+        UnsupportedModelError: a model that cannot be built, or is no image classifier, or a
+            precision that the device does not have.
         RuntimeError: whatever torch raises, out of memory included.
     """
     enter("create")
+    refusal = device.refusal(configuration)
+    if refusal is not None:
+        raise UnsupportedModelError(refusal)
     device.watch_memory()
     step = make_step(configuration, device.torch_device)
     enter("warmup")
@@ -88,40 +92,32 @@ def run_protocol(
         device.time_steps(step, more)
         steps += more
     window = device.close_window()
-    return StepRun(samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory)
-
-
-def sample(time_steps: Callable[[int], list[float]], protocol: Protocol) -> tuple[float, ...]:
-    """Step times in milliseconds, until the protocol's rules are satisfied."""
-    begin = time.monotonic()
-    samples_ms = time_steps(protocol.min_steps)
-    while (
-        len(samples_ms) < protocol.max_steps
-        and time.monotonic() - begin < protocol.max_seconds
-        and relative_error(samples_ms) > protocol.target_relative_error
-    ):
-        samples_ms += time_steps(min(_CHUNK, protocol.max_steps - len(samples_ms)))
-    return tuple(samples_ms)
-
-
-def relative_error(samples_ms: list[float]) -> float:
-    """Standard error of the median, relative to it; infinite for fewer than two samples.
-
-    For n normal samples it is 1.2533 sigma / sqrt(n); sigma is taken from the interquartile range,
-    which one slow step does not move.
-    """
-    if len(samples_ms) < 2:
-        return math.inf
-    low, median, high = np.percentile(samples_ms, (25, 50, 75))
-    return float(1.2533 * (high - low) / 1.349 / math.sqrt(len(samples_ms)) / median)
-
-
-def summarize(samples_ms: tuple[float, ...]) -> StepSummary:
-    """Median, mean, interquartile range and 95th percentile of the samples."""
-    low, median, high, p95 = (float(q) for q in np.percentile(samples_ms, (25, 50, 75, 95)))
-    return StepSummary(
-        median_ms=median, mean_ms=float(np.mean(samples_ms)), iqr_ms=high - low, p95_ms=p95
+    parts_ms: tuple[tuple[float, ...], ...] = ()
+    if configuration.phase is Phase.TRAIN:
+        parts_ms = tuple(_parts(device.time_parts(step)) for _ in range(_PARTED_STEPS))
+    return StepRun(
+        samples_ms=samples_ms,
+        window=window,
+        steps_in_window=steps,
+        memory=memory,
+        parts_ms=parts_ms,
     )
+
+
+def _parts(marked_ms: list[float]) -> tuple[float, ...]:
+    """Forward, backward, optimizer, of the parts as a training step marks them."""
+    zero_grad, forward, backward, optimizer = marked_ms
+    return forward, backward, zero_grad + optimizer
+
+
+class Step(TypingProtocol):
+    """A whole step, ready to be called again and again; calls `mark` after each of its parts."""
+
+    def __call__(self, mark: Mark = ...) -> None: ...
+
+
+def _no_mark() -> None:
+    pass
 
 
 def make_step(configuration: Configuration, device: torch.device) -> Step:
@@ -150,9 +146,10 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
 
 
 def _inference_step(model: nn.Module, images: torch.Tensor, precision: Precision) -> Step:
-    def step() -> None:
+    def step(mark: Mark = _no_mark) -> None:
         with torch.inference_mode(), _autocast(images.device, precision):
             model(images)
+        mark()
 
     return step
 
@@ -165,8 +162,9 @@ def _training_step(
     scaled = configuration.precision is Precision.AMP_FP16
     scaler = torch.amp.GradScaler(images.device.type, enabled=scaled)
 
-    def step() -> None:
+    def step(mark: Mark = _no_mark) -> None:
         optimizer.zero_grad()
+        mark()
         with _autocast(images.device, configuration.precision):
             logits = model(images)
             if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
@@ -174,9 +172,12 @@ def _training_step(
                     f"{configuration.architecture} gives no class scores but {_shape(logits)}"
                 )
             loss = cross_entropy(logits, targets)
+        mark()
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        mark()
         scaler.step(optimizer)
         scaler.update()
+        mark()
 
     return step
 

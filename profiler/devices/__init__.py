@@ -1,15 +1,38 @@
 """The devices of this machine by key: `cpu-2t`, `cuda:0`, or a GPU's name such as `a100`.
 
-A new kind of device is one file with one subclass of `Device`, and a line in `open_device`.
+A key begins with the kind of the device, up to the first `:` or `-`; what begins with no known kind
+is the name of a GPU. A new kind of device is one file with one subclass of `Device` (or of
+`StepDevice`), and an entry point: the group `trappm.devices`, the kind as its name, the class as
+its value. See docs/measurement.md for a complete one.
 """
 
 from __future__ import annotations
 
-from profiler.devices.base import Device, MemoryReading, Window
-from profiler.errors import DeviceError
-from profiler.records import is_cpu_device
+import contextlib
+import re
+from importlib.metadata import EntryPoint, entry_points
 
-__all__ = ["Device", "MemoryReading", "Window", "local_devices", "open_device"]
+from profiler.devices.base import Device, Findings, MemoryReading, StepDevice, Window
+from profiler.errors import DeviceError
+
+__all__ = [
+    "Device",
+    "Findings",
+    "MemoryReading",
+    "StepDevice",
+    "Window",
+    "local_devices",
+    "open_device",
+]
+
+_GROUP = "trappm.devices"
+
+_KINDS = {
+    "cpu": "profiler.devices.cpu:CpuDevice",
+    "cuda": "profiler.devices.cuda:CudaDevice",
+    "replay": "profiler.devices.replay:ReplayDevice",
+    "simulated": "profiler.devices.simulated:SimulatedDevice",
+}
 
 
 def open_device(key: str) -> Device:
@@ -18,11 +41,10 @@ def open_device(key: str) -> Device:
     Raises:
         DeviceError: there is no such device here; the message says which there are.
     """
-    from profiler.devices.cpu import CpuDevice
-    from profiler.devices.cuda import CudaDevice
-
+    kinds = _kinds()
+    kind = re.split("[:-]", key, maxsplit=1)[0]
     try:
-        return CpuDevice(key) if is_cpu_device(key) else CudaDevice(key)
+        return _load(kinds.get(kind, kinds["cuda"]))(key)
     except DeviceError as error:
         here = ", ".join(local_devices())
         raise DeviceError(
@@ -31,8 +53,26 @@ def open_device(key: str) -> Device:
 
 
 def local_devices() -> list[str]:
-    """Keys of what this machine can offer: numbers of CPU threads, then each GPU by its name."""
-    from profiler.devices.cpu import cpu_keys
-    from profiler.devices.cuda import gpu_keys
+    """Keys of what this machine offers: numbers of CPU threads, each GPU by its name, others'."""
+    keys = []
+    for entry in _kinds().values():
+        with contextlib.suppress(DeviceError):  # a broken kind says so when it is asked for
+            keys += _load(entry).local_keys()
+    return keys
 
-    return [*cpu_keys(), *gpu_keys()]
+
+def _kinds() -> dict[str, EntryPoint]:
+    """Every kind of device and where its class is; a kind of ours cannot be taken over."""
+    ours = {kind: EntryPoint(kind, value, _GROUP) for kind, value in _KINDS.items()}
+    theirs = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    return ours | {kind: entry for kind, entry in theirs.items() if kind not in ours}
+
+
+def _load(entry: EntryPoint) -> type[Device]:
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise DeviceError(f"the device kind {entry.name!r} cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Device)):
+        raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is no Device")
+    return found

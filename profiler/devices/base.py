@@ -1,21 +1,51 @@
-"""What a measurement asks of a device: to get ready, to time steps, and to read its meters.
+"""What the profiler asks of a device: to measure a configuration, however it comes to its answer.
+
+Most devices run the step on hardware (`StepDevice`) and leave the protocol to us:
 
     prepare -> watch_memory -> (create model, two steps) -> memory -> (warm up)
-            -> open_window -> time_steps, time_steps, ... -> close_window
+            -> open_window -> time_steps, time_steps, ... -> close_window -> time_parts
 
-Creating one is cheap and may happen in any process. Everything from `prepare` on belongs to the
-process that measures, which does one measurement and ends.
+Others answer without running anything (`Device.measure`), such as a replay of recorded labels.
+Creating a device is cheap and may happen in any process. Everything from `prepare` on belongs to
+the process that measures, which does one measurement and ends.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
+
 if TYPE_CHECKING:
     import torch
+
+Mark = Callable[[], None]
+MarkedStep = Callable[[Mark], None]
+"""A step that calls the mark after each of its parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a device found: the fields of a `Measurement` that come from the device."""
+
+    outcome: Outcome
+    failed_in: str | None = None
+    message: str | None = None
+    step_samples_ms: tuple[float, ...] = ()
+    step: StepSummary | None = None
+    memory_mib: float | None = None
+    memory_detail_mib: Mapping[str, float] = field(default_factory=dict)
+    power_w: float | None = None
+    energy_j: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of this run, added to those of the device."""
+    provenance: Provenance = Provenance.MEASURED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +56,8 @@ class MemoryReading:
     method: str
     """What was counted, and how."""
     detail_mib: Mapping[str, float] = field(default_factory=dict)
-    missing: str | None = None
-    """Why `peak_mib` is None."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why `memory_mib`, or a part of the detail, is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,33 +74,38 @@ class Window:
     """Reasons not to trust the samples, such as a foreign process or a thermal slowdown."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """For the environment record."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a fact is None."""
 
 
 class Device(ABC):
-    """A kind of hardware under one software stack, on this machine.
+    """Whatever can say what a step costs: hardware under one software stack, or a record of it.
 
     Raises:
         DeviceError: on creation, when the key's device is not on this machine.
     """
 
     key: str
-    lock_name: str
-    """Measurements whose devices share this name never run at the same time on a host."""
-    min_power_window_s: float
-    """The shortest window over which the energy meter can be believed; 0 where there is none."""
+    lock_name: str | None
+    """Measurements whose devices share this name never run at the same time on a host; None for
+    devices that nothing can disturb."""
+    provenance: Provenance = Provenance.MEASURED
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    @classmethod
+    def local_keys(cls) -> list[str]:
+        """Keys of the devices of this kind that this machine offers by itself."""
+        return []
 
     @abstractmethod
     def environment(self) -> dict[str, Any]:
         """Hardware and software facts that hold for every measurement here; uses no device."""
 
-    @abstractmethod
     def prepare(self) -> dict[str, Any]:
         """Gets this process ready (threads, pinning, limits, switches); says what it got."""
-
-    @property
-    @abstractmethod
-    def torch_device(self) -> torch.device:
-        """Where torch puts the model."""
+        return {}
 
     @property
     @abstractmethod
@@ -78,8 +113,49 @@ class Device(ABC):
         """The most memory that a measurement can have here; known after `prepare`."""
 
     @abstractmethod
+    def measure(
+        self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
+    ) -> Findings:
+        """Measures on this prepared device; `enter` is told `create`, `warmup`, `measure`.
+
+        Raises:
+            InputError, UnsupportedModelError: it cannot be measured here; becomes `unsupported`.
+            MemoryError: becomes `oom`.
+        """
+
+
+class StepDevice(Device):
+    """A device that runs real steps, by the protocol of `profiler.step`."""
+
+    min_power_window_s: float
+    """The shortest window over which the energy meter can be believed; 0 where there is none."""
+
+    def measure(
+        self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
+    ) -> Findings:
+        from profiler.stability import judge
+        from profiler.step import run_protocol
+
+        return judge(run_protocol(configuration, self, protocol, enter), protocol)
+
+    def refusal(self, configuration: Configuration) -> str | None:
+        """Why this configuration cannot run here, whatever the model; None if it can."""
+        return None
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """Where torch puts the model."""
+
+    @abstractmethod
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
         """Runs `count` whole steps and synchronises at the end; milliseconds of each."""
+
+    def time_parts(self, step: MarkedStep) -> list[float]:
+        """Runs one step; milliseconds of each of its parts."""
+        marks = [time.perf_counter_ns()]
+        step(lambda: marks.append(time.perf_counter_ns()))
+        return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
 
     @abstractmethod
     def watch_memory(self) -> None:

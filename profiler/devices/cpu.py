@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler import procfs
-from profiler.devices.base import Device, MemoryReading, Window
+from profiler.devices.base import MemoryReading, StepDevice, Window
 from profiler.environment import host_facts
 from profiler.errors import DeviceError
 
@@ -42,23 +42,23 @@ _MAP_EACH_TENSOR = {_M_MMAP_THRESHOLD: 128 << 10}
 _KEEP_FREED = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 30}
 
 
-def cpu_keys() -> list[str]:
-    """`cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of cores this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    threads = {2**power for power in range(cores.bit_length()) if 2**power <= cores} | {cores}
-    return [f"cpu-{n}t" for n in sorted(threads)]
-
-
-class CpuDevice(Device):
+class CpuDevice(StepDevice):
     """n threads on n cores of this host; the key is `cpu-<n>t`."""
 
     lock_name = "cpu"
+
+    @classmethod
+    def local_keys(cls) -> list[str]:
+        """`cpu-1t`, `cpu-2t`, `cpu-4t`, ... up to the number of cores this process may use."""
+        cores = len(os.sched_getaffinity(0))
+        threads = {2**power for power in range(cores.bit_length()) if 2**power <= cores} | {cores}
+        return [f"cpu-{n}t" for n in sorted(threads)]
 
     def __init__(self, key: str, *, powercap: Path = POWERCAP) -> None:
         match = re.fullmatch(r"cpu-([1-9]\d{0,3})t", key)
         if match is None:
             raise DeviceError("write cpu-2t for two threads")
-        self.key = key
+        super().__init__(key)
         self.threads = int(match[1])
         allowed = os.sched_getaffinity(0)
         if self.threads > len(allowed):

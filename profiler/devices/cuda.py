@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from profiler.devices.base import Device, MemoryReading, Window
+from profiler.devices.base import MemoryReading, StepDevice, Window
 from profiler.devices.nvml import Gpu, driver_version, visible_gpus
 from profiler.environment import host_facts
 from profiler.errors import DeviceError
@@ -31,18 +31,18 @@ _SLOWDOWNS = {
 """NVML's clock event reasons that spoil a sample; a software power cap is normal under load."""
 
 
-def gpu_keys() -> list[str]:
-    """The short names of the GPUs that this process may use; empty without a GPU or driver."""
-    try:
-        return sorted({gpu.short_key for gpu in visible_gpus()})
-    except DeviceError:
-        return []
-
-
-class CudaDevice(Device):
+class CudaDevice(StepDevice):
     """One GPU, known by its UUID."""
 
     min_power_window_s = 2.0  # the counter is refreshed about every 100 ms
+
+    @classmethod
+    def local_keys(cls) -> list[str]:
+        """The short names of the GPUs that this process may use; none without GPU or driver."""
+        try:
+            return sorted({gpu.short_key for gpu in visible_gpus()})
+        except DeviceError:
+            return []
 
     def __init__(self, key: str) -> None:
         gpus = visible_gpus()
@@ -53,7 +53,7 @@ class CudaDevice(Device):
             matches = [gpu for gpu in gpus if gpu.short_key == key]
         if not matches:
             raise DeviceError("no GPU here has this number or name")
-        self.key = key
+        super().__init__(key)
         self._gpu: Gpu = matches[0]
         self.lock_name = f"gpu-{self._gpu.uuid}"
         self._wall_ms: list[float] = []
@@ -152,7 +152,7 @@ class CudaDevice(Device):
             peak_mib=detail.get("process_used"),
             method="nvml process memory; the caching allocator keeps its peak",
             detail_mib=detail,
-            missing=None if used is not None else "NVML does not tell this process's memory",
+            missing={} if used else {"memory_mib": "NVML does not tell this process's memory"},
         )
 
     def open_window(self) -> None:

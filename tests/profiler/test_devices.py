@@ -206,12 +206,12 @@ def test_visible_gpu_that_is_not_here_is_refused(visible: str) -> None:
 
 @pytest.mark.gpu
 def test_cuda_measures_a_training_step(tmp_path: Path) -> None:
-    from profiler.devices.cuda import gpu_keys
+    from profiler.devices.cuda import CudaDevice
     from profiler.isolation import Measurer
     from profiler.protocols import QUICK
     from profiler.records import Configuration, Outcome
 
-    if not gpu_keys():
+    if not CudaDevice.local_keys():
         pytest.skip("no NVIDIA GPU here")
     configuration = Configuration(architecture="resnet18", batch_size=8, input_size=224)
     with Measurer(lock_dir=tmp_path) as measurer:

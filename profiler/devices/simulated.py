@@ -1,0 +1,273 @@
+"""GPUs that nobody has, from their public specifications: `simulated:a100`, `simulated:h200`.
+
+Each node of the static graph takes as long as its arithmetic or its memory traffic needs at the
+specified peak, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009), and
+one launch. No kernel reaches its peak, so the times are lower bounds: good for trying the loop
+without a GPU, no substitute for a measurement. Every answer has the provenance `simulated`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.devices.base import Device, Findings
+from profiler.environment import SEED, host_facts
+from profiler.errors import DeviceError, UnsupportedModelError
+from profiler.graph_nodes import BYTES_PER_ELEMENT
+from profiler.memory_simulation import STATES_PER_PARAMETER
+from profiler.records import Configuration, Graph, Outcome, Phase, Precision, Protocol, Provenance
+from profiler.rich_features import CONVOLUTIONS, PRODUCTS
+from profiler.sampling import sample, summarize
+
+if TYPE_CHECKING:
+    from profiler.static import StaticProfile
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """What the maker says a GPU can do, without sparsity."""
+
+    name: str
+    source: str
+    fp32_tflops: float
+    tf32_tflops: float | None
+    """None: convolutions in fp32 use the ordinary units."""
+    fp16_tflops: float
+    """Of the tensor cores; bf16 is the same where there is any."""
+    has_bf16: bool
+    bandwidth_gb_s: float
+    memory_gib: int
+    tdp_w: float
+
+
+SPECIFICATIONS = {
+    "a100": Specification(
+        name="NVIDIA A100-SXM4-40GB",
+        source="NVIDIA A100 Tensor Core GPU data sheet (nvidia-a100-datasheet, 1758950), A100 40GB",
+        fp32_tflops=19.5,
+        tf32_tflops=156.0,
+        fp16_tflops=312.0,
+        has_bf16=True,
+        bandwidth_gb_s=1555.0,
+        memory_gib=40,
+        tdp_w=400.0,
+    ),
+    "v100": Specification(
+        name="Tesla V100-SXM2-16GB",
+        source="NVIDIA V100 Tensor Core GPU data sheet (v100-datasheet, January 2020), NVLink form",
+        fp32_tflops=15.7,
+        tf32_tflops=None,
+        fp16_tflops=125.0,
+        has_bf16=False,
+        bandwidth_gb_s=900.0,
+        memory_gib=16,
+        tdp_w=300.0,
+    ),
+    "h100": Specification(
+        name="NVIDIA H100 80GB HBM3",
+        source="NVIDIA H100 Tensor Core GPU data sheet, SXM form, half of its sparse figures",
+        fp32_tflops=67.0,
+        tf32_tflops=494.7,
+        fp16_tflops=989.4,
+        has_bf16=True,
+        bandwidth_gb_s=3350.0,
+        memory_gib=80,
+        tdp_w=700.0,
+    ),
+    "h200": Specification(
+        name="NVIDIA H200",
+        source="NVIDIA H200 Tensor Core GPU data sheet, SXM form, half of its sparse figures",
+        fp32_tflops=67.0,
+        tf32_tflops=494.7,
+        fp16_tflops=989.4,
+        has_bf16=True,
+        bandwidth_gb_s=4800.0,
+        memory_gib=141,
+        tdp_w=700.0,
+    ),
+    "t4": Specification(
+        name="Tesla T4",
+        source="NVIDIA T4 Tensor Core GPU data sheet (t4-tensor-core-datasheet, 951643)",
+        fp32_tflops=8.1,
+        tf32_tflops=None,
+        fp16_tflops=65.0,
+        has_bf16=False,
+        bandwidth_gb_s=320.0,
+        memory_gib=16,
+        tdp_w=70.0,
+    ),
+}
+
+# What no data sheet says; assumed alike for all.
+_LAUNCH_MS = 0.005
+_IDLE_SHARE = 0.12
+"""Power of an idle GPU, as a share of its TDP."""
+_CONTEXT_MIB = 1750.0
+"""CUDA context and libraries: an intercept fitted to published A100 labels."""
+_NOISE = 0.01
+"""Standard deviation of the logarithm of a sample."""
+
+_VIEWS = frozenset(
+    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
+     "Squeeze", "Transpose", "Unsqueeze"}
+)  # fmt: skip
+"""Operators for which PyTorch runs no kernel."""
+
+_BACKWARD_PASSES = 2
+"""The backward pass has about twice the forward's work: a gradient of the input, one of weights."""
+
+
+class SimulatedDevice(Device):
+    """A GPU as its data sheet has it; needs the static profile of the model, and no lock.
+
+    Args:
+        seed: of the noise on the samples; the same seed gives the same samples.
+    """
+
+    lock_name = None
+    provenance = Provenance.SIMULATED
+
+    def __init__(self, key: str, *, seed: int = SEED) -> None:
+        super().__init__(key)
+        name = key.partition(":")[2]
+        if name not in SPECIFICATIONS:
+            known = ", ".join(f"simulated:{name}" for name in SPECIFICATIONS)
+            raise DeviceError(f"no specification is named {name!r}; there are {known}")
+        self._gpu = SPECIFICATIONS[name]
+        self._seed = seed
+
+    def environment(self) -> dict[str, Any]:
+        return {
+            **host_facts(),
+            "device": self.key,
+            "device_name": f"{self._gpu.name} (simulated)",
+            "device_memory_mib": self.capacity_mib,
+            "device_power_limit_w": self._gpu.tdp_w,
+            "simulated_from": self._gpu.source,
+            "noise_seed": self._seed,
+            "tf32": "convolutions only" if self._gpu.tf32_tflops else None,
+        }
+
+    @property
+    def capacity_mib(self) -> float:
+        return self._gpu.memory_gib * 1024.0
+
+    def measure(
+        self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
+    ) -> Findings:
+        enter("create")
+        if configuration.precision is Precision.AMP_BF16 and not self._gpu.has_bf16:
+            raise UnsupportedModelError(f"{self._gpu.name} has no bf16 arithmetic")
+        profile = _profile(configuration.architecture, configuration.input_size)
+        enter("warmup")
+        memory_mib, detail_mib, missing = self._memory(profile, configuration)
+        if memory_mib is not None and memory_mib > self.capacity_mib:
+            return Findings(
+                outcome=Outcome.OOM,
+                failed_in="warmup",
+                message=f"the step needs {memory_mib:.0f} MiB of {self.capacity_mib:.0f}",
+                memory_detail_mib=detail_mib,
+                provenance=self.provenance,
+            )
+        enter("measure")
+        parts_ms, busy_ms = self._step(profile.graph.at(configuration.batch_size), configuration)
+        step_ms = sum(parts_ms)
+        digest = hashlib.sha256(f"{self._seed} {self.key} {configuration.id}".encode()).digest()
+        noise = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        samples_ms = sample(
+            lambda count: (step_ms * np.exp(noise.normal(0.0, _NOISE, count))).tolist(), protocol
+        )
+        train = configuration.phase is Phase.TRAIN
+        step = summarize(samples_ms, [parts_ms] if train else ())
+        power_w = self._gpu.tdp_w * (_IDLE_SHARE + (1 - _IDLE_SHARE) * busy_ms / step_ms)
+        return Findings(
+            outcome=Outcome.OK,
+            step_samples_ms=samples_ms,
+            step=step,
+            memory_mib=memory_mib,
+            memory_detail_mib=detail_mib,
+            power_w=power_w,
+            energy_j=power_w * step.median_ms / 1000,
+            missing=missing,
+            environment={"power_method": "idle to TDP by share of time at a peak (simulated)"},
+            provenance=self.provenance,
+        )
+
+    def _step(
+        self, graph: Graph, configuration: Configuration
+    ) -> tuple[tuple[float, float, float], float]:
+        """Milliseconds of forward, backward and optimizer; and how long a peak is reached."""
+        kernels = np.array([o not in _VIEWS for o in graph.operators], dtype=bool)
+        width = BYTES_PER_ELEMENT // (1 if configuration.precision is Precision.FP32 else 2)
+        traffic = _elements_moved(graph) * width / (self._gpu.bandwidth_gb_s * 1e6)
+        arithmetic = 2.0 * graph.macs / (self._peak_tflops(graph, configuration) * 1e9)
+        busy_ms = float(np.maximum(traffic, arithmetic)[kernels].sum())
+        forward_ms = busy_ms + _LAUNCH_MS * int(kernels.sum())
+        if configuration.phase is Phase.INFER:
+            return (forward_ms, 0.0, 0.0), busy_ms
+        # Reads weights, gradients and states, writes weights and states.
+        tensors = 3 + 2 * STATES_PER_PARAMETER[configuration.optimizer]
+        update = tensors * BYTES_PER_ELEMENT * int(graph.parameters.sum())
+        update_ms = update / (self._gpu.bandwidth_gb_s * 1e6)
+        parts_ms = (forward_ms, _BACKWARD_PASSES * forward_ms, update_ms + _LAUNCH_MS)
+        return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
+
+    def _peak_tflops(self, graph: Graph, configuration: Configuration) -> FloatArray:
+        """What each node's arithmetic may reach, as `profiler.devices.cuda` sets up torch (N)."""
+        gpu = self._gpu
+        convolution, product = gpu.tf32_tflops or gpu.fp32_tflops, gpu.fp32_tflops
+        if configuration.precision is not Precision.FP32:
+            convolution = product = gpu.fp16_tflops
+        peaks = dict.fromkeys(CONVOLUTIONS, convolution) | dict.fromkeys(PRODUCTS, product)
+        return np.array([peaks.get(o, gpu.fp32_tflops) for o in graph.operators])
+
+    def _memory(
+        self, profile: StaticProfile, configuration: Configuration
+    ) -> tuple[float | None, dict[str, float], dict[str, str]]:
+        """Memory of the process in MiB, its parts, and why it is missing."""
+        detail = {"capacity": self.capacity_mib}
+        graph = profile.graph.at(configuration.batch_size)
+        weights = BYTES_PER_ELEMENT * float(graph.parameters.sum()) / 2**20
+        if configuration.phase is Phase.INFER:
+            # The largest node holds its input while it writes its output.
+            live = weights + BYTES_PER_ELEMENT * float(_elements_moved(graph).max()) / 2**20
+            return live + _CONTEXT_MIB, detail | {"peak_allocated": live}, {}
+        if profile.step is None:
+            return None, detail, {"memory_mib": f"no trace of the step: {profile.step_refusal}"}
+        simulated = profile.step.memory(configuration.batch_size, configuration.optimizer)
+        live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
+        if configuration.precision is not Precision.FP32:
+            # Weights, gradients and states stay in fp32; activations take half.
+            kept = weights * (2 + STATES_PER_PARAMETER[configuration.optimizer])
+            live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
+        detail |= {"peak_allocated": live, "peak_reserved": reserved}
+        return reserved + _CONTEXT_MIB, detail, {}
+
+
+@lru_cache(maxsize=8)
+def _profile(architecture: str, input_size: int) -> StaticProfile:
+    from profiler.static import static_profile
+
+    return static_profile(architecture, input_size)
+
+
+def _elements_moved(graph: Graph) -> FloatArray:
+    """Elements that each node reads (inputs and weights) and writes (N)."""
+    written = graph.memory_bytes / BYTES_PER_ELEMENT
+    outputs = written - graph.parameters
+    read = np.zeros(graph.node_count)
+    np.add.at(read, graph.edges[:, 1], outputs[graph.edges[:, 0]])
+    fed = np.zeros(graph.node_count, dtype=bool)
+    fed[graph.edges[:, 1]] = True
+    images = np.where(graph.input_shapes == 0, 1, graph.input_shapes).prod(axis=1)
+    moved: FloatArray = written + np.where(fed, read, images)
+    return moved
