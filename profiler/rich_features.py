@@ -1,7 +1,7 @@
 """Numbers of a whole graph beyond the paper's six: what makes memory and time predictable.
 
 All are computed from the Graph alone; the bytes that autograd keeps for the backward pass need the
-model itself (`profiler.saved_bytes`).
+model itself (`profiler.step_profile`).
 """
 
 from __future__ import annotations

@@ -131,14 +131,14 @@ def step_profile(model: str | nn.Module, input_size: int | Sample) -> StepProfil
         UnsupportedModelError: the step cannot be traced; the reason is told.
     """
     from profiler.module_graph import on_meta
-    from profiler.saved_bytes import saved_bytes
     from profiler.step_recorder import trace_step
 
-    module = on_meta(model, input_size).train()
+    module = on_meta(model, input_size)
     parameters = list(module.parameters())
+    trace, saved_bytes = trace_step(module, input_size)
     return StepProfile(
-        trace=trace_step(module, input_size),
-        saved_bytes=saved_bytes(module, input_size),
+        trace=trace,
+        saved_bytes=saved_bytes,
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
     )

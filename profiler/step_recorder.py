@@ -8,45 +8,60 @@ attention, fused dropout, gradients that accumulate in place.
 
 from __future__ import annotations
 
-import contextlib
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from profiler.errors import UnsupportedModelError, one_line
+from profiler.gpu_functions import ALLOCATIONS, gpu_functions
+from profiler.model_input import Sample
 from profiler.records import IntArray
+from profiler.step_profile import SavedBytes
 from profiler.step_trace import TRACED_BATCH_SIZES, ConvolutionKind, Event, Pass, StepTrace
 
 _ATEN = torch.ops.aten
 
 
 def trace_step(
-    model: nn.Module, input_size: int, batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES
-) -> StepTrace:
+    model: nn.Module,
+    input_size: int | Sample,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> tuple[StepTrace, SavedBytes]:
     """Traces forward, cross-entropy and backward of a model that lives on the meta device.
 
     Args:
         model: maps (B, 3, H, W) to class scores; made under `torch.device("meta")`.
-        input_size: height and width of the images, in pixels.
+        input_size: height and width of the images, in pixels; or the sample of another input.
         batch_sizes: two different ones, at which the step is traced.
+
+    Returns:
+        The allocations, and those of them that autograd keeps between forward and backward pass,
+        by its own hooks: every storage once and whole; parameters and buffers do not count.
 
     Raises:
         UnsupportedModelError: the step cannot run without data, or its order of allocations
             depends on the batch size; with the reason.
     """
-    first, second = (_record(model, input_size, batch_size) for batch_size in batch_sizes)
+    sample = Sample.of(input_size)
+    first, second = (_record(model, sample, batch_size) for batch_size in batch_sizes)
     events, other = first.events(), second.events()
     if not np.array_equal(events[:, :2], other[:, :2]):
         raise UnsupportedModelError("the order of allocations changes with the batch size")
+    slope, rest = divmod(second.saved - first.saved, batch_sizes[1] - batch_sizes[0])
+    if rest:
+        raise UnsupportedModelError("what autograd keeps does not grow evenly with the batch size")
     parameters = [p for p in model.parameters() if p.requires_grad]
     fixed = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
-    return StepTrace(
+    trace = StepTrace(
         kinds=events[:, 0].astype(np.int8),
         blocks=events[:, 1].astype(np.int32),
         sizes=np.stack([events[:, 2], other[:, 2]], axis=1),
@@ -55,31 +70,32 @@ def trace_step(
         buffer_bytes=_storage_bytes(fixed),
         batch_sizes=batch_sizes,
     )
+    return trace, SavedBytes(first.saved - slope * batch_sizes[0], slope)
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
     return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
 
 
-def _record(model: nn.Module, input_size: int, batch_size: int) -> _Recorder:
+def _record(model: nn.Module, sample: Sample, batch_size: int) -> _Recorder:
     """Runs one step and returns what was recorded of it."""
     model.train()
     model.zero_grad(set_to_none=True)
     recorder = _Recorder(model)
+    keeping = torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor)
     try:
         with torch.device("meta"):
-            images = torch.empty(batch_size, 3, input_size, input_size)
+            images = sample.batch(batch_size)
             target = torch.empty(batch_size, dtype=torch.long)
-        with recorder, _gpu_functions():
+        with recorder, gpu_functions(), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             recorder.see(images)
             recorder.see(target)
-            output = model(images)
-            # Distilled models give the scores of two heads in training.
-            parts = output if isinstance(output, tuple | list) else (output,)
-            loss = torch.stack([F.cross_entropy(part, target) for part in parts]).sum()
-            del output, parts
-            recorder.log(Event.END_OF_FORWARD)
-            recorder.backward = True
+            with keeping:
+                output = model(images)
+            loss = _loss(output, target)
+            del output
+            recorder.end_forward()
             loss.backward()  # type: ignore[no-untyped-call]
             recorder.note_gradients(model)
     except Exception as error:
@@ -92,16 +108,29 @@ def _record(model: nn.Module, input_size: int, batch_size: int) -> _Recorder:
     return recorder
 
 
+def _loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of class scores (distilled models give those of two heads); else the mean."""
+    parts = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    if not parts:
+        raise UnsupportedModelError("no output depends on a trainable parameter")
+    scores = (F.cross_entropy(p, target) if p.dim() == 2 else p.mean() for p in parts)
+    return torch.stack(list(scores)).sum()
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Numbers every storage at its birth and logs its death."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.backward = False
         self.closed = False
         self.gradients: set[int] = set()
+        self.saved = 0
+        """Bytes that autograd keeps, once the forward pass has ended."""
+        self._backward = False
+        self._last = _references_to_the_last()
         self._events: list[tuple[int, int, int]] = []
         self._live: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
         self._count = 0
         # Parameters and buffers are there before the step begins.
@@ -111,8 +140,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Kind, block and size of every event (E, 3)."""
         return np.array(self._events, dtype=np.int64).reshape(-1, 3)
 
-    def log(self, kind: Event, block: int = 0, size: int = 0) -> None:
-        self._events.append((kind, block, size))
+    def end_forward(self) -> None:
+        alive = set(self._live.values())
+        self.saved = sum(size for number, size in self._kept.items() if number in alive)
+        self._events.append((Event.END_OF_FORWARD, 0, 0))
+        self._backward = True
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Notes what autograd keeps; the hook of the same name in PyTorch is called `pack`."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata)
+        if number is not None:
+            self._kept[number] = storage.nbytes()
+        return tensor
 
     def see(self, tensor: Tensor) -> None:
         """Logs an allocation if this tensor's storage is new."""
@@ -130,10 +170,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._live.get(key) == number:
                 del self._live[key]
             if not self.closed:
-                self.log(Event.FREE, number, size)
+                self._events.append((Event.FREE, number, size))
 
         self._watchers[number] = weakref.ref(storage, died)
-        self.log(Event.ALLOCATE, number, size)
+        self._events.append((Event.ALLOCATE, number, size))
 
     def note_gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
@@ -146,7 +186,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.backward and func is _ATEN.add.Tensor and _accumulates(args):
+        if self._backward and func is _ATEN.add.Tensor and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             return args[0]
         if func is _ATEN.convolution.default:
@@ -156,6 +196,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         if func is _ATEN.convolution_backward.default:
             return self._convolution_backward(func, args, kwargs)
+        allocations = ALLOCATIONS.get(func)
+        if allocations is not None:
+            with self:
+                output = allocations(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
         output = func(*args, **kwargs)
         for tensor in output if isinstance(output, tuple | list) else (output,):
             if isinstance(tensor, Tensor):
@@ -183,81 +229,44 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             depthwise = weight.shape[1] == 1
             kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
         touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
-        self.log(Event.WORKSPACE, kind * 3 + which, touched)
+        self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
 
 
-def _accumulates(args: Sequence[Any]) -> bool:
-    """Whether this addition of two gradients would run in place: the first is a whole tensor."""
+def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
+    """Whether the engine would add these two gradients in place, as it decides it itself.
+
+    `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: the buffer is dense and holds
+    the last reference to the first gradient.
+    """
     first, second = args[0], args[1]
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
-    whole = first.numel() * first.element_size() == first.untyped_storage().nbytes()
-    return whole and first.shape == second.shape and first.dtype == second.dtype
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    dense = _ATEN.is_non_overlapping_and_dense.default(first)
+    return alike and dense and _references(first) == last
 
 
-@contextlib.contextmanager
-def _gpu_functions() -> Iterator[None]:
-    """Attention and dropout as a GPU runs them, which the meta device would take apart."""
-    attention, dropout = F.scaled_dot_product_attention, F.dropout
-
-    def fused_dropout(
-        input: Tensor,  # noqa: A002  (as in torch)
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-    ) -> Tensor:
-        if not training or p == 0.0 or inplace:
-            return dropout(input, p, training, inplace)
-        return torch.native_dropout(input, p, True)[0]
-
-    F.scaled_dot_product_attention = _fused_attention(attention)
-    F.dropout = fused_dropout
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = attention
-        F.dropout = dropout
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """How many hold the tensor, and its storage; this function's caller included."""
+    storage = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined]
 
 
-def _fused_attention(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **options: Any,
-    ) -> Tensor:
-        fused = query.dim() == 4 and query.shape[-1] % 4 == 0 and value.shape[-1] % 4 == 0
-        if not fused:
-            return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        return cast(Tensor, _FusedAttention.apply(query, key, value, attn_mask))  # type: ignore[no-untyped-call]
+@cache
+def _references_to_the_last() -> tuple[int, int]:
+    """What `_references` says in a dispatch mode of a gradient that only the engine holds."""
+    seen: list[tuple[int, int]] = []
 
-    return attention
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is _ATEN.add.Tensor:
+                seen.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
 
-
-class _FusedAttention(torch.autograd.Function):
-    """Allocates what the memory-efficient kernel does: output and log-sum-exp, then gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        batch, heads, length, _ = query.shape
-        width = value.shape[-1]
-        output = query.new_empty(batch, length, heads, width).transpose(1, 2)
-        padded = (length + 31) // 32 * 32
-        log_sum_exp = query.new_empty((batch, heads, padded), dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, mask, output, log_sum_exp)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, output, _ = ctx.saved_tensors
-        delta = query.new_empty(output.shape[:3], dtype=torch.float32)
-        gradients = [torch.empty_like(t) for t in (query, key, value)]
-        mask_gradient = None
-        if mask is not None and ctx.needs_input_grad[3]:
-            full = query.new_empty(*query.shape[:3], key.shape[-2])
-            mask_gradient = full.sum_to_size(mask.shape)
-        del delta
-        return (*gradients, mask_gradient)
+    leaf = torch.empty(1, device="meta", requires_grad=True)
+    both = leaf * 2 + leaf * 3
+    with Watch():  # type: ignore[no-untyped-call]
+        both.backward()  # type: ignore[no-untyped-call]
+    return seen[0]

@@ -1,0 +1,165 @@
+"""The traced step against real ones on the CPU, and against what can be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from profiler import step_recorder, zoo
+from profiler.errors import UnsupportedModelError
+from profiler.module_graph import on_meta
+from profiler.step_recorder import trace_step
+from profiler.step_trace import Event
+
+
+def meta(architecture, input_size=64):
+    return on_meta(architecture, input_size)
+
+
+def saved_at(model, input_size):
+    return trace_step(on_meta(model, input_size), input_size)[1]
+
+
+class Tiny(nn.Module):
+    """One convolution and one classifier: its allocations can be counted by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.head = nn.Linear(8, 10, bias=False)
+
+    def forward(self, x):
+        return self.head(self.convolution(x).mean((2, 3)))
+
+
+def tiny():
+    return on_meta(Tiny(), 16)
+
+
+def test_the_allocations_of_a_tiny_step_are_those_counted_by_hand():
+    trace = trace_step(tiny(), 16)[0]
+    sizes = trace.sizes_at(8)[trace.kinds == Event.ALLOCATE].tolist()
+    images, features, scores = 8 * 3 * 256 * 4, 8 * 8 * 256 * 4, 8 * 10 * 4
+    assert sizes[0] == images
+    assert sizes.count(features) >= 2  # the convolution's output, and its gradient
+    assert scores in sizes
+    assert trace.parameter_bytes.tolist() == [8 * 3 * 9 * 4, 10 * 8 * 4]
+    allocated = trace.sizes_at(8)[trace.kinds == Event.ALLOCATE]
+    gradient_sizes = sorted(
+        int(trace.sizes_at(8)[(trace.kinds == Event.ALLOCATE) & (trace.blocks == block)][0])
+        for block in trace.gradients
+    )
+    assert gradient_sizes == sorted(trace.parameter_bytes.tolist())
+    assert allocated.min() > 0
+
+
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_vit", "test_convnext", "resnet10t"])
+def test_the_trace_between_two_batch_sizes_is_the_trace_at_that_one(architecture):
+    model = meta(architecture)
+    trace = trace_step(model, 64)[0]
+    direct = trace_step(model, 64, (16, 17))[0]
+    np.testing.assert_array_equal(trace.sizes_at(16), direct.sizes[:, 0])
+    np.testing.assert_array_equal(trace.blocks, direct.blocks)
+
+
+def test_every_free_is_of_a_block_that_was_allocated_before():
+    trace = trace_step(meta("test_vit"), 64)[0]
+    alive: set[int] = set()
+    for kind, block in zip(trace.kinds.tolist(), trace.blocks.tolist(), strict=True):
+        if kind == Event.ALLOCATE:
+            assert block not in alive
+            alive.add(block)
+        elif kind == Event.FREE:
+            alive.remove(block)
+    assert set(trace.gradients.tolist()) <= alive
+
+
+def kept_on_the_cpu(model, images):
+    """Bytes of all storages that a real forward pass keeps, weights and buffers aside."""
+    present = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in present and storage.nbytes():
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model(images)
+    assert result.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_efficientnet", "test_convnext"])
+def test_saved_bytes_are_those_of_a_real_step_at_a_batch_size_never_traced(architecture):
+    model = zoo.create_model(architecture, 32).train()
+    kept = kept_on_the_cpu(model, torch.rand(7, 3, 32, 32))
+    assert saved_at(architecture, 32).at(7) == kept
+
+
+class Attention(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.qkv = nn.Conv2d(3, 3 * size, 1)
+        self.size = size
+
+    def forward(self, x):
+        q, k, v = (t[:, None] for t in self.qkv(x).flatten(2).transpose(1, 2).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_fused_attention_keeps_no_scores():
+    pixels, size = 16 * 16, 8
+    images, qkv, result, normaliser = (4 * pixels * width for width in (3, 3 * size, size, 1))
+    saved = saved_at(Attention(size), 16)
+    assert saved.constant == 0
+    assert saved.slope == images + qkv + result + normaliser
+    assert saved_at(Attention(3), 16).slope > 4 * pixels * pixels  # no kernel for three
+
+
+def test_what_is_kept_grows_with_the_batch_only_where_it_should():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3))
+
+        def forward(self, x):
+            return x * self.weight.exp()[:, None, None]
+
+    saved = saved_at(Weighted(), 4)
+    assert saved.constant == 4 * 3  # the exponential
+    assert saved.slope == 4 * 3 * 16  # the images
+
+
+@pytest.mark.parametrize("architecture", ["test_convnext", "test_vit", "res2net50_26w_4s"])
+def test_gradients_accumulate_in_place_where_the_engine_does_it(architecture, monkeypatch):
+    """Nobody can ask the engine under a dispatch mode; without one the profiler sees it."""
+    size = 160 if architecture == "test_vit" else 64
+    decided = []
+
+    def deciding(args, last, decide=step_recorder._accumulates):
+        decided.append(decide(args, last))
+        return decided[-1]
+
+    monkeypatch.setattr(step_recorder, "_accumulates", deciding)
+    trace_step(meta(architecture, size), size, (2, 3))
+    model = zoo.create_model(architecture, size).train()
+    loss = nn.functional.cross_entropy(model(torch.rand(2, 3, size, size)), torch.tensor([0, 1]))
+    with torch.profiler.profile() as profiled:
+        loss.backward()
+    names = [event.name for event in profiled.events()]
+    in_place, apart = names.count("aten::add_"), names.count("aten::add")
+    assert (2 * in_place, 2 * apart) == (decided.count(True), decided.count(False))
+    assert in_place
+
+
+def test_a_model_that_cannot_be_traced_says_why():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x[x > 0]  # its shape depends on the pixels
+
+    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
+        trace_step(Broken(), 16)
