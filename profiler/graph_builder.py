@@ -68,9 +68,7 @@ class GraphBuilder:
             node, inputs = self._nodes[number]
             weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
             counted |= weights
-            nodes.append(
-                dataclasses.replace(node, parameters=sum(self._sizes[key] for key in weights))
-            )
+            nodes.append(node._replace(parameters=sum(self._sizes[key] for key in weights)))
             edges += [(place[v.producer], i) for v in inputs if v.producer is not None]
         return assemble(nodes, edges, batch_size)
 

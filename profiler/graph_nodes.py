@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ BATCH_SIZES = (2, 3, 5)
 BYTES_PER_ELEMENT = 4
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One operator with its shapes at one batch size."""
 
     operator: str
@@ -32,7 +31,7 @@ class Node:
     """Of all inputs, weights included; () for one left out."""
     outputs: Sequence[Shape]
     parameters: int = 0
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = MappingProxyType({})
     name: str = ""
     """For messages."""
 
@@ -51,7 +50,9 @@ def assemble(nodes: Sequence[Node], edges: Iterable[tuple[int, int]], batch_size
             raise UnsupportedModelError(
                 f"cannot count the MACs of {node.operator} {node.name!r}: {error!r}"
             ) from error
-        elements = sum(math.prod(shape) for shape in node.outputs) + node.parameters
+        elements = node.parameters
+        for shape in node.outputs:
+            elements += math.prod(shape)
         memory.append(BYTES_PER_ELEMENT * elements)
     shapes = [_padded(node.inputs[0]) for node in nodes], [_padded(n.outputs[0]) for n in nodes]
     return Graph(
@@ -70,7 +71,10 @@ def _padded(shape: Shape) -> Shape:
     """Six sizes; the axes from the sixth on are one, so that no element is lost."""
     if len(shape) > SHAPE_LENGTH:
         shape = (*shape[: SHAPE_LENGTH - 1], math.prod(shape[SHAPE_LENGTH - 1 :]))
-    return shape + (0,) * (SHAPE_LENGTH - len(shape))
+    return shape + _PADDING[len(shape)]
+
+
+_PADDING = [(0,) * (SHAPE_LENGTH - rank) for rank in range(SHAPE_LENGTH + 1)]
 
 
 def _exact(values: list[int]) -> IntArray:

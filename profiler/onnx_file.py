@@ -1,23 +1,24 @@
 """Opens an ONNX file that anyone may have made, and hands over a small, checked model.
 
 Nothing in the file is trusted: size, external data, validity and control flow are examined before
-anything is computed from it. Large weights are replaced by graph inputs of their shape, so that a
-file with weights, without them, or with its external data absent reads the same, and quickly.
+anything is computed from it. What the file stores is in `onnx_stored`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import external_data_helper, inliner
+from onnx import inliner
 
 from profiler.errors import ModelFileError, UnsupportedModelError, one_line
+from profiler.onnx_stored import FLOATS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
 """Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
@@ -26,9 +27,6 @@ MAX_BYTES = 2 << 30
 """A protobuf message cannot be larger."""
 MAX_NODES = 20_000
 """Four times what the largest timm model has."""
-MAX_RANK = 16
-MAX_ELEMENTS = 1 << 48
-"""Of one tensor; beyond it, a size is a mistake or an attack."""
 
 _MAX_DEPTH = 64
 """Of functions that call functions."""
@@ -46,19 +44,60 @@ _FLOATS = frozenset(
 )
 
 
+class Operation(NamedTuple):
+    """A node as Python values, which are read many times."""
+
+    operator: str
+    domain: str
+    """Empty for ONNX's own."""
+    inputs: tuple[str, ...]
+    """Names; empty for one left out."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: onnx.NodeProto
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.node.name
+
+
 @dataclass(frozen=True)
 class CheckedModel:
     """A valid ONNX model without large tensors."""
 
-    proto: onnx.ModelProto
+    operations: list[Operation]
+    """In topological order; constants are not among them."""
     image: str
     """Name of the graph input that is the batch of images."""
+    image_kind: int
+    """Its element type (of onnx.TensorProto)."""
     image_shape: tuple[int | None, ...]
     """Four sizes; None where the file leaves one open."""
-    weights: frozenset[str]
-    """Names of everything stored or to be supplied beside the image."""
-    parameters: dict[str, int]
+    outputs: list[str]
+    constants: Mapping[str, onnx.TensorProto]
+    """Small tensors stored in the file."""
+    weights: Mapping[str, Kind]
+    """Type and shape of everything else that is stored, or to be supplied beside the image."""
+    parameters: Mapping[str, int]
     """Number of elements of each weight that training changes."""
+    source: onnx.ModelProto
+    """The file, with its large tensors emptied."""
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model as ONNX: constants are initializers, all weights inputs beside the image."""
+        graph = onnx.GraphProto(name="checked", output=self.source.graph.output)
+        graph.node.extend(operation.node for operation in self.operations)
+        for name, tensor in self.constants.items():
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = name
+        image = next(value for value in self.source.graph.input if value.name == self.image)
+        graph.input.append(image)
+        make = onnx.helper.make_tensor_value_info
+        graph.input.extend(make(name, *kind) for name, kind in self.weights.items())
+        imports = self.source.opset_import
+        return onnx.ModelProto(ir_version=self.source.ir_version, opset_import=imports, graph=graph)
 
 
 def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
@@ -77,33 +116,51 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
     if len(graph.node) > MAX_NODES:
         raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
-    _refuse_unsupported(path, graph)
-    for node in graph.node:
-        if not node.output or (node.op_type == "Identity" and not node.input):
-            raise ModelFileError(f"{path}: {node.op_type} {node.name!r} has no input or output")
-    stored = {tensor.name for tensor in graph.initializer}
-    image, image_shape = _image_input(path, graph, stored)
-    sizes = dict(_weight_sizes(path, graph, image))
-    # Running means and variances are updated, but not trained.
-    normalizations = [node for node in graph.node if node.op_type == "BatchNormalization"]
-    statistics = {name for node in normalizations for name in node.input[3:5]}
-    excluded = statistics | _declared_buffers(model)
-    _shrink(path, graph)
+    if graph.sparse_initializer:
+        raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
+    stored = Stored(path)
+    parameters = {}
+    for tensor in graph.initializer:
+        # Stored scalars are constants, not weights.
+        if tensor.data_type in FLOATS and tensor.dims:
+            parameters[tensor.name] = check_size(path, tensor.name, tensor.dims)
+        stored.add(tensor.name, tensor)
+    image = _image_input(path, graph, stored)
+    for value in graph.input:
+        name = value.name
+        if name != image.name and name not in stored.weights and name not in stored.constants:
+            kind, shape = stored.weights[name] = _supplied(path, value, image.name)
+            if kind in FLOATS:
+                parameters[name] = check_size(path, name, shape)
+    _refuse_control_flow(path, graph.node)
+    operations = list(_operations(path, graph, stored))
+    for name in _declared_buffers(model).union(_running_statistics(operations)):
+        parameters.pop(name, None)
+    del graph.value_info[:]
     try:
         onnx.checker.check_model(model)
     except Exception as error:
         raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
     return CheckedModel(
-        proto=model,
-        image=image,
-        image_shape=image_shape,
-        weights=frozenset(stored | {i.name for i in graph.input if i.name != image}),
-        parameters={name: size for name, size in sizes.items() if name not in excluded},
+        operations=operations,
+        image=image.name,
+        image_kind=image.type.tensor_type.elem_type,
+        image_shape=_image_shape(image),
+        outputs=[output.name for output in graph.output],
+        constants=stored.constants,
+        weights=stored.weights,
+        parameters=parameters,
+        source=model,
     )
 
 
-def attribute_value(attribute: onnx.AttributeProto) -> object:
+def attribute_value(attribute: onnx.AttributeProto) -> Any:
     """A node's attribute as a Python value; text as str."""
+    kind = attribute.type
+    if kind == onnx.AttributeProto.INT:
+        return attribute.i
+    if kind == onnx.AttributeProto.INTS:
+        return list(attribute.ints)
     value = onnx.helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -155,72 +212,83 @@ def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
 
 
-def _refuse_unsupported(path: Path, graph: onnx.GraphProto) -> None:
-    if graph.sparse_initializer:
-        raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
-    _refuse_control_flow(path, graph.node)
-
-
 def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
-        if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-            raise UnsupportedModelError(
-                f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends on "
-                "the data; export the model without it"
-            )
+        for attribute in node.attribute:
+            if attribute.type in _GRAPHS:
+                raise UnsupportedModelError(
+                    f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends "
+                    "on the data; export the model without it"
+                )
 
 
-def _image_input(
-    path: Path, graph: onnx.GraphProto, stored: set[str]
-) -> tuple[str, tuple[int | None, ...]]:
-    """The first input of rank 4, preferring one whose batch axis is open: weights are closed."""
-    candidates: list[tuple[str, tuple[int | None, ...]]] = []
-    for value in graph.input:
-        kind = value.type.tensor_type
-        if value.name in stored or kind.elem_type not in (*_FLOATS, onnx.TensorProto.UINT8):
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
+    """All nodes but the constants, which go to what is stored."""
+    for node in graph.node:
+        operator, domain, outputs = node.op_type, node.domain, tuple(node.output)
+        if domain == "ai.onnx":
+            domain = ""
+        if operator == "Constant" and not domain and outputs:
+            tensor = constant(node)
+            if tensor is None:
+                raise UnsupportedModelError(f"{path}: constant {node.name!r} is not a number")
+            stored.add(outputs[0], tensor)
             continue
-        shape = tuple(d.dim_value if d.dim_value > 0 else None for d in kind.shape.dim)
-        if len(shape) == 4:
-            candidates.append((value.name, shape))
+        inputs = tuple(node.input)
+        if not outputs or (operator == "Identity" and not inputs):
+            raise ModelFileError(f"{path}: {operator} {node.name!r} has no input or output")
+        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        yield Operation(operator, domain, inputs, outputs, attributes, node)
+
+
+def _image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.ValueInfoProto:
+    """The first input of rank 4, preferring one whose batch axis is open: weights are closed."""
+    candidates: list[onnx.ValueInfoProto] = [
+        value
+        for value in graph.input
+        if value.type.tensor_type.elem_type in (*FLOATS, onnx.TensorProto.UINT8)
+        and len(value.type.tensor_type.shape.dim) == 4
+        and value.name not in stored.weights
+        and value.name not in stored.constants
+    ]
     if not candidates:
         raise ModelFileError(
             f"{path} has no image-like input; one of four axes (batch, channels, height, width) "
             "is needed"
         )
-    dynamic = [candidate for candidate in candidates if candidate[1][0] is None]
+    dynamic = [candidate for candidate in candidates if _image_shape(candidate)[0] is None]
     if len(dynamic) > 1:
-        names = ", ".join(name for name, _ in dynamic)
+        names = ", ".join(value.name for value in dynamic)
         raise UnsupportedModelError(f"{path} has several image inputs ({names}); one is supported")
     return (dynamic or candidates)[0]
 
 
-def _weight_sizes(path: Path, graph: onnx.GraphProto, image: str) -> Iterator[tuple[str, int]]:
-    """Elements of every floating-point weight; stored scalars are constants, not weights."""
-    stored = set()
-    for tensor in graph.initializer:
-        stored.add(tensor.name)
-        _check_size(path, tensor.name, tensor.dims)
-        if tensor.data_type in _FLOATS and tensor.dims:
-            yield tensor.name, math.prod(tensor.dims)
-    for value in graph.input:
-        if value.name in stored or value.name == image:
-            continue
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        if not value.type.tensor_type.HasField("shape") or any(size < 1 for size in shape):
-            raise UnsupportedModelError(
-                f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
-                "models of one image input are supported"
-            )
-        _check_size(path, value.name, shape)
-        if value.type.tensor_type.elem_type in _FLOATS:
-            yield value.name, math.prod(shape)
+def _image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
+    axes = value.type.tensor_type.shape.dim
+    return tuple(axis.dim_value if axis.dim_value > 0 else None for axis in axes)
 
 
-def _check_size(path: Path, name: str, shape: Sequence[int]) -> None:
-    if len(shape) > MAX_RANK:
-        raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
-    if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
-        raise ModelFileError(f"{path}: weight {name!r} has shape {list(shape)}")
+def _supplied(path: Path, value: onnx.ValueInfoProto, image: str) -> Kind:
+    """Type and shape of an input beside the image, which must be a weight."""
+    kind = value.type.tensor_type
+    shape = tuple(axis.dim_value for axis in kind.shape.dim)
+    if not kind.HasField("shape") or min(shape, default=1) < 1:
+        raise UnsupportedModelError(
+            f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
+            "models of one image input are supported"
+        )
+    check_size(path, value.name, shape)
+    return kind.elem_type, shape
+
+
+def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
+    """Running means and variances are updated, but not trained."""
+    for operation in operations:
+        if operation.operator == "BatchNormalization":
+            yield from operation.inputs[3:5]
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:
@@ -233,87 +301,3 @@ def _declared_buffers(model: onnx.ModelProto) -> set[str]:
                 return set()
             return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
     return set()
-
-
-def _shrink(path: Path, graph: onnx.GraphProto) -> None:
-    """Turns constant nodes into initializers, and large initializers into inputs."""
-    nodes = []
-    for node in graph.node:
-        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-            nodes.append(node)
-            continue
-        tensor = _constant(node)
-        if tensor is None:
-            raise UnsupportedModelError(f"{path}: constant {node.name!r} is not a number")
-        graph.initializer.append(tensor)
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-    small, large = [], {}
-    for tensor in graph.initializer:
-        outside = external_data_helper.uses_external_data(tensor)
-        if outside:
-            _check_external(path, tensor)
-        if math.prod(tensor.dims) > _SHAPE_LIKE or (outside and tensor.data_type in _FLOATS):
-            large[tensor.name] = onnx.helper.make_tensor_value_info(
-                tensor.name, tensor.data_type, list(tensor.dims)
-            )
-        else:
-            if outside:
-                _load_external(path, tensor)
-            small.append(tensor)
-    del graph.initializer[:]
-    graph.initializer.extend(small)
-    inputs = [value for value in graph.input if value.name not in large]
-    del graph.input[:]
-    graph.input.extend([*inputs, *large.values()])
-
-
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    values = {a.name: a for a in node.attribute}
-    output = node.output[0]
-    tensor: onnx.TensorProto | None = None
-    if "value" in values:
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(values["value"].t)
-        tensor.name = output
-    elif "value_float" in values:
-        kind = onnx.TensorProto.FLOAT
-        tensor = onnx.helper.make_tensor(output, kind, [], [values["value_float"].f])
-    elif "value_int" in values:
-        kind = onnx.TensorProto.INT64
-        tensor = onnx.helper.make_tensor(output, kind, [], [values["value_int"].i])
-    elif "value_floats" in values:
-        floats = values["value_floats"].floats
-        tensor = onnx.helper.make_tensor(output, onnx.TensorProto.FLOAT, [len(floats)], floats)
-    elif "value_ints" in values:
-        ints = values["value_ints"].ints
-        tensor = onnx.helper.make_tensor(output, onnx.TensorProto.INT64, [len(ints)], ints)
-    return tensor
-
-
-def _check_external(path: Path, tensor: onnx.TensorProto) -> None:
-    location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-    relative = PurePosixPath(location)
-    if (
-        not location
-        or "\\" in location
-        or relative.is_absolute()
-        or ".." in relative.parts
-        or not (path.parent / location).resolve().is_relative_to(path.parent.resolve())
-    ):
-        raise ModelFileError(
-            f"{path}: the data of {tensor.name!r} lie outside its folder ({location!r}); refused"
-        )
-
-
-def _load_external(path: Path, tensor: onnx.TensorProto) -> None:
-    try:
-        external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
-    except Exception as error:
-        raise ModelFileError(
-            f"{path}: the external data of {tensor.name!r} cannot be read; keep the data file "
-            f"beside the model ({one_line(error)})"
-        ) from error
-    del tensor.external_data[:]
-    tensor.data_location = onnx.TensorProto.DEFAULT

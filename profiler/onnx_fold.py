@@ -20,6 +20,7 @@ MAX_ELEMENTS = 1024
 _MAX_RANK = 16
 _MAX_EXACT = 1 << 53
 """Integers up to here are exact in float64, so that overflow can be noticed there."""
+_MAX_SMALL = 1 << 20
 
 Array = npt.NDArray[Any]
 Attributes = Mapping[str, Any]
@@ -39,16 +40,20 @@ def fold(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[Array]) 
         inputs: the values of all its inputs; an empty array of dimension 1 for one left out.
     """
     rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if rule is None or any(value.size > MAX_ELEMENTS for value in inputs):
+    if rule is None:
         return []
+    for value in inputs:
+        if value.size > MAX_ELEMENTS:
+            return []
     try:
         with np.errstate(all="ignore"):
             result = rule(attributes, inputs)
     except (_Unknown, ArithmeticError, ValueError, TypeError, LookupError, MemoryError):
         return []
     outputs = [np.asarray(o) for o in (result if isinstance(result, list) else [result])]
-    if any(o.size > MAX_ELEMENTS or o.ndim > _MAX_RANK or o.dtype.hasobject for o in outputs):
-        return []
+    for value in outputs:
+        if value.size > MAX_ELEMENTS or value.ndim > _MAX_RANK or value.dtype.hasobject:
+            return []
     return outputs if len(outputs) == len(node.output) else []
 
 
@@ -60,11 +65,17 @@ def _bounded(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def _check_spread(inputs: Sequence[Array]) -> None:
+    """Whether these may be spread to one shape; lists, as short as they are, always may."""
+    if any(value.ndim > 1 for value in inputs):
+        _bounded(np.broadcast_shapes(*(value.shape for value in inputs)))
+
+
 def _elementwise(function: Callable[..., Any]) -> _Rule:
     def rule(_: Attributes, inputs: Sequence[Array]) -> Any:
-        _bounded(np.broadcast_shapes(*(value.shape for value in inputs)))
+        _check_spread(inputs)
         result = function(*inputs)
-        if result.dtype.kind in "iu":
+        if result.dtype.kind in "iu" and not all(_is_small(value) for value in inputs):
             exact = function(*(value.astype(np.float64) for value in inputs))
             if not np.all(np.abs(exact) < _MAX_EXACT):
                 raise _Unknown
@@ -73,9 +84,14 @@ def _elementwise(function: Callable[..., Any]) -> _Rule:
     return rule
 
 
+def _is_small(value: Array) -> bool:
+    """Whether it is one number of which neither the sum nor the product with another overflows."""
+    return not value.ndim and -_MAX_SMALL < value.item() < _MAX_SMALL
+
+
 def _truth(function: Callable[..., Any]) -> _Rule:
     def rule(_: Attributes, inputs: Sequence[Array]) -> Any:
-        _bounded(np.broadcast_shapes(*(value.shape for value in inputs)))
+        _check_spread(inputs)
         return function(*inputs)
 
     return rule
@@ -83,18 +99,18 @@ def _truth(function: Callable[..., Any]) -> _Rule:
 
 def _div(_: Attributes, inputs: Sequence[Array]) -> Any:
     dividend, divisor = inputs
-    _bounded(np.broadcast_shapes(dividend.shape, divisor.shape))
+    _check_spread(inputs)
     if dividend.dtype.kind not in "iu":
         return dividend / divisor
-    if np.any(divisor == 0):
+    if not divisor.all():
         raise _Unknown
     quotient = np.abs(dividend) // np.abs(divisor)  # towards zero, as in C
     return (quotient * np.sign(dividend) * np.sign(divisor)).astype(dividend.dtype)
 
 
 def _mod(attributes: Attributes, inputs: Sequence[Array]) -> Any:
-    _bounded(np.broadcast_shapes(*(value.shape for value in inputs)))
-    if inputs[0].dtype.kind in "iu" and np.any(inputs[1] == 0):
+    _check_spread(inputs)
+    if inputs[0].dtype.kind in "iu" and not inputs[1].all():
         raise _Unknown
     return (np.fmod if attributes.get("fmod") else np.mod)(*inputs)
 
@@ -120,9 +136,12 @@ def _axes(attributes: Attributes, inputs: Sequence[Array]) -> tuple[int, ...] | 
 
 def _unsqueeze(attributes: Attributes, inputs: Sequence[Array]) -> Any:
     axes = _axes(attributes, inputs)
-    if axes is None or inputs[0].ndim + len(axes) > _MAX_RANK:
+    data = inputs[0]
+    if axes is None or data.ndim + len(axes) > _MAX_RANK:
         raise _Unknown
-    return np.expand_dims(inputs[0], axes)
+    if not data.ndim and axes in ((0,), (-1,)):  # by far the most frequent
+        return data.reshape(1)
+    return np.expand_dims(data, axes)
 
 
 def _reshape(attributes: Attributes, inputs: Sequence[Array]) -> Any:

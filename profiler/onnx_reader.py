@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
 from profiler.errors import (
     InputError,
     ModelFileError,
@@ -21,7 +19,7 @@ from profiler.errors import (
     UnsupportedModelError,
 )
 from profiler.graph_nodes import BATCH_SIZES, Node, assemble
-from profiler.onnx_file import MAX_BYTES, CheckedModel, attribute_value, load_checked
+from profiler.onnx_file import MAX_BYTES, CheckedModel, Operation, load_checked
 from profiler.onnx_shapes import ShapeInference
 from profiler.records import Graph, GraphTemplate
 
@@ -47,7 +45,7 @@ def read_onnx(
     if not skeleton.nodes:
         raise ModelFileError(f"{path}: no output depends on the input {model.image!r}")
     try:
-        wanted = {name for n in skeleton.nodes for name in (*n.input, n.output[0]) if name}
+        wanted = {name for n in skeleton.nodes for name in (*n.inputs, n.outputs[0]) if name}
         inference = ShapeInference(model, skeleton.depends, wanted)
         if model.image_shape[0] is not None:
             fixed = model.image_shape[0]
@@ -79,8 +77,7 @@ def _image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tup
 class _Skeleton:
     """What does not depend on the batch size."""
 
-    nodes: list[onnx.NodeProto]
-    attributes: list[dict[str, object]]
+    nodes: list[Operation]
     edges: set[tuple[int, int]]
     parameters: list[int]
     outputs: list[str]
@@ -90,40 +87,40 @@ class _Skeleton:
 
 
 def _skeleton(model: CheckedModel) -> _Skeleton:
-    graph = model.proto.graph
     depends = {model.image}  # tensors that depend on the pixels
     alias: dict[str, str] = {}  # output of an Identity -> what it stands for
-    folded: dict[str, onnx.NodeProto] = {}  # by output
+    folded: dict[str, Operation] = {}  # by output
     computing = []
-    for node in graph.node:
-        if node.op_type not in ("Shape", "Size") and any(name in depends for name in node.input):
-            depends.update(filter(None, node.output))
-            if node.op_type == "Identity":
-                alias[node.output[0]] = alias.get(node.input[0], node.input[0])
+    for node in model.operations:
+        if node.operator in ("Shape", "Size"):
+            continue
+        if not depends.isdisjoint(node.inputs):
+            depends.update(filter(None, node.outputs))
+            if node.operator == "Identity":
+                alias[node.outputs[0]] = alias.get(node.inputs[0], node.inputs[0])
             else:
                 computing.append(node)
-        elif node.op_type not in ("Shape", "Size"):
-            folded.update((name, node) for name in node.output if name)
+        else:
+            folded.update((name, node) for name in node.outputs if name)
 
-    outputs = [o.name for o in graph.output if o.name in depends]
+    outputs = [name for name in model.outputs if name in depends]
     alive = {alias.get(name, name) for name in outputs}
     nodes = []
     for node in reversed(computing):
-        if any(name in alive for name in node.output):
+        if not alive.isdisjoint(node.outputs):
             nodes.append(node)
-            alive.update(alias.get(name, name) for name in node.input)
+            alive.update(alias.get(name, name) for name in node.inputs)
     nodes.reverse()
 
-    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     edges = {
         (producer[source], i)
         for i, node in enumerate(nodes)
-        for source in (alias.get(name, name) for name in node.input)
+        for source in (alias.get(name, name) for name in node.inputs)
         if source in producer
     }
     return _Skeleton(
         nodes=nodes,
-        attributes=[{a.name: attribute_value(a) for a in node.attribute} for node in nodes],
         edges=edges,
         parameters=list(_parameters(model, nodes, folded)),
         outputs=outputs,
@@ -132,7 +129,7 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
 
 
 def _parameters(
-    model: CheckedModel, nodes: list[onnx.NodeProto], folded: dict[str, onnx.NodeProto]
+    model: CheckedModel, nodes: list[Operation], folded: dict[str, Operation]
 ) -> Iterator[int]:
     """Elements of the weights that each node uses, directly or through what is folded into it.
 
@@ -141,7 +138,7 @@ def _parameters(
     followed: set[str] = set()
     for node in nodes:
         count = 0
-        names = list(node.input)
+        names = list(node.inputs)
         while names:
             name = names.pop()
             if name in followed:
@@ -149,7 +146,7 @@ def _parameters(
             followed.add(name)
             count += model.parameters.get(name, 0)
             if name in folded:
-                names.extend(folded[name].input)
+                names.extend(folded[name].inputs)
         yield count
 
 
@@ -164,15 +161,13 @@ def _graph(skeleton: _Skeleton, inference: ShapeInference, image_shape: tuple[in
             )
     nodes = [
         Node(
-            operator=node.op_type,
-            inputs=[shapes.get(name, ()) for name in node.input],
-            outputs=[shapes[name] for name in node.output if name in shapes],
-            parameters=parameters,
-            attributes=attributes,
-            name=node.name,
+            node.operator,
+            [shapes[name] for name in node.inputs],
+            [shapes[name] for name in node.outputs if name and name in shapes],
+            parameters,
+            node.attributes,
+            node.name,
         )
-        for node, attributes, parameters in zip(
-            skeleton.nodes, skeleton.attributes, skeleton.parameters, strict=True
-        )
+        for node, parameters in zip(skeleton.nodes, skeleton.parameters, strict=True)
     ]
     return assemble(nodes, skeleton.edges, batch_size)

@@ -1,31 +1,36 @@
 """Finds the shape of every tensor of an ONNX model, for any shape of the image.
 
-ONNX's own inference does the work in one go; where it stops, because a shape hangs on arithmetic
-that it does not follow (Swin's windows, padding for stride), the rest is done node by node: the
-arithmetic is computed here, and ONNX asked for the others. No tensor of the model is ever
-allocated, whatever its shape.
+Node by node: arithmetic on shapes is computed (`onnx_fold`), common operators have rules
+(`onnx_rules`), and ONNX's own inference answers for all others. At a second shape of the image only
+what hangs on the difference is done again. No tensor of the model is ever allocated, whatever its
+shape, and ONNX is given single nodes only, so no file can make it work without end.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.shape_inference
 
 from profiler.errors import UnsupportedModelError, one_line
-from profiler.onnx_file import MAX_ELEMENTS, MAX_RANK, CheckedModel, attribute_value
+from profiler.onnx_file import CheckedModel, Operation
 from profiler.onnx_fold import Array, fold, shape_value
+from profiler.onnx_rules import UNUSUAL, Rule, Shape, rule_for
+from profiler.onnx_stored import MAX_ELEMENTS, MAX_RANK, value_of
 
-Shape = tuple[int, ...]
-Attributes = Mapping[str, Any]
-
-_MAX_LENGTH = 1 << 16
-_MAX_AXES = 20_000_000
-"""Bounds of what ONNX is given to do at once; no timm model comes near."""
+_INT64 = ("Shape", "Size", "ArgMax", "ArgMin")
+_BOOL = (
+    "And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not",
+    "Or", "Xor",
+)  # fmt: skip
+_KINDS: Mapping[str, int] = {
+    **dict.fromkeys(_INT64, onnx.TensorProto.INT64),
+    **dict.fromkeys(_BOOL, onnx.TensorProto.BOOL),
+}
+"""Element types of results that are not those of the first input."""
 
 
 class ShapeInference:
@@ -43,213 +48,187 @@ class ShapeInference:
     def __init__(self, model: CheckedModel, depends: set[str], wanted: Iterable[str]) -> None:
         self._model = model
         self._wanted = set(wanted)
-        self._opsets = {opset.domain: opset.version for opset in model.proto.opset_import}
-        self._constants: dict[str, Array] = {"": np.zeros(0)}
-        for tensor in model.proto.graph.initializer:
-            self._constants[tensor.name] = _value_of(tensor)
-        self._nodes: list[tuple[onnx.NodeProto, Attributes, bool]] = []
-        for node in model.proto.graph.node:
-            attributes: Attributes = {}
-            computable = depends.isdisjoint(node.output)
-            if computable:
-                attributes = {a.name: attribute_value(a) for a in node.attribute}
-                if _compute(node, attributes, self._constants, {}):
-                    continue
-            self._nodes.append((node, attributes, computable))
-        self._rest = self._without_constants()
-        self._one_by_one = self._may_explode()
-        self._given = _Known(self._constants)
-        for value in self._rest.graph.input[1:]:
-            self._given.add(value.name, value.type)
+        self._opsets = {o.domain or "ai.onnx": o.version for o in model.source.opset_import}
+        self._kinds = {name: kind for name, (kind, _) in model.weights.items()}
+        self._kinds[model.image] = model.image_kind
+        self._known = _Known({"": np.zeros(0)}, {"": ()})
+        self._known.shapes.update((name, shape) for name, (_, shape) in model.weights.items())
+        self._steps: list[tuple[Operation, Rule | None, bool]] = []
+        for operation in _needed(model.operations, self._wanted):
+            for name in operation.inputs:
+                if name in model.constants and name not in self._known.values:
+                    self._known.set_value(name, value_of(name, model.constants[name]))
+            computable = depends.isdisjoint(operation.outputs)
+            self._steps.append((operation, rule_for(operation), computable))
 
-    def at(self, image_shape: Shape) -> dict[str, Shape]:
+    def at(self, image_shape: Shape) -> Mapping[str, Shape]:
         """The shape of every wanted tensor, and of others.
 
         Raises:
             UnsupportedModelError: one cannot be inferred, or is beyond all bounds.
         """
-        image = self._rest.graph.input[0].type.tensor_type
-        for axis, size in zip(image.shape.dim, image_shape, strict=True):
-            axis.dim_value = size
-        known = self._given.copy()
-        known.add(self._model.image, self._rest.graph.input[0].type)
-        if not self._one_by_one:
-            self._infer_at_once(known)
-        if not self._wanted <= known.shapes.keys():
-            self._one_by_one = True  # no use trying the other way at the next shape
-            self._infer_one_by_one(known)
+        image, before = self._model.image, self._known
+        is_first = image not in before.shapes
+        known = _Known(before.values.copy(), before.shapes.copy())
+        known.set_shape(image, image_shape)
+        changed = {image}
+        for operation, rule, computable in self._steps:
+            if not is_first:
+                if changed.isdisjoint(operation.inputs):
+                    continue
+                known.forget(operation.outputs)
+            if not (computable and _compute(operation, known)):
+                self._infer(operation, rule, known)
+            if not is_first:
+                changed.update(known.differing(operation.outputs, before))
         unknown = sorted(self._wanted - known.shapes.keys())
         if unknown:
             raise UnsupportedModelError(f"the shape of tensor {unknown[0]!r} cannot be inferred")
+        self._known = known
         return known.shapes
 
-    def _without_constants(self) -> onnx.ModelProto:
-        """The model without what is computed already; what the exporter wrote of shapes, which
-        holds for its own batch size only, is left out.
-        """
-        source = self._model.proto
-        graph = onnx.GraphProto(name="rest")
-        graph.node.extend(node for node, _, _ in self._nodes)
-        used = {name for node in graph.node for name in node.input if name}
-        made = {name for node in graph.node for name in node.output}
-        for name in sorted(used & self._constants.keys()):
-            graph.initializer.append(onnx.numpy_helper.from_array(self._constants[name], name))
-        inputs = {value.name: value for value in source.graph.input}
-        graph.input.append(inputs[self._model.image])
-        graph.input.extend(
-            value for name, value in inputs.items()
-            if name in used and name != self._model.image and name not in self._constants
-        )  # fmt: skip
-        for output in source.graph.output:
-            if output.name in made:
-                kind = output.type.tensor_type.elem_type
-                graph.output.append(onnx.helper.make_tensor_value_info(output.name, kind, None))
-        return onnx.ModelProto(
-            ir_version=source.ir_version, opset_import=source.opset_import, graph=graph
-        )
-
-    def _may_explode(self) -> bool:
-        """Whether ONNX, given the whole model at once, might make shapes without end.
-
-        It follows the values of shapes wherever they go: forty concatenations of one with itself
-        would fill any memory, and so would many thousand axes added to one tensor. Of Range it
-        makes every element.
-        """
-        lengths: dict[str, int] = {}
-        added_axes = 0
-        for node, _, computable in self._nodes:
-            added_axes += self._axes_added(node)
-            if node.op_type == "Range":
-                return True
-            if not computable:
-                continue
-            inputs = [lengths.get(name, MAX_RANK) for name in node.input]
-            length = sum(inputs) if node.op_type == "Concat" else max(inputs, default=MAX_RANK)
-            if length > _MAX_LENGTH:
-                return True
-            lengths.update((name, length) for name in node.output)
-        return added_axes * len(self._nodes) > _MAX_AXES
-
-    def _axes_added(self, node: onnx.NodeProto) -> int:
-        if node.op_type != "Unsqueeze":
-            return 0
-        if len(node.input) > 1:
-            axes = self._constants.get(node.input[1])
-            return MAX_RANK if axes is None else axes.size
-        return max((len(attribute.ints) for attribute in node.attribute), default=0)
-
-    def _infer_at_once(self, known: _Known) -> None:
+    def _infer(self, operation: Operation, rule: Rule | None, known: _Known) -> None:
         try:
-            graph = onnx.shape_inference.infer_shapes(self._rest, data_prop=True).graph
-        except Exception as error:
-            raise UnsupportedModelError(f"ONNX cannot infer shapes: {one_line(error)}") from error
-        for value in (*graph.value_info, *graph.output):
-            known.add(value.name, value.type)
+            inputs = [known.shapes[name] for name in operation.inputs]
+        except KeyError:
+            return  # the shape of an input is unknown, so is this one
+        if rule is not None:
+            try:
+                outputs = rule(operation, inputs, known.values)
+            except UNUSUAL:
+                outputs = []
+            if len(outputs) == len(operation.outputs):
+                if operation.outputs[0] not in self._kinds:
+                    self._note_kind(operation, known)
+                for name, shape in zip(operation.outputs, outputs, strict=True):
+                    known.set_shape(name, shape)
+                return
+        self._ask_onnx(operation, known)
 
-    def _infer_one_by_one(self, known: _Known) -> None:
-        for node, attributes, computable in self._nodes:
-            if computable and _compute(node, attributes, known.values, known.shapes):
-                for name in node.output:
-                    known.shapes[name] = known.values[name].shape
-            elif not all(name in known.shapes for name in node.output if name):
-                self._infer_node(node, known)
+    def _note_kind(self, operation: Operation, known: _Known) -> None:
+        """Element types do not depend on the image's shape: once found, they stay."""
+        kind: int | None
+        if operation.operator == "Cast":
+            kind = operation.attributes["to"]
+        elif operation.operator == "ConstantOfShape":
+            value = operation.attributes.get("value")
+            kind = onnx.TensorProto.FLOAT if value is None else value.data_type
+        elif operation.operator in _KINDS:
+            kind = _KINDS[operation.operator]
+        else:
+            kind = self._kind(operation.inputs[operation.operator == "Where"], known)
+        if kind is not None:
+            self._kinds.update((name, kind) for name in operation.outputs)
 
-    def _infer_node(self, node: onnx.NodeProto, known: _Known) -> None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
+    def _kind(self, name: str, known: _Known) -> int | None:
+        if name in known.values:
+            return int(onnx.helper.np_dtype_to_tensor_dtype(known.values[name].dtype))
+        return self._kinds.get(name)
+
+    def _ask_onnx(self, operation: Operation, known: _Known) -> None:
         given: dict[str, onnx.TypeProto] = {}
-        for name in filter(None, node.input):
-            kind = known.type_of(name)
+        for name in filter(None, operation.inputs):
+            kind = self._kind(name, known)
             if kind is None:
                 return
-            given[name] = kind
+            given[name] = onnx.helper.make_tensor_type_proto(kind, known.shapes[name])
         data = {
             name: onnx.numpy_helper.from_array(known.values[name], name)
             for name in given
             if name in known.values
         }
+        version = self._opsets.get(operation.domain or "ai.onnx", 1)
         try:
-            schema = onnx.defs.get_schema(node.op_type, self._opsets.get(domain, 1), domain)
+            schema = onnx.defs.get_schema(operation.operator, version, operation.domain)
             types = onnx.shape_inference.infer_node_outputs(
                 schema,
-                node,
+                operation.node,
                 given,
                 data,
-                opset_imports=list(self._model.proto.opset_import),
-                ir_version=self._model.proto.ir_version,
+                opset_imports=list(self._model.source.opset_import),
+                ir_version=self._model.source.ir_version,
             )
         except Exception as error:
             raise UnsupportedModelError(
-                f"ONNX cannot infer the shape of {node.op_type} {node.name!r}: {one_line(error)}"
+                f"ONNX cannot infer the shape of {operation.operator} {operation.name!r}: "
+                f"{one_line(error)}"
             ) from error
-        for name, kind in types.items():
-            known.add(name, kind)
+        for name, kind_and_shape in types.items():
+            tensor = kind_and_shape.tensor_type
+            axes = tensor.shape.dim
+            is_open = not all(axis.HasField("dim_value") for axis in axes[: MAX_RANK + 1])
+            if tensor.HasField("shape") and not is_open:
+                self._kinds[name] = tensor.elem_type
+                known.set_shape(name, tuple(axis.dim_value for axis in axes))
 
 
-def _value_of(tensor: onnx.TensorProto) -> Array:
-    try:
-        return onnx.numpy_helper.to_array(tensor)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"the stored tensor {tensor.name!r} cannot be read: {one_line(error)}"
-        ) from error
+def _needed(operations: list[Operation], wanted: set[str]) -> list[Operation]:
+    """The operations without which the shapes of these tensors are not known, in order."""
+    names = set(wanted)
+    needed = []
+    for operation in reversed(operations):
+        if not names.isdisjoint(operation.outputs):
+            needed.append(operation)
+            names.update(operation.inputs)
+    return needed[::-1]
 
 
 class _Known:
-    """What is known at one shape of the image: values, types and shapes by tensor."""
+    """What is known at one shape of the image: values and shapes by tensor."""
 
-    def __init__(self, constants: Mapping[str, Array]) -> None:
-        self.values = dict(constants)
-        self.shapes: dict[str, Shape] = {name: v.shape for name, v in constants.items() if name}
-        self._types: dict[str, onnx.TypeProto] = {}
+    def __init__(self, values: dict[str, Array], shapes: dict[str, Shape]) -> None:
+        self.values = values
+        self.shapes = shapes
 
-    def copy(self) -> _Known:
-        other = _Known({})
-        other.values, other.shapes = self.values.copy(), self.shapes.copy()
-        other._types = self._types.copy()
-        return other
+    def set_value(self, name: str, value: Array) -> None:
+        if name:
+            self.values[name] = value
+            self.shapes[name] = value.shape
 
-    def add(self, name: str, kind: onnx.TypeProto) -> None:
-        """Takes a type as inferred, if it is that of a tensor whose shape is complete.
+    def set_shape(self, name: str, shape: Shape) -> None:
+        """Takes a shape as inferred.
 
         Raises:
-            UnsupportedModelError: the shape is beyond all bounds.
+            UnsupportedModelError: it is beyond all bounds.
         """
-        tensor = kind.tensor_type
-        if not tensor.HasField("shape"):
-            return
-        if len(tensor.shape.dim) > MAX_RANK:
-            raise UnsupportedModelError(f"tensor {name!r} would have {len(tensor.shape.dim)} axes")
-        shape = tuple(axis.dim_value for axis in tensor.shape.dim)
-        if 0 in shape and not all(axis.HasField("dim_value") for axis in tensor.shape.dim):
-            return  # an open axis reads as 0
-        if min(shape, default=0) < 0 or math.prod(shape) > MAX_ELEMENTS:
+        if len(shape) > MAX_RANK:
+            raise UnsupportedModelError(f"tensor {name!r} would have {len(shape)} axes")
+        if math.prod(shape) > MAX_ELEMENTS or (shape and min(shape) < 0):
             raise UnsupportedModelError(f"tensor {name!r} would have the shape {shape}")
-        self.shapes[name] = shape
-        self._types[name] = kind
+        if name:
+            self.shapes[name] = shape
 
-    def type_of(self, name: str) -> onnx.TypeProto | None:
-        if name not in self._types and name in self.values:
-            value = self.values[name]
-            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            self._types[name] = onnx.helper.make_tensor_type_proto(kind, value.shape)
-        return self._types.get(name)
+    def forget(self, names: Iterable[str]) -> None:
+        for name in filter(None, names):
+            self.values.pop(name, None)
+            self.shapes.pop(name, None)
+
+    def differing(self, names: Iterable[str], other: _Known) -> list[str]:
+        """Those of these tensors that are not the same here as there."""
+        return [
+            name
+            for name in filter(None, names)
+            if self.shapes.get(name) != other.shapes.get(name)
+            or not np.array_equal(self.values.get(name, _NONE), other.values.get(name, _NONE))
+        ]
 
 
-def _compute(
-    node: onnx.NodeProto,
-    attributes: Attributes,
-    values: dict[str, Array],
-    shapes: Mapping[str, Shape],
-) -> bool:
-    """Adds the node's outputs to the values, if they follow from these values and shapes."""
-    if node.op_type in ("Shape", "Size") and node.input and node.input[0] in shapes:
-        shape = shapes[node.input[0]]
-        is_shape = node.op_type == "Shape"
-        size = np.array(math.prod(shape), np.int64)
-        values[node.output[0]] = shape_value(attributes, shape) if is_shape else size
+_NONE: Array = np.zeros(0)
+
+
+def _compute(operation: Operation, known: _Known) -> bool:
+    """Adds the operation's outputs to the values, if they follow from these values and shapes."""
+    if operation.operator in ("Shape", "Size") and operation.inputs[0] in known.shapes:
+        shape = known.shapes[operation.inputs[0]]
+        is_shape = operation.operator == "Shape"
+        size = shape_value(operation.attributes, shape) if is_shape else np.array(math.prod(shape))
+        known.set_value(operation.outputs[0], size)
         return True
-    if not all(name in values for name in node.input):
+    try:
+        inputs = [known.values[name] for name in operation.inputs]
+    except KeyError:
         return False
-    outputs = fold(node, attributes, [values[name] for name in node.input])
-    values.update(zip(node.output, outputs, strict=False))
+    outputs = fold(operation.node, operation.attributes, inputs)
+    for name, value in zip(operation.outputs, outputs, strict=False):
+        known.set_value(name, value)
     return bool(outputs)
