@@ -2,12 +2,12 @@
 
 This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
 the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, leases,
-recording, labels, snapshots. `schema` says what is true of the data, `migrations` how older data
-gets there.
+recording, labels, asking, snapshots. `schema` says what is true of the data, `migrations` how older
+data gets there.
 """
 
+from store.asking import LabelFilter
 from store.home import Home
-from store.labels import LabelFilter
 from store.records import (
     Assignment,
     AssignmentState,

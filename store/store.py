@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from store.asking import Asking
 from store.campaigns import Campaigns
 from store.database import make_engine
 from store.labels import Labels
@@ -16,7 +17,7 @@ from store.snapshots import Snapshots
 from store.workloads import Workloads
 
 
-class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Snapshots):
+class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Snapshots):
     """The label store: each method is one transaction, and returns plain records.
 
     Any number of processes may have the same store open. Every method raises StoreError when the

@@ -20,8 +20,10 @@ DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}
 
 
-def configuration(batch_size=1, architecture="resnet18", **fields):
-    return Configuration(architecture=architecture, batch_size=batch_size, input_size=64, **fields)
+def configuration(batch_size=1, architecture="resnet18", input_size=64, **fields):
+    return Configuration(
+        architecture=architecture, batch_size=batch_size, input_size=input_size, **fields
+    )
 
 
 def template(nodes=2, macs=10):

@@ -1,0 +1,273 @@
+"""Asking for labels and attempts, on every back end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_samples import (
+    campaign_with,
+    configuration,
+    measure_next,
+    measurement,
+)
+from test_store_contract import contents
+
+from profiler.errors import InputError
+from profiler.records import Precision
+from store import LabelFilter
+from store.times import point_in_time
+
+
+@pytest.fixture
+def asked(store):
+    """A store with labels of two devices and three architectures, and two failures."""
+    for what, fields in [
+        (configuration(1, "resnet18"), {"step_ms": 5.0}),
+        (configuration(2, "resnet18"), {"step_ms": 4.0, "power_w": 40.0}),
+        (configuration(1, "resnet50"), {"device": "a100", "protocol": "paper"}),
+        (configuration(1, "vgg11_bn", precision=Precision.AMP_FP16), {"provenance": "imported"}),
+        (configuration(1, "odd%name"), {}),
+    ]:
+        store.record(measurement(what, **fields))
+    store.record(measurement(configuration(64, "resnet18"), "oom"))
+    store.record(measurement(configuration(1, "resnet18"), "unstable"))
+    return store
+
+
+FILTERS = [
+    ({}, 5),
+    ({"architecture": "resnet18"}, 2),
+    ({"architecture": "resnet*"}, 3),
+    ({"architecture": "*"}, 5),
+    ({"architecture": "resnet[13]?"}, 2),
+    ({"family": "resnet"}, 3),
+    ({"family": "resnet", "device": "a100"}, 1),
+    ({"family": "vgg", "device": "a100"}, 0),
+    ({"batch_size": 2}, 1),
+    ({"input_size": 96}, 0),
+    ({"precision": "amp-fp16"}, 1),
+    ({"protocol": "paper"}, 1),
+    ({"phase": "infer"}, 0),
+    ({"metric": "power_w"}, 1),
+    ({"provenance": "imported"}, 1),
+    ({"since": "1h"}, 5),
+    ({"until": "1h"}, 0),
+    ({"outcome": "oom"}, 1),
+    ({"outcome": "any"}, 7),
+    ({"outcome": "ok", "family": "resnet"}, 3),
+    ({"outcome": "any", "since": "2026-01-02", "until": "2026-01-02"}, 7),
+    ({"outcome": "any", "since": "2026-01-02T04:04:05.6+01:00"}, 7),
+    ({"outcome": "any", "since": "2026-01-02T04:04:05.7+01:00"}, 0),
+    ({"outcome": "any", "until": "2026-01-01"}, 0),
+]
+
+
+def test_filters_restrict(asked):
+    for wanted, count in FILTERS:
+        frame = asked.query_labels(LabelFilter(**wanted))
+        assert len(frame) == count, wanted
+        assert {"architecture", "device", "step_time_ms", "memory_mib"} <= set(frame.columns)
+        if "outcome" not in wanted:
+            assert len(asked.labels(LabelFilter(**wanted))) == count, wanted
+    with pytest.raises(InputError, match="labels have no outcome"):
+        asked.labels(LabelFilter(outcome="oom"))
+
+
+def test_the_labels_of_one_campaign(asked):
+    campaign_id = campaign_with(asked, [configuration(1), configuration(32)])
+    measure_next(asked, campaign_id)
+    measure_next(asked, campaign_id, "error")
+    assert asked.query_labels(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
+    wanted = LabelFilter(campaign=campaign_id, outcome="error")
+    assert asked.query_labels(wanted).message.tolist() == ["ended as error"]
+
+
+def test_rows_are_sorted_with_missing_values_last_and_limited(asked):
+    fastest = asked.query_labels(LabelFilter(), sort="step_time_ms", limit=2)
+    assert fastest.step_time_ms.tolist() == [4.0, 5.0]
+    by_power = asked.query_labels(LabelFilter(), sort="-power_w")
+    assert by_power.power_w.iloc[0] == 40.0
+    assert by_power.power_w.iloc[1:].isna().all()
+    assert by_power.memory_mib.dtype == "float64"
+    with pytest.raises(InputError, match="cannot sort by 'speed'"):
+        asked.query_labels(LabelFilter(), sort="speed")
+
+
+def test_columns_come_as_asked_for(asked):
+    wanted = LabelFilter(architecture="resnet18")
+    frame = asked.query_labels(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
+    assert list(frame.columns) == ["power_w", "batch_size"]
+    assert frame.batch_size.tolist() == [2, 1]
+    with pytest.raises(InputError, match="cannot show 'prize'"):
+        asked.query_labels(wanted, columns=["prize"])
+    with pytest.raises(InputError, match="cannot show 'outcome'"):
+        asked.query_labels(wanted, columns=["outcome"])
+    with pytest.raises(InputError, match="cannot show 'id' twice"):
+        asked.query_labels(wanted, columns=["id", "id"])
+
+
+@pytest.mark.parametrize("name", ["metric", "outcome", "provenance"])
+def test_a_filter_that_cannot_be_is_told(name):
+    with pytest.raises(InputError, match=f"{name} is 'x'; it must be one of"):
+        LabelFilter(**{name: "x"})
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+@pytest.mark.parametrize("text", ["", "yesterday", "7", "7y", "2026-13-01", "999999w", "-1d"])
+def test_a_time_that_cannot_be_read_is_told(name, text):
+    with pytest.raises(InputError, match="is no time; give an ISO date such as"):
+        LabelFilter(**{name: text})
+
+
+def test_times_are_in_utc_unless_they_say_otherwise():
+    assert point_in_time("2026-01-02") == "2026-01-02T00:00:00+00:00"
+    assert point_in_time("2026-01-02", end_of_day=True) == "2026-01-02T23:59:59.999999+00:00"
+    assert point_in_time("2026-01-02T03:04") == "2026-01-02T03:04:00+00:00"
+    assert point_in_time("2026-01-02T03:04-02:00") == "2026-01-02T05:04:00+00:00"
+    ages = [point_in_time(text) for text in ("2w", "10d", "3h", "9m", "0d")]
+    assert ages == sorted(ages)
+
+
+# Names that are not there.
+
+
+UNKNOWN = [
+    ({"device": "a10"}, "no device 'a10'; did you mean 'a100'?"),
+    ({"device": "tpu"}, "no device 'tpu'; there are: a100, cpu-2t"),
+    ({"family": "resnets"}, "no family 'resnets'; did you mean 'resnet'?"),
+    ({"architecture": "resnet81"}, "no architecture 'resnet81'; did you mean 'resnet18'"),
+    ({"architecture": "RESNET*"}, "no architecture of the label store matches 'RESNET*'"),
+    ({"campaign": "nope"}, "no campaign 'nope'; there is none yet"),
+    ({"outcome": "oom", "device": "a10"}, "did you mean 'a100'?"),
+    ({"family": "vgg", "device": "a10"}, "did you mean 'a100'?"),
+]
+
+
+def test_a_name_that_is_not_there_is_told_with_the_nearest(asked):
+    for wanted, told in UNKNOWN:
+        for ask in (asked.query_labels, asked.summarize_labels):
+            with pytest.raises(InputError) as caught:
+                ask(LabelFilter(**wanted))
+            assert told in str(caught.value)
+
+
+HOSTILE = [
+    "'; DROP TABLE labels; --",
+    "%",
+    "resnet%",
+    "resnet__",
+    "x' OR '1'='1",
+    '") OR 1=1 --',
+    "*'; DELETE FROM labels; --",
+    "*%",
+    "[%]*",
+    "\\",
+    "resnet18\x1b",
+]
+
+
+def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url):
+    before = contents(database_url)
+    names = ["architecture", "family", "device", "campaign"]
+    for name, hostile in itertools.product(names, HOSTILE):
+        assert asked.labels(LabelFilter(**{name: hostile})) == [], hostile
+        for ask in (asked.query_labels, asked.summarize_labels):
+            with pytest.raises(InputError):
+                ask(LabelFilter(**{name: hostile}))
+            with pytest.raises(InputError):
+                ask(LabelFilter(), sort=hostile)
+            with pytest.raises(InputError):
+                ask(LabelFilter(), columns=[hostile])
+        with pytest.raises(InputError):
+            asked.summarize_labels(LabelFilter(), by=[hostile])
+        with pytest.raises(InputError):
+            asked.summarize_labels(LabelFilter(), statistics=[hostile])
+    assert contents(database_url) == before
+
+
+def test_a_percent_sign_in_a_glob_means_itself(asked):
+    frame = asked.query_labels(LabelFilter(architecture="*%*"))
+    assert frame.architecture.tolist() == ["odd%name"]
+
+
+# Statistics.
+
+
+def test_statistics_by_group(asked):
+    frame = asked.summarize_labels(
+        LabelFilter(), by=["family", "device"], statistics=["count", "mean", "p95"]
+    )
+    assert list(frame.columns) == [
+        "family", "device",
+        *(f"{m}_{s}" for m in ("step_time_ms", "memory_mib", "power_w")
+          for s in ("count", "mean", "p95")),
+    ]  # fmt: skip
+    assert frame.family.tolist() == ["odd", "resnet", "resnet", "vgg"]
+    assert frame.device.tolist() == ["cpu-2t", "a100", "cpu-2t", "cpu-2t"]
+    assert frame.step_time_ms_mean.tolist() == [12.5, 12.5, 4.5, 12.5]
+    assert frame.step_time_ms_p95.tolist() == [12.5, 12.5, 4.95, 12.5]
+    assert frame.power_w_count.tolist() == [0, 0, 1, 0]
+    assert frame.power_w_mean.isna().tolist() == [True, True, False, True]
+
+
+def test_statistics_of_all_are_one_row_and_of_attempts_too(asked):
+    frame = asked.summarize_labels(
+        LabelFilter(), statistics=["min", "median", "max", "std"], columns=["step_time_ms"]
+    )
+    assert frame.values.tolist() == [[4.0, 12.5, 12.5, np.std([5, 4, 12.5, 12.5, 12.5], ddof=1)]]
+    frame = asked.summarize_labels(
+        LabelFilter(outcome="any"), by=["outcome"], columns=["duration_s"], sort="-duration_s_count"
+    )
+    assert frame.outcome.tolist() == ["ok", "oom", "unstable"]
+    assert frame.duration_s_count.tolist() == [5, 1, 1]
+    assert frame.duration_s_mean.tolist() == [3.25] * 3
+    top = asked.summarize_labels(LabelFilter(), by=["architecture"], sort="-memory_mib_count",
+                                 limit=1)  # fmt: skip
+    assert top.architecture.tolist() == ["resnet18"]
+
+
+WRONG = [
+    ({"by": ["prize"]}, "cannot group by 'prize'"),
+    ({"by": ["step_time_ms"]}, "cannot group by 'step_time_ms'"),
+    ({"by": ["family", "family"]}, "twice"),
+    ({"statistics": ["mode"]}, "no statistic 'mode'"),
+    ({"statistics": ["p0"]}, "no statistic 'p0'"),
+    ({"statistics": ["p100"]}, "p1 to p99"),
+    ({"columns": ["family"]}, "cannot summarize 'family'"),
+    ({"sort": "step_time_ms_max"}, "there is step_time_ms_count, step_time_ms_mean"),
+]
+
+
+def test_a_summary_that_cannot_be_is_told(asked):
+    for arguments, told in WRONG:
+        with pytest.raises(InputError, match=told):
+            asked.summarize_labels(LabelFilter(), **arguments)
+
+
+def test_statistics_are_those_of_numpy(store):
+    sizes = itertools.count(1)
+
+    @settings(
+        max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12), st.integers(1, 99))
+    def check(values, percent):
+        size = next(sizes)  # a group that no other example has
+        for batch_size, value in enumerate(values, 1):
+            what = configuration(batch_size, input_size=size)
+            store.record(measurement(what, step_ms=value, memory_mib=value))
+        wanted = LabelFilter(input_size=size)
+        row = store.summarize_labels(
+            wanted, by=["input_size"], statistics=["count", "mean", f"p{percent}"],
+            columns=["memory_mib"],
+        )  # fmt: skip
+        assert row.values.tolist() == [
+            [size, len(values), pytest.approx(np.mean(values), rel=1e-12),
+             pytest.approx(np.percentile(values, percent), rel=1e-12)]
+        ]  # fmt: skip
+
+    check()
