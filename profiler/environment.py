@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from profiler import procfs
 from profiler.records import Configuration
 
 MEASURING_VERSION = 1
-"""Raised whenever a change to this room changes what a label means."""
+"""The protocol's version: raised whenever a change to this room changes what a label means."""
 
 SEED = 0
 """Seeds weights, images and targets of every measurement; none of them changes its cost."""
@@ -54,6 +55,7 @@ def host_facts() -> Mapping[str, Any]:
         "kernel": platform.release(),
         "cpu_model": _cpu_model(),
         "cpu_cores": os.cpu_count(),
+        "host_memory_mib": round(procfs.total_memory_mib()),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": _version("torch"),
         "timm": _version("timm"),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
+_STEAL = 7
+"""Place of the stolen time among the numbers of a core in /proc/stat."""
+
 
 def memory_status_kib() -> dict[str, int]:
     """The `Vm*` and `Rss*` lines of this process's status, in KiB."""
@@ -39,13 +42,18 @@ def available_memory_mib() -> float:
     return available if limit == "max" else min(available, (int(limit) - used) / 2**20)
 
 
+def total_memory_mib() -> float:
+    """Memory of this machine."""
+    return _meminfo_kib("MemTotal") / 1024
+
+
 def kernel_oom_kills() -> int:
     """How often the kernel has killed a process of this machine for lack of memory; 0 if untold."""
-    for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-        name, value = line.split()
-        if name == "oom_kill":
-            return int(value)
-    return 0
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0  # a sandbox such as gVisor has no such file
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def run_queue_wait_s() -> float | None:
@@ -69,8 +77,8 @@ def stolen_cpu_s(cores: Iterable[int]) -> float:
     with open("/proc/stat", encoding="ascii") as lines:
         for line in lines:
             name, *fields = line.split()
-            if name in names:
-                ticks += int(fields[7])
+            if name in names and len(fields) > _STEAL:
+                ticks += int(fields[_STEAL])
     return ticks / CLOCK_TICKS_PER_S
 
 

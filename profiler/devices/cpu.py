@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from profiler import procfs
 from profiler.devices.base import MemoryReading, StepDevice, Window
 from profiler.environment import host_facts
-from profiler.errors import DeviceError
+from profiler.errors import DeviceError, one_line
+from profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,27 @@ class CpuDevice(StepDevice):
             "memory_limit_mib": round(self._capacity_mib, 1),
         }
 
+    def refusal(self, configuration: Configuration) -> str | None:
+        """Half precision on a CPU depends on torch's version and on the processor: try it."""
+        if configuration.precision is Precision.FP32:
+            return None
+        import torch
+
+        dtype = torch.float16 if configuration.precision is Precision.AMP_FP16 else torch.bfloat16
+        module = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(512, 4)
+        )
+        try:
+            with torch.autocast("cpu", dtype=dtype):
+                loss = module(torch.zeros(1, 3, 8, 8)).float().sum()
+            loss.backward()
+        except RuntimeError as error:  # what torch raises for a missing kernel, too
+            return (
+                f"torch {torch.__version__} cannot compute in {configuration.precision} on this "
+                f"processor: {one_line(error)}"
+            )
+        return None
+
     @property
     def torch_device(self) -> torch.device:
         import torch
@@ -129,6 +151,10 @@ class CpuDevice(StepDevice):
 
     def memory(self) -> MemoryReading:
         now = procfs.memory_status_kib()
+        _set_heap(_KEEP_FREED)
+        if not {"VmHWM", "RssFile"} <= now.keys():
+            why = "the kernel tells no peak resident set in /proc/self/status"
+            return MemoryReading(peak_mib=None, method="none", missing={"memory_mib": why})
         peak = (now["VmHWM"] - self._baseline["VmRSS"]) / 1024
         libraries = max(0, now["RssFile"] - self._baseline["RssFile"]) / 1024
         detail = {
@@ -137,7 +163,6 @@ class CpuDevice(StepDevice):
             "baseline_resident": self._baseline["VmRSS"] / 1024,
             "capacity": self._capacity_mib,
         }
-        _set_heap(_KEEP_FREED)
         method = "peak resident set"
         method += "" if self._maps_each_tensor else ", freed memory of the heap included"
         method += "" if self._peak_was_reset else ", counted from the fork"

@@ -1,7 +1,8 @@
 """NVIDIA's management library at the boundary: which GPUs a process may use, and their meters.
 
 NVML numbers GPUs by PCI bus whatever CUDA_VISIBLE_DEVICES says, so a GPU is known by its UUID only.
-Nothing here creates a CUDA context; any process may ask.
+A GPU that is split by MIG is not used itself; its instances are. Nothing here creates a CUDA
+context; any process may ask.
 """
 
 from __future__ import annotations
@@ -10,81 +11,112 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiler.errors import DeviceError
 
 _NOT_PART_OF_KEY = re.compile(
     r"\b(nvidia|tesla|geforce|quadro|graphics|device|pcie|nvl|hbm\w+|sxm\w*|\d+gb)\b"
 )
+_MIG_NAME = re.compile(r" MIG (\S+)$")
+
+_OF_INSTANCE = frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"})
+"""What a MIG instance answers for itself; everything else is asked of its board."""
+_OF_ALL_INSTANCES = frozenset(
+    {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage",
+     "nvmlDeviceGetUtilizationRates"}
+)  # fmt: skip
+"""What a board answers for all its instances together, which says nothing of one of them."""
+
+
+class Answer(NamedTuple):
+    """What NVML answers, or why it does not."""
+
+    value: Any
+    missing: str | None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that this process may use."""
+    """One GPU, or one MIG instance, that this process may use."""
 
     uuid: str
     name: str
     handle: Any
     """NVML's own handle."""
+    board: Gpu | None = None
+    """Of a MIG instance: the GPU that it is a part of."""
 
     @property
     def short_key(self) -> str:
-        """`a100` for NVIDIA A100-SXM4-40GB, `rtx-3090` for NVIDIA GeForce RTX 3090."""
-        words = _NOT_PART_OF_KEY.sub(" ", self.name.lower().replace("-", " ")).split()
-        return "-".join(words)
+        """`a100` for NVIDIA A100-SXM4-40GB, `a100-mig-1g.5gb` for a part of it."""
+        profile = _MIG_NAME.search(self.name)
+        name = self.name[: profile.start()] if profile else self.name
+        words = _NOT_PART_OF_KEY.sub(" ", name.lower().replace("-", " ")).split()
+        return "-".join([*words, "mig", profile[1].lower()] if profile else words)
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """The answer of one NVML query on this GPU, or None where it does not know the question.
-
-        Raises:
-            DeviceError: any other failure, such as missing rights or a GPU that fell off the bus.
-        """
+    def ask(self, function: str, *arguments: Any) -> Answer:
+        """The answer of one NVML query on this GPU, or the reason why there is none."""
         import pynvml
 
+        handle = self.handle
+        if self.board is not None and function not in _OF_INSTANCE:
+            if function in _OF_ALL_INSTANCES:
+                return Answer(None, "a MIG instance shares this meter with its whole GPU")
+            handle = self.board.handle
+        query = getattr(pynvml, function, None)
+        if query is None:
+            return Answer(None, f"the installed nvidia-ml-py has no {function}")
         try:
-            return getattr(pynvml, function)(self.handle, *arguments)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            return None
+            return Answer(query(handle, *arguments), None)
         except pynvml.NVMLError as error:
-            raise DeviceError(f"NVML cannot answer {function} for {self.name}: {error}") from error
+            return Answer(None, f"NVML on {function}: {error}")
 
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order.
 
     Raises:
-        DeviceError: NVML is not there, or CUDA_VISIBLE_DEVICES names what is not a whole GPU here.
+        DeviceError: NVML is not there, or CUDA_VISIBLE_DEVICES names what is not here.
     """
     return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
-    """What a value of CUDA_VISIBLE_DEVICES leaves of all GPUs: indices by PCI bus, or UUIDs.
+    """What a value of CUDA_VISIBLE_DEVICES leaves: indices by PCI bus, or UUIDs.
+
+    Args:
+        gpus: all of them, as `all_gpus` lists them.
 
     Raises:
-        DeviceError: it names a MIG instance or a GPU that is not here.
+        DeviceError: it names what is not here, or a GPU that is split by MIG.
     """
     if visible is None:
         return gpus
+    boards = list(dict.fromkeys(gpu.board or gpu for gpu in gpus))
     chosen = []
     for entry in filter(None, (part.strip() for part in visible.split(","))):
         if entry == "-1":
             break  # CUDA ignores whatever follows an invalid index
         if entry.isdigit():
-            matches = gpus[int(entry) : int(entry) + 1]
+            matches = boards[int(entry) : int(entry) + 1]
         else:
-            matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+            matches = [gpu for gpu in dict.fromkeys(boards + gpus) if gpu.uuid.startswith(entry)]
         if len(matches) != 1:
             raise DeviceError(
-                f"CUDA_VISIBLE_DEVICES={visible!r} names {entry!r}, which is not one whole GPU here"
+                f"CUDA_VISIBLE_DEVICES={visible!r} names {entry!r}, which is not one GPU here"
+            )
+        if matches[0] not in gpus:
+            raise DeviceError(
+                f"CUDA_VISIBLE_DEVICES={visible!r} names {entry!r}, which is split by MIG; name "
+                "one of its instances by UUID"
             )
         chosen += matches
     return chosen
 
 
 def all_gpus() -> list[Gpu]:
-    """Every GPU of this machine, by PCI bus.
+    """Every GPU of this machine by PCI bus; in the place of one split by MIG, its instances.
 
     Raises:
         DeviceError: NVML is not installed, or finds no driver.
@@ -93,15 +125,12 @@ def all_gpus() -> list[Gpu]:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(
-                uuid=_text(pynvml.nvmlDeviceGetUUID, handle),
-                name=_text(pynvml.nvmlDeviceGetName, handle),
-                handle=handle,
-            )
-            for handle in handles
-        ]
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = _gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
+            mode = gpu.ask("nvmlDeviceGetMigMode").value
+            gpus += _instances(gpu) if mode and mode[0] else [gpu]
+        return gpus
     except ImportError as error:
         raise DeviceError("the package nvidia-ml-py is not installed") from error
     except pynvml.NVMLError as error:
@@ -109,10 +138,42 @@ def all_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver; `all_gpus` has been called before."""
+    """The version of the NVIDIA driver; `all_gpus` has been called before.
+
+    Raises:
+        DeviceError: NVML does not tell.
+    """
     import pynvml
 
-    return _text(pynvml.nvmlSystemGetDriverVersion)
+    try:
+        return _text(pynvml.nvmlSystemGetDriverVersion)
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"NVML does not tell the driver's version: {error}") from error
+
+
+def _instances(board: Gpu) -> list[Gpu]:
+    """The MIG instances of a GPU."""
+    import pynvml
+
+    instances = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(board.handle)):
+        try:
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(board.handle, index)
+        except pynvml.NVMLError_NotFound:
+            continue  # places for instances are numbered, and may be empty
+        instances.append(_gpu(handle, board))
+    return instances
+
+
+def _gpu(handle: Any, board: Gpu | None = None) -> Gpu:
+    import pynvml
+
+    return Gpu(
+        uuid=_text(pynvml.nvmlDeviceGetUUID, handle),
+        name=_text(pynvml.nvmlDeviceGetName, handle),
+        handle=handle,
+        board=board,
+    )
 
 
 def _text(function: Callable[..., str | bytes], *arguments: Any) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from profiler import step as step_module
 from profiler.errors import InputError, UnsupportedModelError
-from profiler.protocols import PAPER, PROTOCOLS, QUICK, protocol_named
+from profiler.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
 from profiler.records import (
     Configuration,
     MemoryFormat,
@@ -78,9 +78,34 @@ def test_quick_protocol_stops_early_only_when_steady() -> None:
     assert len(sample(lambda n: [next(noisy) for _ in range(n)], QUICK)) == QUICK.max_steps
 
 
+def test_adaptive_protocol_stops_when_more_steps_do_not_help() -> None:
+    """A clock that slows down for good: the samples hang together, the error stays."""
+    drifting = (100.0 * 1.01**n for n in itertools.count())
+    samples_ms = sample(lambda n: list(itertools.islice(drifting, n)), ADAPTIVE)
+    assert ADAPTIVE.min_steps < len(samples_ms) < ADAPTIVE.max_steps
+    assert relative_error(samples_ms) > ADAPTIVE.target_relative_error
+
+
+def test_adaptive_protocol_goes_on_while_independent_samples_help() -> None:
+    """Ten seeds of plain noise: most runs end because the median is known well enough."""
+    ends = []
+    for seed in range(10):
+        noise = np.random.default_rng(seed)
+        samples_ms = sample(lambda n, g=noise: g.normal(100.0, 1.0, n).tolist(), ADAPTIVE)  # type: ignore[misc]
+        ends.append(relative_error(samples_ms) <= ADAPTIVE.target_relative_error)
+    assert sum(ends) >= 8
+
+
+@given(TIMES, st.integers(1, 10))
+def test_falling_needs_twice_the_least_steps(times: list[float], min_steps: int) -> None:
+    if has_stopped_falling(times, min_steps):
+        assert len(times) >= 2 * min_steps
+        assert relative_error(times) >= relative_error(times[: len(times) // 2])
+
+
 def test_protocols_by_name() -> None:
-    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK]
-    with pytest.raises(InputError, match="paper, quick"):
+    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK, ADAPTIVE]
+    with pytest.raises(InputError, match="paper, quick, adaptive"):
         protocol_named("papr")
 
 
@@ -112,6 +137,13 @@ def test_summary_lies_within_the_samples(times: list[float]) -> None:
 def test_summary_of_known_samples() -> None:
     summary = summarize((1.0, 2.0, 3.0, 4.0, 100.0))
     assert (summary.median_ms, summary.mean_ms, summary.iqr_ms) == (3.0, 22.0, 2.0)
+
+
+def test_shares_of_a_step_are_those_of_its_parts() -> None:
+    summary = summarize((10.0,) * 3, [(3.0, 6.0, 1.0), (30.0, 60.0, 10.0), (3.0, 6.0, 1.0)])
+    shares = (summary.forward_share, summary.backward_share, summary.optimizer_share)
+    assert shares == pytest.approx((0.3, 0.6, 0.1))
+    assert summarize((10.0,)).forward_share is None
 
 
 def captured_model(
@@ -147,6 +179,22 @@ def test_training_step_trains(
     assert sum(changed) > len(changed) / 2
     assert all(p.grad is not None for p in model.parameters())
     assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_training_step_marks_its_parts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, step = captured_model(tiny(optimizer=Optimizer.MOMENTUM), monkeypatch)
+    step()
+    seen = []
+
+    def mark() -> None:
+        gradients = [p.grad for p in model.parameters()]
+        seen.append((all(g is None for g in gradients), next(model.parameters()).clone()))
+
+    step(mark)
+    assert [empty for empty, _ in seen] == [True, True, False, False]
+    weights = [weight for _, weight in seen]
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[2], weights[3])
 
 
 def test_inference_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
