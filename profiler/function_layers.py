@@ -1,0 +1,185 @@
+"""Rules for the layers of a network: products, normalizations, activations, attention, pooling.
+
+As in `function_tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from profiler.function_tensors import transpose_of
+from profiler.graph_builder import Call, Value
+
+
+def linear(call: Call) -> list[Value]:
+    x, weight = call.values("input", "weight")
+    bias = call.value("bias")
+    transposed = call.emit("Transpose", weight, shape=weight.shape[::-1])
+    if bias is None:
+        return [call.emit("MatMul", x, transposed)]
+    if len(x.shape) == 2:
+        return [call.emit("Gemm", x, transposed, bias)]
+    return [call.emit("Add", bias, call.emit("MatMul", x, transposed))]
+
+
+def addmm(call: Call) -> list[Value]:
+    bias, left, right = call.tensors()
+    return [call.emit("Gemm", left, right, bias)]
+
+
+def baddbmm(call: Call) -> list[Value]:
+    bias, left, right = call.tensors()
+    return [call.emit("Add", call.emit("MatMul", left, right), bias)]
+
+
+def conv(call: Call) -> list[Value]:
+    operator = "ConvTranspose" if call["transposed"] else "Conv"
+    return [call.emit(operator, *call.values("input", "weight", "bias"))]
+
+
+def conv_transpose(call: Call) -> list[Value]:
+    return [call.emit("ConvTranspose", *call.values("input", "weight", "bias"))]
+
+
+def batch_norm(call: Call) -> list[Value]:
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    return [call.emit("BatchNormalization", *call.values(*names))]
+
+
+def layer_norm(call: Call) -> list[Value]:
+    return [call.emit("LayerNormalization", *call.values("input", "weight", "bias"))]
+
+
+def instance_norm(call: Call) -> list[Value]:
+    return [call.emit("InstanceNormalization", *call.values("input", "weight", "bias"))]
+
+
+def group_norm(call: Call) -> list[Value]:
+    """Instances of one group each, then the scale and shift of each channel."""
+    x, groups = call.input, call["num_groups"]
+    elements = 1
+    for size in x.shape[1:]:
+        elements *= size
+    grouped = (x.shape[0], groups, elements // groups)
+    constant = Value((groups,))
+    value = call.emit("Reshape", x, shape=grouped)
+    value = call.emit("InstanceNormalization", value, constant, constant, shape=grouped)
+    value = call.emit("Reshape", value)
+    for operator, name in (("Mul", "weight"), ("Add", "bias")):
+        weight = call.value(name)
+        if weight is None:  # the exporter writes ones and zeros
+            weight = Value((1,))
+        spread = weight.of_shape(weight.shape + (1,) * (len(x.shape) - 2))
+        value = call.emit(operator, value, spread)
+    return [value]
+
+
+def rms_norm(call: Call) -> list[Value]:
+    x, axes = call.input, len(call["normalized_shape"])
+    reduced = x.shape[:-axes] + (1,) * axes
+    value = call.emit("ReduceMean", call.emit("Mul", x, x), shape=reduced)
+    for operator in ("Add", "Sqrt"):
+        value = call.emit(operator, value, shape=reduced)
+    normal = call.emit("Div", x, value)
+    weight = call.value("weight")
+    return [normal if weight is None else call.emit("Mul", normal, weight)]
+
+
+def gelu(call: Call) -> list[Value]:
+    x = call.input
+    if call["approximate"] == "none":
+        erf = call.emit("Erf", call.emit("Div", x))
+        return [call.emit("Mul", call.emit("Mul", x, call.emit("Add", erf)))]
+    number = Value(())
+    cube = call.emit("Mul", x, call.emit("Mul", x, x))
+    inner = call.emit("Mul", number, call.emit("Add", x, call.emit("Mul", number, cube)))
+    shifted = call.emit("Add", number, call.emit("Tanh", inner))
+    return [call.emit("Mul", number, call.emit("Mul", x, shifted))]
+
+
+def silu(call: Call) -> list[Value]:
+    return [call.emit("Mul", call.input, call.emit("Sigmoid", call.input))]
+
+
+def mish(call: Call) -> list[Value]:
+    return [call.emit("Mul", call.input, call.emit("Tanh", call.emit("Softplus", call.input)))]
+
+
+def attention(call: Call) -> list[Value]:
+    """Scaled queries times scaled keys, mask, softmax, times values."""
+    query, key, value = call.values("query", "key", "value")
+    turned = (*key.shape[:-2], key.shape[-1], key.shape[-2])
+    scores_shape = (*query.shape[:-1], key.shape[-2])
+    keys = transpose_of(call, key, turned)
+    queries = call.emit("Mul", query, shape=query.shape)
+    keys = call.emit("Mul", keys, shape=turned)
+    scores = call.emit("MatMul", queries, keys, shape=scores_shape)
+    mask = call.value("attn_mask")
+    if mask is None and call["is_causal"]:
+        mask = Value(scores_shape[-2:])
+    if mask is None:
+        return [call.emit("MatMul", call.emit("Softmax", scores, shape=scores_shape), value)]
+    boolean = call["attn_mask"] is not None and call["attn_mask"].dtype == torch.bool
+    if boolean:
+        mask = call.emit("Where", mask, shape=mask.shape)
+    scores = call.emit("Add", scores, mask, shape=scores_shape)
+    scores = call.emit("Softmax", scores, shape=scores_shape)
+    if boolean:
+        unknown = call.emit("IsNaN", scores, shape=scores_shape)
+        scores = call.emit("Where", unknown, scores, shape=scores_shape)
+    return [call.emit("MatMul", scores, value)]
+
+
+def adaptive_pool(call: Call) -> list[Value]:
+    """As `profiler.onnx_symbolics` writes it."""
+    x, target = call.input, list(call.shapes[0][-2:])
+    if target == [1, 1]:
+        return [call.emit("GlobalAveragePool", x)]
+    height, width = x.shape[-2:]
+    if height % target[0] == 0 and width % target[1] == 0:
+        kernel = [height // target[0], width // target[1]]
+        return [call.emit("AveragePool", x, kernel_shape=kernel)]
+    rows = call.emit(
+        "MatMul", Value((target[0], height)), x, shape=(*x.shape[:-2], target[0], width)
+    )
+    return [call.emit("MatMul", rows, Value((width, target[1])))]
+
+
+def adaptive_max_pool(call: Call) -> list[Value]:
+    x, target = call.input, list(call.shapes[0][-2:])
+    if target == [1, 1]:
+        operator, kernel = "GlobalMaxPool", list(x.shape[-2:])
+    else:
+        operator = "MaxPool"
+        kernel = [-(-size // wanted) for size, wanted in zip(x.shape[-2:], target, strict=True)]
+    return call.builder.emit(operator, [x], *call.shapes, kernel_shape=kernel)
+
+
+def average_pool(call: Call) -> list[Value]:
+    """Zeros that count in the average are padded first."""
+    x, padding = call.input, call["padding"]
+    pads = [padding] * 2 if isinstance(padding, int) else list(padding) or [0]
+    if call["count_include_pad"] and any(pads):
+        rows, columns = pads[0], pads[-1]
+        padded = (*x.shape[:-2], x.shape[-2] + 2 * rows, x.shape[-1] + 2 * columns)
+        x = call.emit("Pad", x, shape=padded)
+    return [call.emit("AveragePool", x, kernel_shape=_pair(call["kernel_size"]))]
+
+
+def max_pool(call: Call) -> list[Value]:
+    return [call.emit("MaxPool", call.input, kernel_shape=_pair(call["kernel_size"]))]
+
+
+def _pair(size: int | Sequence[int]) -> list[int]:
+    sizes = [size] if isinstance(size, int) else list(size)
+    return sizes * 2 if len(sizes) == 1 else sizes
+
+
+def unfold(call: Call) -> list[Value]:
+    """Neighbourhoods as columns: two gathers along rows and columns of the padded image."""
+    x = call.input
+    shape = (*x.shape[:2], *call["kernel_size"], call.shapes[0][-1])
+    value = call.emit("Gather", call.emit("Pad", x, shape=x.shape), Value(()), shape=shape)
+    return [call.emit("Reshape", value)]
