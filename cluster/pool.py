@@ -50,7 +50,13 @@ def parse_pool_file(text: str, *, origin: str) -> PoolFile:
 
 
 def build(
-    store: Store, file: PoolFile, *, address: str | None, processes: int, watch: Watch
+    store: Store,
+    file: PoolFile,
+    *,
+    address: str | None,
+    processes: int,
+    watch: Watch,
+    retry_refused: bool = False,
 ) -> None:
     """Stores the pool and makes the static profiles that are missing; each is kept as it comes.
 
@@ -60,6 +66,7 @@ def build(
         address: of a running Ray cluster that does the work; None for processes here.
         processes: how many at once, without a cluster.
         watch: told of progress.
+        retry_refused: try again what was refused, as a newer version may know it.
 
     Raises:
         InputError: an architecture or family that does not exist, or a pool that is too large.
@@ -68,7 +75,7 @@ def build(
     configurations = build_pool(file.spec)
     store.save_pool(file.name, file.model_dump(mode="json"), configurations)
     pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-    missing = store.pairs_to_profile(pairs)
+    missing = store.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)
     if not missing:

@@ -81,11 +81,15 @@ class Workloads(Database):
             else:
                 session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
 
-    def pairs_to_profile(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Those whose static profile is not complete: without a graph or a step profile, and not
-        refused either.
+    def pairs_to_profile(self, pairs: Sequence[Pair], *, also_refused: bool = False) -> list[Pair]:
+        """Those whose static profile is not complete: without a graph or a step profile.
+
+        Args:
+            pairs: of an architecture and an input size.
+            also_refused: whether one that was refused is to be made too.
         """
         graph, step = ArchitectureGraphRow, StepProfileRow
+        refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
         with self._reading() as session:
             rows = session.execute(
                 select(graph.architecture, graph.input_size)
@@ -94,7 +98,7 @@ class Workloads(Database):
                     (step.architecture == graph.architecture)
                     & (step.input_size == graph.input_size),
                 )
-                .where(or_(graph.refusal.is_not(None), step.architecture.is_not(None)))
+                .where(step.profile.is_not(None) if also_refused else refused_or_complete)
             )
             known = {(architecture, input_size) for architecture, input_size in rows}
         return [pair for pair in pairs if pair not in known]

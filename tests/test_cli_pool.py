@@ -16,9 +16,7 @@ import pytest
 import yaml
 
 ARCHITECTURES = [
-    "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "mobilenetv3_small_050",
-    "mnasnet_small", "resnet10t", "resnet14t", "mobilenetv4_conv_small_035", "test_vit2",
-    "vgg11_bn", "test_convnext2",
+    "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "resnet10t", "test_vit2",
 ]  # fmt: skip
 
 
@@ -91,13 +89,13 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user):
 
     total = user.status()["total"]
     assert total["configurations"] == 4 * len(ARCHITECTURES)
-    assert total["graphs"] + total["to_do"] == len(ARCHITECTURES)
+    assert total["graphs"] == total["step_profiles"] == len(before)
     assert total["to_do"] == len(ARCHITECTURES) - len(before)
     assert "still to be made" in user.types("status").stdout
 
     result = user.types("build", "--spec", spec, "--processes", "2")
     assert result.returncode == 0, result.stderr
-    assert f"graphs: {len(before)} of {len(ARCHITECTURES)} are there" in result.stdout
+    assert f"static profiles: {len(before)} of {len(ARCHITECTURES)} are there" in result.stdout
     after = user.profiled()
     assert set(after) == set(ARCHITECTURES)
     assert None not in after.values()
@@ -106,7 +104,7 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user):
     assert f"{len(ARCHITECTURES)} of {len(ARCHITECTURES)} are there" in again.stdout
 
 
-def test_a_ctrl_c_leaves_what_was_made(user):
+def test_a_ctrl_c_leaves_what_was_made_and_tells_how_far_it_is(user):
     spec = user.writes({"name": "small", "groups": [group(architectures=ARCHITECTURES)]})
     process = subprocess.Popen(
         user.command("build", "--spec", spec, "--processes", "1"),
@@ -118,27 +116,57 @@ def test_a_ctrl_c_leaves_what_was_made(user):
         assert process.poll() is None
         assert time.monotonic() < deadline, "no graph is made"
         time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in told
-    assert user.profiled()
+    made = len(user.profiled())
+    assert 1 <= made < len(ARCHITECTURES)
+    assert told == (
+        f"trappm: interrupted with {made} of {len(ARCHITECTURES)} static profiles made; "
+        "the same command goes on\n"
+    )
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_what_was_refused_is_tried_again_on_request(user):
+    spec = user.writes({"name": "small", "groups": [group()]})
+    assert user.types("build", "--spec", spec).returncode == 0
+    with sqlite3.connect(user.folder / "home" / "labels.db") as connection:
+        connection.execute(
+            "UPDATE step_profiles SET refusal = 'too new', profile = NULL, frozen_parameters = NULL"
+            ", trainable_parameters = NULL, saved_bytes_constant = NULL"
+            ", saved_bytes_per_sample = NULL"
+        )
+    assert user.types("build", "--spec", spec).returncode == 0
+    facts = user.status()
+    assert facts["step_refusals"] == [
+        {"count": 1, "reason": "too new", "architectures": ["test_resnet"]}
+    ]
+    assert (facts["total"]["steps_refused"], facts["total"]["to_do"]) == (1, 0)
+    assert "too new" in user.types("status").stdout
+    assert user.types("build", "--spec", spec, "--retry-refused").returncode == 0
+    facts = user.status()
+    assert facts["step_refusals"] == []
+    assert facts["total"]["step_profiles"] == 1
 
 
 def test_refusals_are_counted_and_told_by_reason(user):
     spec = user.writes({"name": "some", "groups": [
-        group(architectures=["test_vit*"], input_sizes=[64, 67, 69], batch_sizes=[1, 2]),
+        group(architectures=["test_vit", "test_vit2"], input_sizes=[64, 67], batch_sizes=[1, 2]),
         group(architectures=["test_resnet"]),
     ]})  # fmt: skip
     result = user.types("build", "--spec", spec, "--processes", "1")
     assert result.returncode == 0, result.stderr
     facts = user.status("some")
     by_family = {row["family"]: row for row in facts["families"]}
-    assert by_family["vit"]["configurations"] == 30
-    assert by_family["vit"]["architectures"] == 5
+    assert by_family["vit"]["configurations"] == 8
+    assert by_family["vit"]["architectures"] == 2
     assert by_family["resnet"]["usable"] == by_family["resnet"]["configurations"] == 1
     total = facts["total"]
-    assert total["graphs"] + total["refused"] == 16
+    assert total["graphs"] + total["refused"] == 5
+    assert total["step_profiles"] + total["steps_refused"] == total["graphs"]
+    assert total["refused"] > 0
     assert total["to_do"] == 0
     assert sum(refusal["count"] for refusal in facts["refusals"]) == total["refused"]
     for refusal in facts["refusals"]:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import datetime
-from types import TracebackType
-from typing import Self
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cluster.campaign import Progress as CampaignProgress
+from cluster.campaign import Progress
 from cluster.spec import CampaignSpec
-from trappm.tables import console
+from trappm.live import LiveBar
 
 
-class Display:
+class Display(LiveBar):
     """Shows a campaign's progress; on a screen with a live bar, into a file as lines only."""
 
     def __init__(self, campaign_id: str, spec: CampaignSpec) -> None:
-        self._console = console()
-        self._bar = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[eta]}"),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("starting Ray", total=None, eta="")
         self._stage = ""
@@ -39,19 +33,7 @@ class Display:
             soft_wrap=True,
         )
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, progress: CampaignProgress) -> None:
+    def show(self, progress: Progress) -> None:
         for line in progress.lines:
             now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
             self._console.print(f"{now} {escape(line)}", soft_wrap=True)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from trappm.live import LiveBar
 from trappm.tables import console, table
 
 if TYPE_CHECKING:
@@ -112,38 +111,31 @@ def _by_reason(refusals: Iterable[tuple[str, str | None]]) -> list[dict[str, Any
     ]
 
 
-class BuildDisplay:
+class BuildDisplay(LiveBar):
     """Shows how far a pool is: on a screen with a live bar, into a file as lines only."""
 
     def __init__(self) -> None:
-        self._console = console()
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("to go"),
             TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("static profiles", total=None)
         self._told_percent = 0
+        self._done: tuple[int, int] | None = None
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
+    @property
+    def how_far(self) -> str:
+        """What to add to the news that the build has ended early."""
+        return (
+            "" if self._done is None else " with {} of {} static profiles made".format(*self._done)
+        )
 
     def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
+        self._done = done, total
         if latest is None:
             self._console.print(f"static profiles: {done} of {total} are there")
             self._bar.reset(self._task, total=total, completed=done)

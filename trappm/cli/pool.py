@@ -28,6 +28,9 @@ def build(
         int | None,
         typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
     ] = None,
+    retry_refused: Annotated[
+        bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
+    ] = False,
 ) -> None:
     """Make all configurations of a pool file, and the static profile of every architecture in it.
 
@@ -41,14 +44,20 @@ def build(
     from trappm.pools import BuildDisplay, pool_facts, print_pool
 
     with Store.open(Home.open().database_url) as store:
-        with BuildDisplay() as display:
-            build_pool(
-                store,
-                file,
-                address=address,
-                processes=processes or len(os.sched_getaffinity(0)),
-                watch=display.show,
-            )
+        display = BuildDisplay()
+        try:
+            with display:
+                build_pool(
+                    store,
+                    file,
+                    address=address,
+                    processes=processes or len(os.sched_getaffinity(0)),
+                    retry_refused=retry_refused,
+                    watch=display.show,
+                )
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
+            raise typer.Exit(130) from interrupt
         print_pool(pool_facts(store, file.name))
 
 
