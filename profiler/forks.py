@@ -2,22 +2,19 @@
 
     worker ── requests, kill ──> server (torch and timm imported, no thread, no CUDA context)
       ^  └──────── pid, exit ─────┘ └─ fork ─> child: runs the function, writes JSON lines
-      └────────────── pipe ──────────────────────┘
+      └────── messages, what it prints ──────────┘
 
 The standard library's fork server is one per process, imports the caller's main module again, and
 lives on as long as a child of a killed worker does. This one belongs to its `ForkServer`. Nothing
 outlives the worker: the server sees the worker's end of the socket close, kills its child and ends,
-and a child is killed by the kernel when the server dies. What the server and its children print
-goes to a memory file, whose end explains a crash.
+and a child is killed by the kernel when the server dies. Whatever a child has started ends with it,
+in its process group or out of it. What the server and its children print comes through a pipe, of
+which only the end is kept: it explains a crash. The server's side is `profiler.fork_server`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
-import gc
-import importlib
 import json
 import os
 import selectors
@@ -26,21 +23,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from profiler.errors import TrappmError
+from profiler.fork_server import MAX_REQUEST_BYTES
 
-Send = Callable[[Mapping[str, Any]], None]
 Message = dict[str, Any]
 
-_MAX_REQUEST_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 64 << 20
 _PRINTED_BYTES = 2000
-_PR_SET_PDEATHSIG = 1
+_CHUNK_BYTES = 1 << 16
+_ANSWER_TIMEOUT_S = 30.0
+"""For a fork or a kill: a server that takes longer is stuck, or its child cannot be killed."""
+_STOP_TIMEOUT_S = 5.0
+"""For a server to end with all that it has started, before it is killed."""
 
 
 class ForkServerError(TrappmError):
-    """The fork server ended, or never came up; `printed` may say why. The next fork starts one."""
+    """The fork server ended, never came up or does not answer; the next fork starts another."""
 
 
 class ForkServer:
@@ -51,17 +52,17 @@ class ForkServer:
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._printed = os.memfd_create("trappm-fork-server")
-        # Every writer appends, so that emptying the file between forks empties it for all.
-        flags = fcntl.fcntl(self._printed, fcntl.F_GETFL)
-        fcntl.fcntl(self._printed, fcntl.F_SETFL, flags | os.O_APPEND)
+        self._output: int | None = None
+        self._tail = b""
+        self._child_pid: int | None = None
 
     @property
     def printed(self) -> str:
         """The end of what the server and its latest child have printed."""
-        size = os.fstat(self._printed).st_size
-        tail = os.pread(self._printed, _PRINTED_BYTES, max(0, size - _PRINTED_BYTES))
-        return tail.decode(errors="replace").strip()
+        for _ in range(64):  # more than a pipe holds
+            if not self._read_output():
+                break
+        return self._tail.decode(errors="replace").strip()
 
     def start(self) -> None:
         """Starts the server unless it runs, and waits until it is warm.
@@ -72,81 +73,162 @@ class ForkServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        os.ftruncate(self._printed, 0)
+        self._tail = b""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        self._control = ours
+        try:
             code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from profiler.forks import serve; "
+                f"import sys; sys.path[:] = {sys.path!r}; from profiler.fork_server import serve; "
                 f"serve({theirs.fileno()}, {self._preload!r})"
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=self._printed,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # a Ctrl-C is for the worker, which then stops us
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no thread before the fork
             )
-        self._control = ours
-        ours.settimeout(self._start_timeout_s)
+        except OSError as error:
+            self.stop()
+            raise ForkServerError(f"the measuring process could not start: {error}") from error
+        finally:
+            theirs.close()
+            os.close(output)
         try:
-            warm = ours.recv(_MAX_REQUEST_BYTES)
-        except TimeoutError:
-            warm = b""
-        ours.settimeout(None)
-        if not warm:
+            self._answer(self._start_timeout_s)
+        except ForkServerError as error:
             self.stop()
             raise ForkServerError(
-                f"the measuring process could not start: {self.printed or 'timeout'}"
-            )
+                f"the measuring process could not start: {self.printed or error}"
+            ) from error
 
     def fork(self, function: str, argument: Message) -> Child:
         """Forks a child that calls `function` ("module:name") with the argument and a `Send`.
 
         Raises:
-            ForkServerError: the server could not be started, or died when it was asked.
+            ForkServerError: the server could not be started, died or did not answer.
         """
         self.start()
         assert self._control is not None  # noqa: S101  # started above
-        os.ftruncate(self._printed, 0)
+        self.printed  # noqa: B018  # what an earlier child has printed is not this one's
+        self._tail = b""
         request = json.dumps({"function": function, "argument": argument}).encode()
         read_end, write_end = os.pipe()
         try:
             socket.send_fds(self._control, [request], [write_end])
-            if not self._control.recv(_MAX_REQUEST_BYTES):
-                raise ConnectionResetError("the server closed its socket")
-        except OSError as error:
+            self._child_pid = int(self._answer(_ANSWER_TIMEOUT_S))
+        except (OSError, ForkServerError) as error:
             os.close(read_end)
             self.stop()
             raise ForkServerError(f"the measuring process died: {error}") from error
         finally:
             os.close(write_end)
-        return Child(self._control, read_end)
+        return Child(self, read_end)
 
     def stop(self) -> None:
         """Ends the server and whatever child it has. May be called again."""
         if self._control is not None:
-            self._control.close()
+            self._control.close()  # for a healthy server, the sign to end with all its children
             self._control = None
         if self._process is not None:
-            # The closed socket is enough for a healthy server; a stopped one needs the kill.
-            # Its child goes with it either way.
-            self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_TIMEOUT_S)
             self._process = None
+        if self._child_pid is not None:
+            # Only a server that did not end by itself has left anything of the child's group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child_pid, signal.SIGKILL)
+            self._child_pid = None
+        if self._output is not None:
+            self.printed  # noqa: B018  # the last words
+            os.close(self._output)
+            self._output = None
+
+    def wait(self, message_pipe: int | None, timeout_s: float) -> set[str]:
+        """Waits for `message`s of the child or a `packet` of the server; empty: neither yet.
+
+        Reads away what is printed meanwhile, so that nobody blocks who prints much.
+        """
+        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, "packet")
+            if message_pipe is not None:
+                selector.register(message_pipe, selectors.EVENT_READ, "message")
+            if self._output is not None:
+                selector.register(self._output, selectors.EVENT_READ, "printed")
+            ready = {key.data for key, _ in selector.select(max(0.0, timeout_s))}
+        if "printed" in ready:
+            self._read_output()
+        return ready - {"printed"}
+
+    def packet(self) -> bytes:
+        """What the server says next.
+
+        Raises:
+            ForkServerError: it has died.
+        """
+        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        try:
+            packet = self._control.recv(MAX_REQUEST_BYTES)
+        except OSError as error:
+            raise ForkServerError(f"the process to fork from cannot be heard: {error}") from error
+        if not packet:
+            raise ForkServerError("the process that measurements are forked from was killed")
+        return packet
+
+    def kill_child(self) -> int:
+        """Has the child killed; its exit code.
+
+        Raises:
+            ForkServerError: the server has died, or the child does not end.
+        """
+        assert self._control is not None  # noqa: S101  # there is a child
+        with contextlib.suppress(OSError):
+            self._control.send(b"kill")
+        return int(self._answer(_ANSWER_TIMEOUT_S))
+
+    def child_ended(self) -> None:
+        """From here on its number may be somebody else's."""
+        self._child_pid = None
+
+    def _answer(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while "packet" not in self.wait(None, deadline - time.monotonic()):
+            if time.monotonic() > deadline:
+                raise ForkServerError(
+                    f"the process that measurements are forked from is silent for {timeout_s:g} s"
+                )
+        return self.packet()
+
+    def _read_output(self) -> bool:
+        """Takes some of what is printed; False when there is no more for now, or for ever."""
+        if self._output is None:
+            return False
+        try:
+            data = os.read(self._output, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + data)[-_PRINTED_BYTES:]
+        return bool(data)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             self.stop()
-            os.close(self._printed)
 
 
 class Child:
     """One forked child, as the worker sees it."""
 
-    def __init__(self, control: socket.socket, read_end: int) -> None:
-        self._control = control
+    def __init__(self, server: ForkServer, read_end: int) -> None:
+        self._server = server
         self._pipe = read_end
         self._rest = b""
         self.exit_code: int | None = None
@@ -159,129 +241,50 @@ class Child:
 
         Raises:
             TimeoutError: the deadline has passed; the child still runs (see `kill`).
-            ForkServerError: the server has died, and the child with it.
+            ForkServerError: the server has died, and the child with it; or what came is no message.
         """
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            selector.register(self._control, selectors.EVENT_READ)
-            while self.exit_code is None:
-                ready = selector.select(max(0.0, deadline() - time.monotonic()))
-                if not ready:
-                    raise TimeoutError
-                descriptors = {key.fd for key, _ in ready}
-                if self._pipe in descriptors:
-                    data = os.read(self._pipe, 1 << 20)
-                    if not data:
-                        selector.unregister(self._pipe)
-                    yield from self._lines(data)
-                if self._control.fileno() in descriptors:
-                    self._take_exit()
+        pipe: int | None = self._pipe
+        while self.exit_code is None:
+            remaining_s = deadline() - time.monotonic()
+            ready = self._server.wait(pipe, remaining_s)
+            if remaining_s <= 0 and "packet" not in ready:
+                raise TimeoutError
+            if "message" in ready:
+                data = os.read(self._pipe, _CHUNK_BYTES)
+                if not data:
+                    pipe = None  # it has closed its end, and may go on without
+                yield from self._lines(data)
+            if "packet" in ready:
+                self._ended(int(self._server.packet()))
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._pipe, 1 << 20):
+            while data := os.read(self._pipe, _CHUNK_BYTES):
                 yield from self._lines(data)
 
     def kill(self) -> None:
         """Kills the child and waits for its end.
 
         Raises:
-            ForkServerError: the server has died, and the child with it.
+            ForkServerError: the server has died, and the child with it; or the child does not end.
         """
         if self.exit_code is None:
-            with contextlib.suppress(OSError):
-                self._control.send(b"kill")
-            self._take_exit()
+            self._ended(self._server.kill_child())
 
     def close(self) -> None:
         os.close(self._pipe)
 
-    def _take_exit(self) -> None:
-        try:
-            packet = self._control.recv(_MAX_REQUEST_BYTES)
-        except OSError:
-            packet = b""
-        if not packet:
-            raise ForkServerError("the process that measurements are forked from was killed")
-        self.exit_code = int(packet)
+    def _ended(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._server.child_ended()
 
     def _lines(self, data: bytes) -> Iterator[Message]:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-
-
-def serve(control_fd: int, preload: Sequence[str]) -> None:
-    """The server's whole life: warm up, then fork a child per request until the worker is gone."""
-    for module in preload:
-        importlib.import_module(module)
-    # What is warm stays: children neither scan nor copy these objects.
-    gc.collect()
-    gc.freeze()
-    with socket.socket(fileno=control_fd) as control:
-        control.send(b"warm")
-        while True:
-            request, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 1)
-            if not request:
-                return
-            if not descriptors:
-                continue  # a kill that came too late: its child had just ended
-            server = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                _child(json.loads(request), descriptors[0], server)
-            os.close(descriptors[0])
-            if not _watch(pid, control):
-                return
-
-
-def _watch(pid: int, control: socket.socket) -> bool:
-    """Waits for the child's end, killing it when told to; False when the worker is gone."""
-    worker_lives = True
-    with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
-        process = os.pidfd_open(pid)
-        selector.register(process, selectors.EVENT_READ)
-        selector.register(control, selectors.EVENT_READ)
-        control.send(b"forked")
-        while not any(key.fd == process for key, _ in selector.select()):
-            worker_lives = bool(control.recv(_MAX_REQUEST_BYTES))
-            os.kill(pid, signal.SIGKILL)
-            if not worker_lives:
-                break
-        os.close(process)
-    # Whatever the child itself has started goes with it.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    try:
-        control.send(str(os.waitstatus_to_exitcode(status)).encode())
-    except OSError:
-        return False
-    return worker_lives
-
-
-def _child(request: Message, pipe: int, server: int) -> None:
-    """Runs the function and leaves without any clean-up: the kernel frees faster."""
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)  # it died before it could take us along
-        module, _, name = request["function"].partition(":")
-
-        def send(message: Mapping[str, Any]) -> None:
-            data = json.dumps(message).encode() + b"\n"
-            while data:
-                data = data[os.write(pipe, data) :]
-
-        getattr(importlib.import_module(module), name)(request["argument"], send)
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            if len(self._rest) > _MAX_MESSAGE_BYTES:
+                raise ValueError(f"a line of more than {_MAX_MESSAGE_BYTES >> 20} MiB")
+            messages = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ForkServerError(
+                f"something else wrote to the pipe of the measuring process: {error}"
+            ) from error
+        yield from messages
