@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
@@ -51,8 +52,12 @@ class Database:
             yield session
 
 
-def make_engine(url: str) -> Engine:
+def make_engine(url: str, *, read_only: bool = False) -> Engine:
     """An engine for this SQLAlchemy URL; nothing is connected yet.
+
+    Args:
+        url: of the database.
+        read_only: the database shall refuse to write, whatever it is asked.
 
     Raises:
         StoreError: the URL cannot be read, is of another database system, or its driver is missing.
@@ -75,8 +80,10 @@ def make_engine(url: str) -> Engine:
     except (SQLAlchemyError, ImportError) as error:
         raise StoreError(f"cannot use the database {parsed}: {one_line(error)}") from error
     if system == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    elif read_only:
+        engine = engine.execution_options(postgresql_readonly=True)
     return engine
 
 
@@ -112,8 +119,17 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
 
+def address(engine: Engine) -> str:
+    """Where the database is, for a message: without a password, a SQLite file by its path."""
+    url = engine.url
+    if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
+        path = unquote(urlsplit(url.database).path)
+        url = url.set(database=str(path), query={})
+    return str(url)
+
+
 def _store_error(engine: Engine, cause: BaseException) -> StoreError:
-    return StoreError(f"the label store {engine.url} refused: {one_line(cause)}")
+    return StoreError(f"the label store {address(engine)} refused: {one_line(cause)}")
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
@@ -124,6 +140,11 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON").close()
 
 
 def _begin_sqlite(connection: Connection) -> None:

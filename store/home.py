@@ -45,15 +45,20 @@ class Home:
         return self.path / "logs"
 
     @classmethod
+    def find(cls) -> Self:
+        """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
+        named = os.environ.get(VARIABLE)
+        path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
+        return cls(path.absolute())
+
+    @classmethod
     def open(cls) -> Self:
-        """The folder that TRAPPM_HOME names, else the user's data folder; made where missing.
+        """As `find`; made where missing.
 
         Raises:
             InputError: it is not a folder, or cannot be made or written to.
         """
-        named = os.environ.get(VARIABLE)
-        path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
-        home = cls(path.absolute())
+        home = cls.find()
         try:
             for folder in (home.path, home.snapshots, home.campaigns, home.logs):
                 folder.mkdir(parents=True, exist_ok=True)

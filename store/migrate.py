@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Engine, inspect, text
 
 from profiler.errors import StoreError
-from store.database import told_as_store_error
+from store.database import address, told_as_store_error
 
 REVISIONS = ("0001", "0002", "0003")
 """All released schemas, the newest last."""
@@ -37,6 +37,23 @@ def upgrade(engine: Engine, writer: Engine) -> None:
                 _run_alembic(connection)
 
 
+def require_newest(engine: Engine) -> None:
+    """Refuses to read a database of another schema than this version's; changes nothing.
+
+    Raises:
+        StoreError: not a database, not ours, made by a newer version, or not yet upgraded.
+    """
+    with told_as_store_error(engine), engine.connect() as connection:
+        found = _revision(connection)
+    if found is None:
+        raise StoreError(f"{address(engine)} is an empty database, not yet a label store")
+    if found != REVISIONS[-1]:
+        raise StoreError(
+            f"{address(engine)} was written by an older TraPPM (schema {found}, while this version "
+            f"reads {REVISIONS[-1]}); bring it up to date with: trappm store upgrade"
+        )
+
+
 def _revision(connection: Connection) -> str | None:
     """The schema of the database, None if it is empty."""
     tables = inspect(connection).get_table_names()
@@ -47,13 +64,13 @@ def _revision(connection: Connection) -> str | None:
         revision = connection.scalar(text(f"SELECT version_num FROM {_VERSION_TABLE}"))  # noqa: S608
     if revision is None:
         raise StoreError(
-            f"{connection.engine.url} is a database of something else (it has a table "
+            f"{address(connection.engine)} is a database of something else (it has a table "
             f"{tables[0]!r}); give the label store one of its own"
         )
     if revision not in REVISIONS:
         raise StoreError(
-            f"{connection.engine.url} was written by a newer TraPPM (schema {revision}, while this "
-            f"version knows {REVISIONS[-1]}); update TraPPM"
+            f"{address(connection.engine)} was written by a newer TraPPM (schema {revision}, while "
+            f"this version knows {REVISIONS[-1]}); update TraPPM"
         )
     return revision
 

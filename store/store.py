@@ -10,8 +10,9 @@ from store.campaigns import Campaigns
 from store.database import make_engine
 from store.labels import Labels
 from store.leases import Leases
-from store.migrate import upgrade
+from store.migrate import require_newest, upgrade
 from store.pools import Pools
+from store.reading import engine_to_read
 from store.recording import Recording
 from store.snapshots import Snapshots
 from store.workloads import Workloads
@@ -34,6 +35,22 @@ class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Snap
         store = cls(make_engine(url))
         try:
             upgrade(store._engine, store._writer)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def open_to_read(cls, url: str) -> Self:
+        """Opens a label store that is there, without the means to change it.
+
+        Raises:
+            InputError: there is no label store at a SQLite URL.
+            StoreError: it cannot be read, is not ours, or has another schema than this version's.
+        """
+        store = cls(engine_to_read(url))
+        try:
+            require_newest(store._engine)
         except BaseException:
             store.close()
             raise
