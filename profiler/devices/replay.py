@@ -79,14 +79,16 @@ class ReplayDevice(Device):
 def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
     """The answer to each configuration: its first `ok` record, or else its first."""
     answers: dict[Configuration, Findings] = {}
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-                configuration, found = _label(record) if "step" not in record else _whole(record)
-            except (InputError, TypeError, ValueError, KeyError) as error:
+                if not isinstance(record, dict):
+                    raise InputError("it is no JSON object")
+                configuration, found = _whole(record) if "step" in record else _label(record)
+            except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
                 raise DeviceError(
                     f"line {number} of {path.name} is no measurement and no label: {error!r}"
                 ) from error
@@ -100,6 +102,10 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
 
 def _whole(record: Mapping[str, Any]) -> tuple[Configuration, Findings]:
     measurement = Measurement.from_dict(record)
+    for name in _METRICS:
+        _positive(name, getattr(measurement, name))
+    for sample_ms in measurement.step_samples_ms:
+        _positive("a step sample", sample_ms)
     fields = {f.name: getattr(measurement, f.name) for f in dataclasses.fields(Findings)}
     fields["environment"] = {
         **measurement.environment,

@@ -1,0 +1,241 @@
+"""The devices that answer without running anything: replay and simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.devices import Findings, open_device
+from profiler.devices.simulated import SPECIFICATIONS, SimulatedDevice
+from profiler.errors import DeviceError, UnsupportedModelError
+from profiler.protocols import ADAPTIVE, PAPER
+from profiler.records import (
+    Configuration,
+    Measurement,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+    StepSummary,
+)
+
+CONFIGURATION = Configuration(architecture="test_resnet", batch_size=16, input_size=160)
+STEP = StepSummary(median_ms=5.0, mean_ms=5.5, iqr_ms=1.0, p95_ms=8.0)
+
+
+def measured(**changes: object) -> Measurement:
+    fields: dict[str, Any] = {
+        "configuration": CONFIGURATION,
+        "device": "a100",
+        "outcome": Outcome.OK,
+        "protocol": PAPER,
+        "started_at": "2026-11-21T00:00:00+00:00",
+        "duration_s": 3.0,
+        "step_samples_ms": (4.0, 5.0, 8.0),
+        "step": STEP,
+        "memory_mib": 900.0,
+        "memory_detail_mib": {"capacity": 40000.0},
+        "missing": {"power_w": "no meter"},
+        "environment": {"device": "a100", "device_name": "NVIDIA A100", "torch": "2.6.0"},
+    }
+    return Measurement(**{**fields, **changes})
+
+
+def answer(key: str, configuration: Configuration = CONFIGURATION) -> Findings:
+    return open_device(key).measure(configuration, PAPER, lambda phase: None)
+
+
+def recorded(path: Path, *records: Measurement | Mapping[str, Any]) -> str:
+    file = path / "records.jsonl"
+    lines = [r.to_dict() if isinstance(r, Measurement) else r for r in records]
+    file.write_text("".join(f"{json.dumps(line)}\n\n" for line in lines), encoding="utf-8")
+    return f"replay:{file}"
+
+
+@pytest.mark.parametrize("provenance", list(Provenance))
+def test_a_replayed_measurement_keeps_all_that_was_found(
+    provenance: Provenance, tmp_path: Path
+) -> None:
+    original = measured(provenance=provenance)
+    found = answer(recorded(tmp_path, original))
+    assert found.provenance is provenance
+    assert found.step_samples_ms == original.step_samples_ms
+    assert found.step == original.step
+    assert found.memory_mib == 900.0
+    assert found.missing == original.missing
+    assert found.environment["torch"] == "2.6.0"
+    assert found.environment["replayed_attempt"] == original.attempt_key
+    assert found.environment["replayed_protocol"] == "paper"
+
+
+def test_a_replayed_failure_is_that_failure(tmp_path: Path) -> None:
+    oom = measured(
+        outcome=Outcome.OOM, failed_in="warmup", message="no more", step=None,
+        step_samples_ms=(), memory_mib=None,
+    )  # fmt: skip
+    found = answer(recorded(tmp_path, oom))
+    assert (found.outcome, found.failed_in, found.message) == (Outcome.OOM, "warmup", "no more")
+
+
+def test_the_first_good_record_answers(tmp_path: Path) -> None:
+    unstable = measured(outcome=Outcome.UNSTABLE, memory_mib=1.0)
+    records = [unstable, measured(memory_mib=2.0), measured(memory_mib=3.0), unstable]
+    assert answer(recorded(tmp_path, *records)).memory_mib == 2.0
+
+
+def test_a_plain_label_answers_for_its_configuration_only(tmp_path: Path) -> None:
+    key = recorded(tmp_path, {**CONFIGURATION.to_dict(), "step_time_ms": 7.0, "id": 3})
+    found = answer(key)
+    assert found.step is not None
+    assert found.step.median_ms == 7.0
+    assert found.step_samples_ms == (7.0,)
+    assert found.provenance is Provenance.IMPORTED
+    assert set(found.missing) == {"memory_mib", "power_w", "energy_j"}
+    with pytest.raises(UnsupportedModelError, match="no record of test_resnet batch 32"):
+        answer(key, replace(CONFIGURATION, batch_size=32))
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    label = {**CONFIGURATION.to_dict(), "step_time_ms": 7.0}
+    assert answer(recorded(tmp_path, label)).step_samples_ms == (7.0,)
+    assert answer(recorded(tmp_path, {**label, "step_time_ms": 8.25})).step_samples_ms == (8.25,)
+
+
+def test_what_all_records_share_is_the_environment_of_a_failure(tmp_path: Path) -> None:
+    other = replace(CONFIGURATION, batch_size=1)
+    environment = {"device": "a100", "device_name": "NVIDIA A100", "torch": "2.7.0"}
+    records = [measured(), measured(configuration=other, environment=environment)]
+    told = open_device(recorded(tmp_path, *records)).environment()
+    assert told["device_name"] == "NVIDIA A100"
+    assert "torch" not in told
+
+
+LABEL = CONFIGURATION.to_dict()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "7", '{"step": null}', "[" * 100_000, "\0", json.dumps(LABEL),
+     json.dumps(measured(memory_mib=-1.0).to_dict()),
+     json.dumps(measured(step_samples_ms=(float("nan"),)).to_dict()),
+     json.dumps({**LABEL, "step_time_ms": -1}), json.dumps({**LABEL, "step_time_ms": "fast"}),
+     json.dumps({**LABEL, "step_time_ms": float("nan")}),
+     json.dumps({**LABEL, "batch_size": 0, "step_time_ms": 1}),
+     json.dumps({**LABEL, "provenance": "dreamt", "step_time_ms": 1})],
+)  # fmt: skip
+def test_a_wrong_line_is_told_by_number_when_the_device_is_opened(
+    line: str, tmp_path: Path
+) -> None:
+    good = json.dumps({**LABEL, "step_time_ms": 1.0})
+    (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
+    with pytest.raises(DeviceError, match=r"line 2 of bad\.jsonl"):
+        open_device(f"replay:{tmp_path}/bad.jsonl")
+
+
+def test_a_file_without_records_or_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DeviceError, match="no records"):
+        open_device(f"replay:{tmp_path}/empty.jsonl")
+    for name in ("", f"{tmp_path}/none.jsonl", str(tmp_path)):
+        with pytest.raises(DeviceError, match="no file"):
+            open_device(f"replay:{name}")
+
+
+def simulate(name: str, **changes: Any) -> Findings:
+    return answer(f"simulated:{name}", replace(CONFIGURATION, **changes))
+
+
+def median(found: Findings) -> float:
+    assert found.step is not None, found.message
+    return found.step.median_ms
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_a_simulation_is_marked_and_possible(name: str) -> None:
+    found = simulate(name)
+    assert found.provenance is Provenance.SIMULATED
+    assert found.outcome is Outcome.OK
+    specification = SPECIFICATIONS[name]
+    assert found.power_w is not None
+    assert 0 < found.power_w <= specification.tdp_w
+    assert found.energy_j == pytest.approx(found.power_w * median(found) / 1000)
+    assert found.memory_mib is not None
+    assert found.memory_mib < specification.memory_gib * 1024
+    environment = open_device(f"simulated:{name}").environment()
+    assert "simulated" in environment["device_name"]
+    assert specification.source == environment["simulated_from"]
+
+
+def test_simulated_samples_depend_on_the_seed_alone() -> None:
+    def samples(key: str, seed: int) -> tuple[float, ...]:
+        device = SimulatedDevice(key, seed=seed)
+        return device.measure(CONFIGURATION, ADAPTIVE, lambda phase: None).step_samples_ms
+
+    assert samples("simulated:a100", 3) == samples("simulated:a100", 3)
+    assert samples("simulated:a100", 3) != samples("simulated:a100", 4)
+    assert samples("simulated:a100", 3)[0] != samples("simulated:h100", 3)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(sorted(SPECIFICATIONS)),
+    st.sampled_from(list(Optimizer)),
+    st.integers(1, 512),
+    st.integers(2, 4),
+)
+def test_more_images_cost_more(name: str, optimizer: Optimizer, batch: int, factor: int) -> None:
+    small = simulate(name, batch_size=batch, optimizer=optimizer)
+    large = simulate(name, batch_size=batch * factor, optimizer=optimizer)
+    assert small.memory_mib is not None
+    if large.outcome is Outcome.OK:
+        assert large.memory_mib is not None
+        assert large.memory_mib >= small.memory_mib
+        assert median(large) > median(small) * 0.98  # of the noise
+
+
+def test_faster_specifications_are_faster_where_work_counts() -> None:
+    times = [median(simulate(name, batch_size=128)) for name in ("h200", "h100", "a100", "t4")]
+    assert times == sorted(times)
+
+
+def test_settings_cost_what_they_should() -> None:
+    plain = simulate("a100", batch_size=128)
+    assert median(simulate("a100", batch_size=128, phase=Phase.INFER)) < median(plain) / 2
+    half = simulate("a100", batch_size=128, precision=Precision.AMP_FP16)
+    assert median(half) < median(plain)
+    adam = simulate("a100", batch_size=128, optimizer=Optimizer.ADAM)
+    for other in (half, simulate("a100", batch_size=128, phase=Phase.INFER)):
+        assert other.memory_mib is not None
+        assert plain.memory_mib is not None
+        assert other.memory_mib < plain.memory_mib
+    assert adam.memory_mib is not None
+    assert plain.memory_mib is not None
+    assert adam.memory_mib >= plain.memory_mib
+
+
+def test_old_gpus_have_no_bf16() -> None:
+    assert simulate("a100", precision=Precision.AMP_BF16).outcome is Outcome.OK
+    with pytest.raises(UnsupportedModelError, match="bf16"):
+        simulate("v100", precision=Precision.AMP_BF16)
+
+
+def test_beyond_the_capacity_is_out_of_memory() -> None:
+    found = simulate("t4", batch_size=1_000_000)
+    assert found.outcome is Outcome.OOM
+    assert found.memory_detail_mib["capacity"] == 16 * 1024
+    assert found.provenance is Provenance.SIMULATED
+    assert found.step is None
+
+
+@pytest.mark.parametrize("key", ["simulated:", "simulated:b200", "simulated-a100"])
+def test_unknown_specification_is_told_with_those_there_are(key: str) -> None:
+    with pytest.raises(DeviceError, match="simulated:a100"):
+        open_device(key)
