@@ -8,6 +8,7 @@ models that are exported: `Linear` for a product with weights, fused norms, view
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
 from profiler.errors import UnsupportedModelError
+from profiler.onnx_patterns import IN_PLACE
 
 Array = npt.NDArray[Any]
 Value = Tensor | Array | None
@@ -129,6 +131,10 @@ def _binary(function: Callable[[Any, Any], Tensor]) -> Function:
     return run
 
 
+def _activation(function: Callable[..., Tensor]) -> Function:
+    return lambda call: function(call.tensor(), inplace=bool(call.attributes.get(IN_PLACE)))
+
+
 def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     """An operator of any number of inputs, pair by pair."""
 
@@ -236,7 +242,9 @@ def _global_pool(call: Call) -> Tensor:
 
 def _batch_norm(call: Call) -> Tensor:
     x, weight, bias, mean, variance = (call.tensor(i) for i in range(5))
-    return F.batch_norm(x, mean, variance, weight, bias, True, 0.1, call.number("epsilon", 1e-5))
+    # Standardised weights are written as a norm whose statistics are made of the weights.
+    kept = (None, None) if mean.requires_grad or variance.requires_grad else (mean, variance)
+    return F.batch_norm(x, *kept, weight, bias, True, 0.1, call.number("epsilon", 1e-5))
 
 
 def _layer_norm(call: Call) -> Tensor:
@@ -264,6 +272,13 @@ def _group_norm(call: Call) -> Tensor:
 
 def _instance_norm(call: Call) -> Tensor:
     return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2))
+
+
+def _addition(call: Call) -> Tensor:
+    first, second = call.operand(0), call.operand(1)
+    if call.attributes.get(IN_PLACE):
+        return operator.iadd(first, second)
+    return as_tensor(first if isinstance(first, Tensor) else call.value(0)) + second
 
 
 def _linear(call: Call) -> Tensor:
@@ -313,7 +328,9 @@ def _clip(call: Call) -> Tensor:
     high = call.attributes.get("max", call.operand(2) if call.has(2) else None)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.clamp(x, low, high)
-    return torch.clamp(x, low, high) if low is None or high is None else F.hardtanh(x, low, high)
+    if low is None or high is None:
+        return torch.clamp(x, low, high)
+    return F.hardtanh(x, low, high, bool(call.attributes.get(IN_PLACE)))
 
 
 def _softmax(call: Call) -> Tensor:
@@ -448,6 +465,22 @@ def _scatter_nd(call: Call) -> Tensor:
     return x.index_put(tuple(index.unbind(-1)), updates)
 
 
+def _one_hot(call: Call) -> Sequence[Value]:
+    """Known positions only: exporters write so what an index of PyTorch does to a shape."""
+    places, depth, values = (call.known(i) for i in range(3))
+    if places is None or depth is None or values is None or call.axis(-1) != -1:
+        raise UnsupportedModelError("a OneHot along another axis than the last")
+    hot = places[..., None] == np.arange(depth.item())
+    return [np.where(hot, values[1], values[0])]
+
+
+def _written_into(call: Call) -> Tensor:
+    """What assigning to a slice does; where the slice lies makes no difference to memory."""
+    x, part = call.tensor(0).clone(), call.tensor(1)
+    x.view(-1)[: part.numel()].copy_(part.reshape(-1))
+    return x
+
+
 def _cast(call: Call) -> Tensor:
     x = call.tensor()
     to = torch_type(int(call.attributes["to"])) if call.operator == "Cast" else call.tensor(1).dtype
@@ -531,13 +564,13 @@ FUNCTIONS: Mapping[str, Function] = {
     "GlobalAveragePool": _global_pool,
     "GlobalMaxPool": _global_pool,
     # activations
-    "Relu": _unary(F.relu),
+    "Relu": _activation(F.relu),
     "Gelu": lambda call: F.gelu(
         call.tensor(), approximate=str(call.attributes.get("approximate", "none"))
     ),
     "Sigmoid": _unary(torch.sigmoid),
     "Tanh": _unary(torch.tanh),
-    "HardSwish": _unary(F.hardswish),
+    "HardSwish": _activation(F.hardswish),
     "HardSigmoid": _unary(F.hardsigmoid),
     "Mish": _unary(F.mish),
     "Softplus": _unary(F.softplus),
@@ -545,7 +578,9 @@ FUNCTIONS: Mapping[str, Function] = {
     "Elu": lambda call: F.elu(call.tensor(), call.number("alpha", 1)),
     "Celu": lambda call: F.celu(call.tensor(), call.number("alpha", 1)),
     "Selu": _unary(F.selu),
-    "LeakyRelu": lambda call: F.leaky_relu(call.tensor(), call.number("alpha", 0.01)),
+    "LeakyRelu": lambda call: F.leaky_relu(
+        call.tensor(), call.number("alpha", 0.01), bool(call.attributes.get(IN_PLACE))
+    ),
     "PRelu": lambda call: F.prelu(call.tensor(), call.tensor(1).reshape(-1)),
     "ThresholdedRelu": lambda call: F.threshold(call.tensor(), call.number("alpha", 1), 0),
     "Softmax": _softmax,
@@ -553,7 +588,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "Clip": _clip,
     "Dropout": _dropout,
     # arithmetic
-    "Add": _binary(lambda a, b: a + b),
+    "Add": _addition,
     "Sub": _binary(lambda a, b: a - b),
     "Mul": _binary(lambda a, b: a * b),
     "Div": _binary(lambda a, b: a / b),
@@ -620,6 +655,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "ScatterElements": lambda call: call.tensor().scatter(
         call.axis(0), call.tensor(1), call.tensor(2)
     ),
+    "OneHot": _one_hot,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _depth_to_space,
     "GridSample": _grid_sample,
@@ -630,7 +666,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "Range": _range,
     # what `onnx_patterns` puts together again
     "trappm.Linear": _linear,
+    "trappm.WrittenInto": _written_into,
     "trappm.ScaledAttention": _scaled_attention,
-    "trappm.Silu": _unary(F.silu),
+    "trappm.Silu": _activation(F.silu),
 }
 """PyTorch's form of each operator that modules can be rebuilt from."""

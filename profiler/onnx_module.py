@@ -41,6 +41,12 @@ class RebuiltModule(nn.Module):
         super().__init__()
         graph = model.proto.graph
         self._image = model.image
+        self.image_type = next(
+            torch_type(value.type.tensor_type.elem_type)
+            for value in graph.input
+            if value.name == model.image
+        )
+        """Of the images that the file takes."""
         self._opset = max(o.version for o in model.proto.opset_import if o.domain in _STANDARD)
         self._constants: dict[str, Array] = {}
         self._attribute_of: dict[str, str] = {}

@@ -11,8 +11,9 @@ alone, those with `c_` a constant or arithmetic on shapes; `Operator:word` binds
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profiler.onnx_fold import Array
@@ -32,6 +33,12 @@ class Step:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
+IN_PLACE = "trappm.in_place"
+"""An attribute of activations that overwrite their input."""
+
+_OVERWRITES = frozenset({"Relu", "LeakyRelu", "Clip", "HardSwish", "trappm.Silu"})
+_NORMS = frozenset({"BatchNormalization", "GroupNormalization"})
+_OVERWRITTEN = _NORMS | {"Conv", "Add"}
 _COMMUTES = frozenset({"Add", "Mul"})
 _TOLERANCE = 1e-3
 
@@ -101,6 +108,7 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
     ("trappm.ScaledAttention", ("q", "k", "v"), ("MatMul", ("Softmax", _SCORES), "v"), {}),
     ("trappm.ScaledAttention", ("q", "k", "v", "m"),
      ("MatMul", ("Softmax", ("Add", _SCORES, "m")), "v"), {}),
+    ("trappm.WrittenInto", ("x", "part"), ("ScatterND", "x", "c_places", "part"), {}),
     ("trappm.Linear", ("x", "w_matrix", "w_bias"), ("Add", ("MatMul", "x", "w_matrix"), "w_bias"), {}),
     ("trappm.Linear", ("x", "w_matrix"), ("MatMul", "x", "w_matrix"), {}),
 )  # fmt: skip
@@ -130,7 +138,36 @@ def put_together(
         if needed.intersection(step.outputs):
             kept.append(step)
             needed.update(step.inputs)
-    return kept[::-1]
+    kept.reverse()
+    return list(_in_place(kept, outputs))
+
+
+def _in_place(steps: Sequence[Step], outputs: Set[str]) -> Iterator[Step]:
+    """Lets activations overwrite their input where image models of PyTorch do.
+
+    That is after a norm, a convolution or an addition, whose result nobody else reads. A file does
+    not tell it, and live memory hardly depends on it; fragmentation does, by up to 6 %.
+    """
+    maker = {name: step.operator for step in steps for name in step.outputs}
+    readers = Counter(name for step in steps for name in step.inputs)
+    reading: dict[str, list[str]] = {}
+    for step in steps:
+        for name in step.inputs:
+            reading.setdefault(name, []).append(step.operator)
+
+    def readers_of(step: Step) -> list[str]:
+        return reading.get(step.outputs[0], [])
+
+    for step in steps:
+        name = step.inputs[0] if step.inputs else ""
+        alone = readers[name] == 1 and name not in outputs
+        overwritten = _OVERWRITTEN if step.operator in _OVERWRITES else ()
+        if step.operator == "Add" and readers_of(step) == ["Relu"]:
+            overwritten = _NORMS
+        if alone and maker.get(name) in overwritten:
+            yield replace(step, attributes={**step.attributes, IN_PLACE: True})
+        else:
+            yield step
 
 
 class _Matcher:

@@ -1,4 +1,4 @@
-"""The static profile of an architecture: all that is known of it without running a training step.
+"""The static profile of a model: all that is known of it without running a training step.
 
     timm name or module ----> graph template (every batch size) + step profile
     ONNX file --------------> graph template + step profile of a module rebuilt from it, or rules
@@ -11,14 +11,33 @@ a whole training step, the bytes that autograd keeps, and which parameters are t
 
 from __future__ import annotations
 
+import contextlib
+import enum
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from profiler.errors import UnsupportedModelError
+from profiler.memory_rules import memory_by_rules
+from profiler.memory_simulation import SimulatedMemory
+from profiler.model_input import Sample
 from profiler.module_graph import module_template
-from profiler.records import GraphTemplate
+from profiler.records import GraphTemplate, Optimizer
 from profiler.step_profile import StepProfile, step_profile
+from profiler.step_trace import TRACED_BATCH_SIZES
+
+
+class StepSource(enum.StrEnum):
+    """What the account of a training step rests on."""
+
+    TRACED = "traced"
+    """A step of the model itself, traced."""
+    REBUILT = "rebuilt"
+    """A step of a module rebuilt from an ONNX file, traced."""
+    RULES = "rules"
+    """Rules on the graph's operators; no step could be traced."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,9 +48,23 @@ class StaticProfile:
     step: StepProfile | None
     step_refusal: str | None
     """Why there is no step profile; None if there is one."""
+    step_source: StepSource
+    step_remark: str | None = None
+    """What the step's source could not see; None if it saw all."""
+
+    def memory(self, batch_size: int, optimizer: Optimizer = Optimizer.SGD) -> SimulatedMemory:
+        """GPU memory of a training step in fp32, from what `step_source` says.
+
+        Raises:
+            InputError: the batch size is below 1, or not the only one that the graph has.
+        """
+        graph = self.graph.at(batch_size)
+        if self.step is None:
+            return memory_by_rules(graph, optimizer)
+        return self.step.memory(batch_size, optimizer)
 
 
-def static_profile(model: str | nn.Module, input_size: int) -> StaticProfile:
+def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:
     """The static profile of a timm architecture (or a module) at one input size.
 
     A model whose graph is known but whose step cannot be traced has a refusal for the step.
@@ -39,15 +72,61 @@ def static_profile(model: str | nn.Module, input_size: int) -> StaticProfile:
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
     """
-    graph = module_template(model, input_size)
+    # What a module of anyone makes in its forward pass, it may make without naming a device.
+    place = contextlib.nullcontext() if isinstance(model, str) else torch.device("meta")
+    with place:
+        graph = module_template(model, input_size)
+        try:
+            step = step_profile(model, input_size)
+        except UnsupportedModelError as error:
+            return _by_rules(graph, error)
+    return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
+
+
+def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
+    """The static profile of an ONNX file; its step is traced on a module rebuilt from it.
+
+    A file with a fixed batch size has a step for that one only.
+
+    Raises:
+        ModelFileError, InputError, UnsupportedModelError: as `onnx_reader.read_onnx`.
+    """
+    from profiler.onnx_file import load_checked
+    from profiler.onnx_module import RebuiltModule
+    from profiler.onnx_reader import read_onnx
+
+    graph = read_onnx(path, input_size=input_size)
     try:
-        step, refusal = step_profile(model, input_size), None
+        model = load_checked(path)
+        module = RebuiltModule(model)
+        sizes = [input_size if size is None else size for size in model.image_shape[1:]]
+        sample = Sample(tuple(filter(None, sizes)), module.image_type)
+        fixed = graph.fixed_batch_size
+        step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
     except UnsupportedModelError as error:
-        step, refusal = None, str(error)
-    return StaticProfile(graph=graph, step=step, step_refusal=refusal)
+        return _by_rules(graph, error)
+    return StaticProfile(
+        graph=graph,
+        step=step,
+        step_refusal=None,
+        step_source=StepSource.REBUILT,
+        step_remark=None if "BatchNormalization" in graph.operators else _NO_BATCH_NORM,
+    )
 
 
-def graph_template(model: str | nn.Module, input_size: int) -> GraphTemplate:
+_NO_BATCH_NORM = (
+    "no BatchNormalization in the file; if the exporter folded it into convolutions, training the "
+    "model needs more memory than this"
+)
+
+
+def _by_rules(graph: GraphTemplate, error: UnsupportedModelError) -> StaticProfile:
+    return StaticProfile(
+        graph=graph, step=None, step_refusal=str(error), step_source=StepSource.RULES
+    )
+
+
+def graph_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
     """The graph alone of a timm architecture (or a module), for every batch size.
 
     Raises:

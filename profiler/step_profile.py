@@ -18,7 +18,7 @@ from profiler.errors import TrappmError, one_line
 from profiler.memory_simulation import SimulatedMemory, simulate_memory
 from profiler.model_input import Sample
 from profiler.records import Optimizer
-from profiler.step_trace import MAX_EVENTS, StepTrace
+from profiler.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,8 +123,17 @@ def _read(archive: zipfile.ZipFile, name: str, kind: npt.DTypeLike) -> Any:
     return values.reshape(shape, order="F" if by_column else "C")
 
 
-def step_profile(model: str | nn.Module, input_size: int | Sample) -> StepProfile:
+def step_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> StepProfile:
     """Traces a training step of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        batch_sizes: as `step_recorder.trace_step`.
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
@@ -135,7 +144,7 @@ def step_profile(model: str | nn.Module, input_size: int | Sample) -> StepProfil
 
     module = on_meta(model, input_size)
     parameters = list(module.parameters())
-    trace, saved_bytes = trace_step(module, input_size)
+    trace, saved_bytes = trace_step(module, input_size, batch_sizes)
     return StepProfile(
         trace=trace,
         saved_bytes=saved_bytes,

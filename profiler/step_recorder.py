@@ -41,7 +41,8 @@ def trace_step(
     Args:
         model: maps (B, 3, H, W) to class scores; made under `torch.device("meta")`.
         input_size: height and width of the images, in pixels; or the sample of another input.
-        batch_sizes: two different ones, at which the step is traced.
+        batch_sizes: two different ones, at which the step is traced; twice the same for a model
+            that knows one only, whose trace then holds for that one.
 
     Returns:
         The allocations, and those of them that autograd keeps between forward and backward pass,
@@ -56,7 +57,8 @@ def trace_step(
     events, other = first.events(), second.events()
     if not np.array_equal(events[:, :2], other[:, :2]):
         raise UnsupportedModelError("the order of allocations changes with the batch size")
-    slope, rest = divmod(second.saved - first.saved, batch_sizes[1] - batch_sizes[0])
+    span = max(batch_sizes[1] - batch_sizes[0], 1)
+    slope, rest = divmod(second.saved - first.saved, span)
     if rest:
         raise UnsupportedModelError("what autograd keeps does not grow evenly with the batch size")
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -68,7 +70,7 @@ def trace_step(
         gradients=np.array(sorted(first.gradients), dtype=np.int32),
         parameter_bytes=_storage_bytes(parameters),
         buffer_bytes=_storage_bytes(fixed),
-        batch_sizes=batch_sizes,
+        batch_sizes=(batch_sizes[0], batch_sizes[0] + span),
     )
     return trace, SavedBytes(first.saved - slope * batch_sizes[0], slope)
 
