@@ -1,4 +1,4 @@
-"""The memory of a training step by rules from the graph alone, for models whose step cannot be traced.
+"""The memory of a training step by rules from the graph alone, where no step can be traced.
 
 What autograd keeps follows from the operators: a convolution keeps its input, a norm its input and
 its statistics, a ReLU its output; views keep what they are views of, once. Exporters take GELU,
@@ -79,6 +79,8 @@ class _Rules:
             default=0,
         )
         self._inside: set[int] = set()
+        self._attended: set[int] = set()
+        """Results of fused attention, which lie so that joining the heads copies nothing."""
         self._kept: dict[object, int] = {}
         for node in range(graph.node_count):
             self._find_chain(node)
@@ -108,10 +110,11 @@ class _Rules:
         return chain
 
     def _keep(self, node: int) -> None:
-        """Keeps the storage that a node's result lies in: its own, or that which it is a view of."""
+        """Keeps the storage that a node's result lies in: its own, or what it is a view of."""
         while node != _IMAGE and self._graph.operators[node] in _VIEWS:
             below = self._before(node)
-            if self._is(node, "Reshape") and self._is(below, "Transpose"):
+            joins = self._is(node, "Reshape") and self._is(below, "Transpose")
+            if joins and self._before(below) not in self._attended:
                 break  # joining transposed axes copies
             node = below
         self._kept[node] = self._image_bytes if node == _IMAGE else self.sizes[node]
@@ -170,6 +173,7 @@ class _Rules:
             return
         values = [s for s in self._sources[result[0]] if s != softmax]
         self._inside |= {scores, mask, softmax, *scaled, *result}
+        self._attended.update(result)
         for tensor in (*map(self._before, scaled), *values, *result):
             self._keep(tensor)
         batch, heads, queries, _ = self._shapes[softmax]
@@ -186,9 +190,9 @@ class _Rules:
         elif operator in _KEEP_OUTPUT:
             self._keep(node)
         elif operator in _KEEP_FACTORS:
-            if len(sources) > 1 or self._trained[node] or operator == "MatMul":
-                for source in sources:
-                    self._keep(source)
+            with_weights = self._trained[node] or operator == "MatMul"
+            for source in sources if with_weights or len(sources) > 1 else ():
+                self._keep(source)
         shape = self._shapes[node]
         if operator == "MaxPool":
             self._keep_more(node, math.prod(shape), 8)

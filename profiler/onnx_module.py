@@ -73,7 +73,7 @@ class RebuiltModule(nn.Module):
 
     def _add(self, name: str, kind: int, shape: list[int], trained: bool, factor: bool) -> None:
         attribute = f"weight{len(self._attribute_of)}"
-        # The gradient of a matrix that is stored transposed would be copied; as PyTorch has it, not.
+        # PyTorch's linear layers hold the matrix so, and their gradients are not copied.
         size = shape[::-1] if factor else shape
         tensor = torch.empty(size, dtype=torch_type(kind), device="meta")
         if trained:

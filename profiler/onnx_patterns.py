@@ -5,7 +5,7 @@ operators that stand for it in a file would keep six tensors.
 
 Patterns are nested tuples of an operator and its inputs. A word binds a tensor, a number stands for
 a constant of that value, `_` for anything. Words that begin with `w_` bind what is made of weights
-alone, those with `c_` a constant or arithmetic on shapes; `Operator:word` binds the operator's result.
+alone, those with `c_` a constant or arithmetic on shapes; `Operator:word` binds what it computes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
     ("trappm.ScaledAttention", ("q", "k", "v", "m"),
      ("MatMul", ("Softmax", ("Add", _SCORES, "m")), "v"), {}),
     ("trappm.WrittenInto", ("x", "part"), ("ScatterND", "x", "c_places", "part"), {}),
-    ("trappm.Linear", ("x", "w_matrix", "w_bias"), ("Add", ("MatMul", "x", "w_matrix"), "w_bias"), {}),
+    ("trappm.Linear", ("x", "w_matrix", "w_bias"),
+     ("Add", ("MatMul", "x", "w_matrix"), "w_bias"), {}),
     ("trappm.Linear", ("x", "w_matrix"), ("MatMul", "x", "w_matrix"), {}),
 )  # fmt: skip
 
