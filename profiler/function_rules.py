@@ -63,6 +63,7 @@ def _table() -> dict[str, Rule]:
         "std_mean": tensors.deviation,
         "sub": tensors.sub,
         "unbind": tensors.unbind,
+        "unfold": tensors.windows,
         "var": tensors.variance,
         "var_mean": tensors.variance,
         "where": tensors.where,

@@ -205,6 +205,18 @@ def roll(call: Call) -> list[Value]:
     return [value]
 
 
+def windows(call: Call) -> list[Value]:
+    """Overlapping windows along an axis, which move to a last axis: the exporter takes each out."""
+    x, axis = call.input, call["dimension"] % len(call.input.shape)
+    rest = (*x.shape[:axis], *x.shape[axis + 1 :], call["size"])
+    window = (*x.shape[:axis], call["size"], *x.shape[axis + 1 :])
+    pieces = []
+    for _ in range(call.shapes[0][axis]):
+        last = transpose_of(call, call.emit("Slice", x, shape=window), rest)
+        pieces.append(call.emit("Unsqueeze", last, shape=(*rest[:axis], 1, *rest[axis:])))
+    return [call.emit("Concat", *pieces)]
+
+
 def index(call: Call) -> list[Value]:
     indices = call.sequence("indices")
     return [call.emit("Gather" if len(indices) == 1 else "GatherND", call.input, *indices)]

@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         depends = any(self.value(t).depends for t in tensors)
         rule = RULES.get(name) or RULES.get(name.removesuffix("_")) if depends else None
-        if depends and _NEEDS_VALUES & set(func.tags):
+        if depends and _needs_values(func, args):
             raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
         if depends and rule is None:
             with self:
@@ -194,6 +194,13 @@ class _Recorder(TorchDispatchMode):
         for tensor, value in zip(outputs, values, strict=True):
             (self._overwrite if written else self._set)(tensor, value)
         return result
+
+
+def _needs_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number or a shape hangs on values: by a mask it does, by whole numbers not."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(t is not None and t.dtype == torch.bool for t in args[1])
+    return bool(_NEEDS_VALUES & set(func.tags))
 
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

@@ -223,7 +223,9 @@ class GraphTemplate:
         for name in _SCALED:
             difference = getattr(second, name) - getattr(first, name)
             if np.any(difference % step):
-                raise TrappmError(f"{name} is not affine in the batch size")
+                raise TrappmError(
+                    f"{name} is not affine in the batch size; it mixes the samples of a batch"
+                )
             slope[name] = difference // step
             constant[name] = getattr(first, name) - slope[name] * first.batch_size
         template = cls(
@@ -236,7 +238,9 @@ class GraphTemplate:
         again = template.at(check.batch_size)
         for name in _SCALED:
             if not np.array_equal(getattr(again, name), getattr(check, name)):
-                raise TrappmError(f"{name} is not affine in the batch size")
+                raise TrappmError(
+                    f"{name} is not affine in the batch size; it mixes the samples of a batch"
+                )
         return template
 
     @classmethod

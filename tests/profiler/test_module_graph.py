@@ -170,6 +170,7 @@ def function(body):
         (lambda x: x.reshape(1, -1), "batch size is written into the model"),
         (lambda x: x if x.sum() > 0 else -x, "depends on values"),
         (lambda x: x[x > 0], "depends on values"),
+        (lambda x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
         (torch.ones_like, "no output"),
         (torch.linalg.inv, "linalg_inv_ex"),
         (lambda x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "does not run without values"),
@@ -179,6 +180,16 @@ def function(body):
 def test_refusals_tell_why(body, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         module_template(function(body), 8)
+
+
+def test_places_given_as_numbers_gather_and_overlapping_windows_are_taken_out_one_by_one():
+    places = torch.tensor([2, 0])
+    assert module_template(function(lambda x: x[:, places]), 8).at(2).operators == ("Gather",)
+    graph = module_template(function(lambda x: x.unfold(2, 4, 2)), 8).at(3)
+    assert collections.Counter(graph.operators) == {
+        "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
+    }  # fmt: skip
+    assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
 
 
 def test_what_cannot_be_asked_is_refused():
