@@ -63,6 +63,7 @@ class _Rules:
         self._graph = graph
         self._trained = (graph.parameters > 0).tolist()
         self._shapes = [[n for n in shape if n] for shape in graph.output_shapes.tolist()]
+        self._inputs = [[n for n in shape if n] for shape in graph.input_shapes.tolist()]
         self.sizes: list[int] = (graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters).tolist()
         """Bytes of each node's results."""
         self._sources: list[list[int]] = [[] for _ in graph.operators]
@@ -70,12 +71,9 @@ class _Rules:
         for source, reader in graph.edges.tolist():
             self._sources[reader].append(source)
             self._readers[source].append(reader)
+        images = zip(self._inputs, self._sources, strict=True)
         self._image_bytes = max(
-            (
-                BYTES_PER_ELEMENT * math.prod(n for n in shape if n)
-                for shape, sources in zip(graph.input_shapes.tolist(), self._sources, strict=True)
-                if not sources
-            ),
+            (BYTES_PER_ELEMENT * math.prod(shape) for shape, sources in images if not sources),
             default=0,
         )
         self._inside: set[int] = set()
@@ -111,13 +109,17 @@ class _Rules:
 
     def _keep(self, node: int) -> None:
         """Keeps the storage that a node's result lies in: its own, or what it is a view of."""
-        while node != _IMAGE and self._graph.operators[node] in _VIEWS:
+        while node != _IMAGE and self._is_view(node):
             below = self._before(node)
             joins = self._is(node, "Reshape") and self._is(below, "Transpose")
             if joins and self._before(below) not in self._attended:
                 break  # joining transposed axes copies
             node = below
         self._kept[node] = self._image_bytes if node == _IMAGE else self.sizes[node]
+
+    def _is_view(self, node: int) -> bool:
+        picks_one = self._is(node, "Gather") and len(self._shapes[node]) < len(self._inputs[node])
+        return picks_one or self._graph.operators[node] in _VIEWS
 
     def _keep_more(self, node: int, elements: int, size: int = BYTES_PER_ELEMENT) -> None:
         """Keeps a tensor that is no node's result: statistics, indices."""
@@ -177,7 +179,7 @@ class _Rules:
         for tensor in (*map(self._before, scaled), *values, *result):
             self._keep(tensor)
         batch, heads, queries, _ = self._shapes[softmax]
-        self._keep_more(softmax, batch * heads * queries)
+        self._keep_more(softmax, batch * heads * math.ceil(queries / 32) * 32)
 
     def _is_scale(self, node: int) -> bool:
         return self._is(node, "Mul") and len(self._sources[node]) == 1 and not self._trained[node]

@@ -8,7 +8,6 @@ models that are exported: `Linear` for a product with weights, fused norms, view
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -243,8 +242,10 @@ def _global_pool(call: Call) -> Tensor:
 def _batch_norm(call: Call) -> Tensor:
     x, weight, bias, mean, variance = (call.tensor(i) for i in range(5))
     # Standardised weights are written as a norm whose statistics are made of the weights.
-    kept = (None, None) if mean.requires_grad or variance.requires_grad else (mean, variance)
-    return F.batch_norm(x, *kept, weight, bias, True, 0.1, call.number("epsilon", 1e-5))
+    made = mean.requires_grad or variance.requires_grad
+    if made:
+        return F.batch_norm(x, None, None, weight, bias, True)
+    return F.batch_norm(x, mean, variance, weight, bias, True)
 
 
 def _layer_norm(call: Call) -> Tensor:
@@ -277,8 +278,8 @@ def _instance_norm(call: Call) -> Tensor:
 def _addition(call: Call) -> Tensor:
     first, second = call.operand(0), call.operand(1)
     if call.attributes.get(IN_PLACE):
-        return operator.iadd(first, second)
-    return as_tensor(first if isinstance(first, Tensor) else call.value(0)) + second
+        return call.tensor(0).add_(second)
+    return torch.add(first if isinstance(second, Tensor) else call.tensor(0), second)
 
 
 def _linear(call: Call) -> Tensor:
@@ -376,7 +377,10 @@ def _unsqueeze(call: Call) -> Tensor:
 
 def _expand(call: Call) -> Tensor:
     x, shape = call.tensor(), call.ints("shape", 1) or []
-    return x.expand(torch.broadcast_shapes(x.shape, shape))
+    added = [1] * (len(shape) - x.dim())
+    sizes = [*added, *x.shape]
+    wanted = [1] * (len(sizes) - len(shape)) + shape
+    return x.expand([n if w == 1 else w for n, w in zip(sizes, wanted, strict=True)])
 
 
 def _slice(call: Call) -> Tensor:
@@ -403,8 +407,8 @@ def _split(call: Call) -> Sequence[Tensor]:
     sizes = call.ints("split", 1)
     if sizes is None:
         each = -(-x.shape[axis] // call.outputs)
-        return x.split(each, axis)
-    return x.split(sizes, axis)
+        return torch.split(x, each, axis)
+    return torch.split(x, sizes, axis)
 
 
 def _pad(call: Call) -> Tensor:

@@ -25,6 +25,7 @@ from profiler.onnx_functions import FUNCTIONS, Call, Value, torch_type
 from profiler.onnx_patterns import Step, put_together
 
 _STANDARD = ("", "ai.onnx")
+_NOTHING: Array = np.zeros(0)
 
 
 class RebuiltModule(nn.Module):
@@ -105,8 +106,8 @@ class RebuiltModule(nn.Module):
             return [shape[start:end] if step.operator == "Shape" else shape.prod()]
         if step.operator == "Identity":
             return inputs
-        if not any(isinstance(value, Tensor) for value in inputs):
-            known = [np.zeros(0) if value is None else value for value in inputs]
+        known = [_NOTHING if v is None else v for v in inputs if not isinstance(v, Tensor)]
+        if len(known) == len(inputs):
             folded = fold(node, step.attributes, known)
             if folded:
                 return folded
@@ -146,7 +147,8 @@ def _step(node: onnx.NodeProto) -> Step:
 
 def _factors(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Names of what is only ever the second factor of a product."""
-    second, other = set(), set()
+    second: set[str] = set()
+    other: set[str] = set()
     for node in nodes:
         for place, name in enumerate(node.input):
             is_factor = node.op_type == "MatMul" and place == 1
