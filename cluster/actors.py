@@ -15,9 +15,10 @@ from typing import Any
 
 import ray
 
-from cluster.campaign import Campaign, CampaignStopped, Progress
+from cluster.campaign import Campaign, CampaignStopped
 from cluster.learning import CampaignLearner
 from cluster.lock import campaign_lock
+from cluster.progress import Progress
 from cluster.ray_crew import LearnerProxy, RayCrew
 from cluster.spec import CampaignSpec
 from profiler.records import Configuration, Measurement

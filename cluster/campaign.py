@@ -18,37 +18,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cluster.budget import check_budget, pool_of, without_refused
 from cluster.crew import Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
+from cluster.progress import Pace, Progress, measurement_line, round_line
 from cluster.spec import CampaignSpec
-from learner.evaluation import split_architectures
-from profiler.errors import CampaignError, InputError, StoreError
-from profiler.pool import build_pool
+from profiler.errors import CampaignError, StoreError
 from profiler.records import METRICS, Configuration
 from store import PlannedAssignment, Store
 
 LEASE_S = 900.0
 """Longer than any measurement; the leases of a campaign that died are released when it resumes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a campaign is doing, for people to watch."""
-
-    stage: str = "starting"
-    done: int = 0
-    total: int = 0
-    eta_s: float | None = None
-    """Expected time to the end of the whole campaign; None while nothing is known yet."""
-    current: tuple[str, ...] = ()
-    """What is being measured right now."""
-    lines: tuple[str, ...] = field(default=(), repr=False)
-    """All news so far; a watcher prints those that it has not seen."""
 
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
@@ -79,7 +64,7 @@ class Campaign:
         self._watch = watch
         self._progress = Progress()
         self._stop = threading.Event()
-        self._pace = _Pace(spec)
+        self._pace = Pace(spec)
 
     def stop(self) -> None:
         """Asks a running campaign to stop; what is being measured is measured again later."""
@@ -119,11 +104,10 @@ class Campaign:
     def _prepare_pool(self) -> None:
         if self.store.campaign_pool(self.id):
             return
-        configurations = build_pool(self.spec.pool)
+        configurations = pool_of(self.spec, self.store)
         self._tell("pool", news=f"pool: {len(configurations)} configurations")
         self._profile_graphs(configurations)
-        refused = {(r.architecture, r.input_size) for r in self.store.refusals()}
-        pool = [c for c in configurations if (c.architecture, c.input_size) not in refused]
+        pool = without_refused(configurations, self.store)
         held_out = check_budget(self.spec, pool)
         self.store.set_campaign_pool(self.id, [(c, c.architecture in held_out) for c in pool])
 
@@ -261,7 +245,7 @@ class Campaign:
             measurement, assignment_id=assignment.id, max_attempts=self.spec.max_attempts
         )
         self._pace.measured(measurement.device, measurement.duration_s)
-        self._tell(news=_line(measurement))
+        self._tell(news=measurement_line(measurement))
 
     def _wait_for_workers(self, missing: set[str]) -> None:
         """Nothing runs and nothing could start, though something is open."""
@@ -279,7 +263,7 @@ class Campaign:
         report = self.learner.fit(self._labels(), self._on_progress("learning"))
         self._pace.learned(time.monotonic() - started)
         if number is not None:
-            self._tell(news=_round_line(number, report))
+            self._tell(news=round_line(number, report))
         return report
 
     def _labels(self) -> list[TrainingLabel]:
@@ -360,70 +344,3 @@ class Campaign:
             self._progress, stage=stage or self._progress.stage, lines=lines, **values
         )
         self._watch(self._progress)
-
-
-def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
-    """The architectures to hold out of this pool.
-
-    Raises:
-        InputError: the pool is too small for the budget.
-    """
-    generator = np.random.default_rng([spec.seed, 0])
-    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator)
-    kept_back = sum(c.architecture in held_out for c in pool)
-    for device in spec.devices.keys:
-        wanted = spec.evaluation.on(device, spec.devices)
-        training = spec.budget(device) - wanted
-        if wanted > kept_back or training > len(pool) - kept_back:
-            raise InputError(
-                f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
-                f"{training} training configurations, and the pool has {kept_back} and "
-                f"{len(pool) - kept_back}; lower the budget or widen the pool"
-            )
-    return held_out
-
-
-class _Pace:
-    """How long things take, learnt as they happen, to tell how long the rest will take."""
-
-    def __init__(self, spec: CampaignSpec) -> None:
-        self._spec = spec
-        self._measured: dict[str, list[float]] = {d: [] for d in spec.devices.keys}
-        self._learned: list[float] = []
-
-    def measured(self, device: str, seconds: float) -> None:
-        self._measured[device].append(seconds)
-
-    def learned(self, seconds: float) -> None:
-        self._learned.append(seconds)
-
-    def eta_s(self, ended: Counter[str], number: int) -> float | None:
-        everything = [s for times in self._measured.values() for s in times]
-        if not everything:
-            return None
-        total = 0.0
-        for device, times in self._measured.items():
-            each = float(np.mean(times or everything))
-            total += each * (self._spec.budget(device) - ended[device])
-        rounds_left = 2 + self._spec.rounds.count - max(number, 1)
-        return total + rounds_left * float(np.mean(self._learned or [0.0]))
-
-
-def _line(measurement: Any) -> str:
-    """One line for a measurement, as it comes in."""
-    if measurement.step is None:
-        result = f"{measurement.outcome}: {measurement.message}"
-    else:
-        memory = measurement.memory_mib
-        result = f"{measurement.step.median_ms:8.1f} ms"
-        result += "" if memory is None else f" {memory:7.0f} MiB"
-        result += "" if measurement.outcome == "ok" else f"  {measurement.outcome}"
-    return f"{measurement.device}  {measurement.configuration}  {result}"
-
-
-def _round_line(number: int, report: dict[str, Any]) -> str:
-    parts = []
-    for device, by_metric in report.get("devices", {}).items():
-        errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
-        parts.append(f"{device}: {', '.join(errors)}")
-    return f"round {number}: error on held-out architectures: {'; '.join(parts)}"

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.campaign import Progress, check_budget
+from cluster.budget import check_budget, pool_of, without_refused
 from cluster.lock import campaign_lock
+from cluster.progress import Progress
 from cluster.runtime import here, ray_runtime, require_nodes
 from cluster.spec import CampaignSpec
 from profiler.devices import open_device
 from profiler.errors import CampaignError, InputError, TrappmError
-from profiler.pool import build_pool
 from store import CampaignRecord, Home, Store
 
 POLL_S = 0.3
@@ -40,9 +40,9 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     return campaign, fresh
 
 
-def check_spec(spec: CampaignSpec, address: str | None) -> None:
+def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for what can be seen to fail before anything is started or stored."""
-    check_budget(spec, build_pool(spec.pool))
+    check_budget(spec, without_refused(pool_of(spec, store), store))
     if address is None:
         for device in spec.devices.keys:
             open_device(device)

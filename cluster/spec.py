@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.yaml_file import parse, read_text
 from profiler.errors import InputError
@@ -74,7 +74,15 @@ class CampaignSpec(_Part):
     initial: Share
     rounds: Rounds
     max_attempts: int = Field(default=3, ge=1, le=10)
-    pool: PoolSpec
+    pool: str | PoolSpec
+    """The name of a pool that `trappm pool build` made, or the groups of one of its own."""
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _one_pool(cls, pool: object) -> object:
+        if isinstance(pool, dict) and "name" in pool:
+            raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
+        return pool
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -72,7 +72,9 @@ def _first_fault(error: ValidationError, kind: str, parts: Sequence[type[Any]]) 
     faults: list[Any] = list(error.errors())
     # A misspelt key explains the one that is missing; of a union, the branch that came furthest.
     fault = max(faults, key=lambda f: (f["type"] in _UNKNOWN_KEY, len(f["loc"])))
-    where = ".".join(str(part) for part in fault["loc"]) or kind
+    # Of a union, pydantic names the branch too, which is no key of the file.
+    branches = {"str", *(part.__name__ for part in parts)}
+    where = ".".join(str(part) for part in fault["loc"] if part not in branches) or kind
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] in _UNKNOWN_KEY:
         known = [key for part in parts for key in _keys(part)]

@@ -7,7 +7,7 @@ import datetime
 from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cluster.campaign import Progress
+from cluster.progress import Progress
 from cluster.spec import CampaignSpec
 from trappm.live import LiveBar
 

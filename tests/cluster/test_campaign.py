@@ -14,8 +14,10 @@ import yaml
 
 from cluster.campaign import Campaign, CampaignStopped
 from cluster.crew import Choice, Finished, ProfiledGraph, Worker
+from cluster.launch import check_spec, spec_of
 from cluster.spec import CampaignSpec, parse_spec
 from profiler.errors import CampaignError, InputError
+from profiler.pool import build_pool
 from profiler.records import (
     GraphTemplate,
     Measurement,
@@ -45,8 +47,8 @@ SPEC = {
 BUDGET = {"cpu-2t": 3 + 4 + 2 * 2, "cpu-1t": 2 + 2 + 2 * 1}
 
 
-def spec() -> CampaignSpec:
-    return parse_spec(yaml.safe_dump(SPEC), origin="test")
+def spec(**changes) -> CampaignSpec:
+    return parse_spec(yaml.safe_dump(SPEC | changes), origin="test")
 
 
 def template() -> bytes:
@@ -174,13 +176,14 @@ def store(tmp_path):
         yield opened
 
 
-def campaign(store, crew, learner=None, campaign_id=None):
+def campaign(store, crew, learner=None, campaign_id=None, **changes):
     if campaign_id is None:
-        campaign_id = store.create_campaign("tiny", spec().model_dump(mode="json"), 7).id
+        record = store.create_campaign("tiny", spec(**changes).model_dump(mode="json"), 7)
+        campaign_id = record.id
     crew.campaign = Campaign(
         store=store,
         campaign_id=campaign_id,
-        spec=spec(),
+        spec=spec_of(store.campaign(campaign_id)),
         crew=crew,
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
@@ -223,6 +226,32 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
     assert [(r.architecture, r.reason) for r in store.refusals()] == [
         ("vgg11", "too small an input")
     ]
+
+
+def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
+    store.save_pool("built", {}, build_pool(spec().pool))
+    crew = FakeCrew()
+    run = campaign(store, crew, pool="built")
+    assert run.spec.pool == "built"
+    run.run()
+    assert labels_by_device(store, run.id) == BUDGET
+    chosen_from = {c for c, _ in store.campaign_pool(run.id)}
+    assert chosen_from == {c for c in store.pool("built") if c.architecture != "vgg11"}
+    store.save_pool("built", {}, [])  # what a campaign has taken it keeps
+    assert {c for c, _ in store.campaign_pool(run.id)} == chosen_from
+
+
+def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_starts(store):
+    with pytest.raises(InputError, match="trappm pool build"):
+        check_spec(store, spec(pool="bilt"), "auto")
+    store.save_pool("built", {}, build_pool(spec().pool))
+    with pytest.raises(InputError, match="no pool 'bilt'; did you mean 'built'"):
+        check_spec(store, spec(pool="bilt"), "auto")
+    check_spec(store, spec(pool="built"), "auto")
+    for architecture in ("resnet10t", "resnet14t", "resnet18"):
+        store.save_graph(architecture, 64, None, "too odd")
+    with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
+        check_spec(store, spec(pool="built"), "auto")
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 6, 9, 13])

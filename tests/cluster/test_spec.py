@@ -32,6 +32,13 @@ def test_a_preset_survives_the_round_trip_through_the_store(name):
     assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
 
 
+def test_a_pool_can_be_named_instead_of_described():
+    spec = parse(small() | {"pool": "paper"})
+    assert spec.pool == "paper"
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+    assert spec != parse(small())
+
+
 def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
     pool = build_pool(load_preset("laptop").pool)
     assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
@@ -65,6 +72,10 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
         ({"pool": {"groups": []}}, "no groups"),
+        ({"pool": {"groups": [{"architecture": ["a"]}]}}, "pool.groups.0.architecture: unknown"),
+        ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),
+        ({"pool": {"name": "paper"}}, "pool: NAME"),
+        ({"pool": 5}, "pool"),
         ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
          "batch_sizes"),
     ],

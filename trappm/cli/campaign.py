@@ -52,8 +52,8 @@ def launch(
     from cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
-    check_spec(spec, address)
     with Store.open(home.database_url) as store:
+        check_spec(store, spec, address)
         campaign, spec = start_or_continue(store, spec)
     _run(home, campaign.id, spec, address)
 
