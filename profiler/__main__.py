@@ -22,6 +22,7 @@ from profiler.records import (
     Outcome,
     Phase,
     Precision,
+    Provenance,
 )
 
 
@@ -85,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _summary(measurement: Measurement) -> str:
     lines = [f"{measurement.configuration} on {measurement.device}: {measurement.outcome}"]
+    if measurement.provenance is not Provenance.MEASURED:
+        lines[0] += f" ({measurement.provenance}, not measured here)"
     if measurement.message:
         lines.append(f"  {measurement.message}")
     if measurement.step is not None:
@@ -93,6 +96,12 @@ def _summary(measurement: Measurement) -> str:
             f"  step time  {step.median_ms:.2f} ms (median of {len(measurement.step_samples_ms)}, "
             f"interquartile range {step.iqr_ms:.2f} ms, 95th percentile {step.p95_ms:.2f} ms)"
         )
+        if step.forward_share is not None:
+            lines.append(
+                f"  of it      {step.forward_share:.0%} forward, {step.backward_share:.0%} "
+                f"backward, {step.optimizer_share:.0%} optimizer"
+            )
+        lines.append(f"  rate       {measurement.samples_per_second:.1f} samples a second")
         for name, value, unit in (
             ("memory", measurement.memory_mib, "MiB"),
             ("power", measurement.power_w, "W"),

@@ -148,6 +148,15 @@ def test_third_party_device_is_offered_and_measures_on_the_command_line(folder: 
     assert measurement.step_samples_ms
 
 
+def test_command_line_says_what_was_not_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "measure", TINY.architecture, "--input-size", "64",
+         "--device", "simulated:t4"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert "(simulated, not measured here)" in done.stdout.splitlines()[0]
+
+
 def add_kind(folder: Path, kind: str, value: str) -> None:
     metadata = folder / f"{kind}-1.0.dist-info"
     metadata.mkdir()
