@@ -15,10 +15,11 @@ from store.pools import Pools
 from store.reading import engine_to_read
 from store.recording import Recording
 from store.snapshots import Snapshots
+from store.sql import Sql
 from store.workloads import Workloads
 
 
-class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Snapshots):
+class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Sql, Snapshots):
     """The label store: each method is one transaction, and returns plain records.
 
     Any number of processes may have the same store open. Every method raises StoreError when the
