@@ -5,28 +5,37 @@ rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
 free block is taken and split, neighbours merge when freed, and no segment is given back. So the
 reserved memory, which is what the device loses, includes rounding and fragmentation.
+
+What is simulated is a step in fp32 on contiguous tensors, without AMP or compilation.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from profiler.errors import InputError
-from profiler.records import Optimizer
+from profiler.records import IntArray, Optimizer
 from profiler.step_trace import Event, StepTrace
 
 MIB = 1 << 20
-_ROUND = 512
-_SMALL_LIMIT = 1 * MIB
-_SMALL_SEGMENT = 2 * MIB
-_LARGE_LIMIT = 10 * MIB
-_LARGE_SEGMENT = 20 * MIB
-_HUGE_ROUND = 2 * MIB
+_UNIT = 512
+"""All sizes and addresses within the allocator are counted in units of so many bytes."""
+_MIB_UNITS = MIB // _UNIT
+_ADDRESS_BITS = 48
+_ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 STATES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2}
 """Tensors of a parameter's size that each optimizer keeps."""
+
+STEPS = 2
+"""The second step differs from the first: gradients and optimizer states are there before it."""
+
+WORKSPACE_SHARE: Mapping[int, float] = {}
+"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +50,19 @@ class SimulatedMemory:
     """The same, with scratch memory of convolutions."""
 
 
-STEPS = 2
-"""The second step differs from the first: gradients and optimizer states are there before it."""
-
-WORKSPACE_SHARE: Mapping[int, float] = {}
-"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none."""
-
-
 def simulate_memory(
-    trace: StepTrace, batch_size: int, optimizer: Optimizer = Optimizer.SGD
+    trace: StepTrace,
+    batch_size: int,
+    optimizer: Optimizer = Optimizer.SGD,
+    workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
     """Replays two training steps at this batch size; gradients are kept between steps.
+
+    Args:
+        trace: of a step in fp32.
+        batch_size: any, not only the traced ones.
+        optimizer: its states are allocated after the first step.
+        workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
 
     Raises:
         InputError: the batch size is below 1.
@@ -59,142 +70,157 @@ def simulate_memory(
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
     plain = _replay(trace, batch_size, optimizer, {})
-    scratch = _replay(trace, batch_size, optimizer, WORKSPACE_SHARE)
+    scratch = _replay(trace, batch_size, optimizer, workspace_share) if workspace_share else plain
     return SimulatedMemory(
-        live_mib=plain.peak_live / MIB,
-        reserved_mib=plain.reserved / MIB,
-        reserved_with_workspace_mib=scratch.reserved / MIB,
+        live_mib=plain.peak_live / _MIB_UNITS,
+        reserved_mib=plain.reserved / _MIB_UNITS,
+        reserved_with_workspace_mib=scratch.reserved / _MIB_UNITS,
     )
 
 
 def _replay(
     trace: StepTrace, batch_size: int, optimizer: Optimizer, shares: Mapping[int, float]
-) -> _Allocator:
-    allocator = _Allocator()
-    for size in (*trace.parameter_bytes.tolist(), *trace.buffer_bytes.tolist()):
+) -> Allocator:
+    allocator = Allocator()
+    parameters = _units(trace.parameter_bytes).tolist()
+    for size in (*parameters, *_units(trace.buffer_bytes).tolist()):
         allocator.allocate(size)
-    events = list(
-        zip(trace.kinds.tolist(), trace.blocks.tolist(), trace.sizes_at(batch_size).tolist(),
-            strict=True)
-    )  # fmt: skip
-    kept = set(trace.gradients.tolist())
-    gradients: dict[int, _Block] = {}
+    events = _events(trace, batch_size, shares)
+    kept = frozenset(trace.gradients.tolist())
+    gradients: dict[int, Block] = {}
     for step in range(STEPS):
-        gradients = _replay_step(allocator, events, kept, gradients, shares)
+        gradients = _replay_step(allocator, events, kept, gradients)
         if step == 0:
             for _ in range(STATES_PER_PARAMETER[optimizer]):
-                for size in trace.parameter_bytes.tolist():
+                for size in parameters:
                     allocator.allocate(size)
     return allocator
 
 
+def _units(sizes: IntArray) -> IntArray:
+    return (sizes + (_UNIT - 1)) // _UNIT
+
+
+def _events(
+    trace: StepTrace, batch_size: int, shares: Mapping[int, float]
+) -> list[tuple[int, int]]:
+    """What the allocator is asked for, in order: a block and its size; 0 frees the block.
+
+    Block -1 is scratch memory, which is given back at once.
+    """
+    sizes, blocks = trace.sizes_at(batch_size), trace.blocks
+    scratch = trace.kinds == Event.WORKSPACE
+    if shares:
+        share = np.zeros(blocks[scratch].max(initial=0) + 1)
+        for which, value in shares.items():
+            share[which : which + 1] = value
+        sizes[scratch] = sizes[scratch] * share[blocks[scratch]]
+    else:
+        sizes[scratch] = 0
+    units = _units(sizes)
+    asked = units > 0  # an empty tensor takes no memory
+    units[trace.kinds == Event.FREE] = 0
+    blocks = np.where(scratch, -1, blocks)
+    return list(zip(blocks[asked].tolist(), units[asked].tolist(), strict=True))
+
+
 def _replay_step(
-    allocator: _Allocator,
-    events: Sequence[tuple[int, int, int]],
-    kept: Set[int],
-    old: dict[int, _Block],
-    shares: Mapping[int, float],
-) -> dict[int, _Block]:
+    allocator: Allocator,
+    events: Sequence[tuple[int, int]],
+    kept: frozenset[int],
+    old: dict[int, Block],
+) -> dict[int, Block]:
     """Replays one step over the gradients of the one before; returns the blocks of the new ones."""
-    held: dict[int, _Block] = {}
-    for kind, block, size in events:
-        if kind == Event.ALLOCATE:
-            held[block] = allocator.allocate(size)
+    allocate, free = allocator.allocate, allocator.free
+    held: dict[int, Block] = {}
+    for block, size in events:
+        if not size:
+            free(held.pop(block))
+        elif block < 0:
+            free(allocate(size))
+        else:
+            held[block] = allocate(size)
             if block in old:  # the new gradient has been added to the old one
-                allocator.free(old.pop(block))
-        elif kind == Event.FREE and block in held:
-            allocator.free(held.pop(block))
-        elif kind == Event.WORKSPACE and shares.get(block):
-            allocator.free(allocator.allocate(int(size * shares[block])))
+                free(old.pop(block))
     for block in sorted(held.keys() - kept):
-        allocator.free(held[block])
-    return {block: held[block] for block in sorted(held.keys() & kept)}
+        free(held.pop(block))
+    return held
 
 
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A piece of a segment; `before` and `after` are its neighbours."""
-
-    size: int
-    number: int
-    small: bool
-    free: bool = False
-    before: _Block | None = None
-    after: _Block | None = None
+Block = tuple[int, int]
+"""Address and size of a block, in units of 512 bytes."""
 
 
-@dataclass(slots=True)
-class _Allocator:
-    live: int = 0
-    peak_live: int = 0
-    reserved: int = 0
-    _count: int = 0
-    _pools: dict[bool, list[tuple[int, int, _Block]]] = field(
-        default_factory=lambda: {True: [], False: []}
-    )
+class Allocator:
+    """PyTorch's caching allocator on one stream; sizes and addresses in units of 512 bytes.
 
-    def allocate(self, size: int) -> _Block:
-        size = max(_ROUND, (size + _ROUND - 1) // _ROUND * _ROUND)
-        small = size <= _SMALL_LIMIT
-        pool = self._pools[small]
-        at = bisect.bisect_left(pool, (size, -1))
+    Free blocks are found by size (best fit, then lowest address), and by their borders, to merge
+    neighbours. Segments lie apart, so that blocks of two never merge.
+    """
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak_live = 0
+        self.reserved = 0
+        self._small: list[int] = []
+        self._large: list[int] = []
+        """Size and address of each free block as one number, in order."""
+        self._borders: dict[int, int] = {}
+        """Size of each free block at its beginning, and the negative size at its end. Two never
+        meet at one address, as they would have been merged."""
+        self._next = 0
+
+    def allocate(self, size: int) -> Block:
+        """Takes a block of at least this size, which must not be 0."""
+        small = size <= _MIB_UNITS
+        pool = self._small if small else self._large
+        at = bisect_left(pool, size << _ADDRESS_BITS)
         if at < len(pool):
-            block = pool.pop(at)[2]
-            block.free = False
+            found = pool.pop(at)
+            address, have = found & _ADDRESS, found >> _ADDRESS_BITS
+            del self._borders[address], self._borders[address + have]
         else:
-            block = self._segment(size, small)
-        rest = block.size - size
-        if rest >= _ROUND if small else rest > _SMALL_LIMIT:
-            remaining = self._new(rest, small)
-            remaining.before, remaining.after = block, block.after
-            if block.after is not None:
-                block.after.before = remaining
-            block.after = remaining
-            block.size = size
-            self._give(remaining)
-        self.live += block.size
-        self.peak_live = max(self.peak_live, self.live)
-        return block
+            have = _segment(size)
+            address = self._next
+            self._next += have + 1
+            self.reserved += have
+        rest = have - size
+        if rest > (0 if small else _MIB_UNITS):
+            tail = address + size
+            self._borders[tail] = rest
+            self._borders[tail + rest] = -rest
+            insort(pool, rest << _ADDRESS_BITS | tail)
+            have = size
+        self.live += have
+        if self.live > self.peak_live:  # noqa: PLR1730  (called 10,000 times a step)
+            self.peak_live = self.live
+        return address, have
 
-    def free(self, block: _Block) -> None:
-        self.live -= block.size
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                self._take(neighbour)
-                self._merge(block, neighbour)
-        self._give(block)
+    def free(self, block: Block) -> None:
+        """Gives a block back."""
+        address, size = block
+        self.live -= size
+        pool = self._small if size <= _MIB_UNITS else self._large
+        borders = self._borders
+        end = address + size
+        after = borders.pop(end, 0)
+        if after:
+            pool.pop(bisect_left(pool, after << _ADDRESS_BITS | end))
+            end += after
+        before = -borders.pop(address, 0)
+        if before:
+            address -= before
+            pool.pop(bisect_left(pool, before << _ADDRESS_BITS | address))
+        size = end - address
+        borders[address] = size
+        borders[end] = -size
+        insort(pool, size << _ADDRESS_BITS | address)
 
-    def _segment(self, size: int, small: bool) -> _Block:
-        if small:
-            segment = _SMALL_SEGMENT
-        elif size < _LARGE_LIMIT:
-            segment = _LARGE_SEGMENT
-        else:
-            segment = (size + _HUGE_ROUND - 1) // _HUGE_ROUND * _HUGE_ROUND
-        self.reserved += segment
-        return self._new(segment, small)
 
-    def _new(self, size: int, small: bool) -> _Block:
-        self._count += 1
-        return _Block(size, self._count, small)
-
-    def _give(self, block: _Block) -> None:
-        block.free = True
-        bisect.insort(self._pools[block.small], (block.size, block.number, block))
-
-    def _take(self, block: _Block) -> None:
-        pool = self._pools[block.small]
-        pool.pop(bisect.bisect_left(pool, (block.size, block.number)))
-        block.free = False
-
-    @staticmethod
-    def _merge(block: _Block, neighbour: _Block) -> None:
-        block.size += neighbour.size
-        if neighbour is block.before:
-            block.before = neighbour.before
-            if block.before is not None:
-                block.before.after = block
-        else:
-            block.after = neighbour.after
-            if block.after is not None:
-                block.after.before = block
+def _segment(size: int) -> int:
+    """Units that are taken from the device for a request of this size."""
+    if size <= _MIB_UNITS:
+        return 2 * _MIB_UNITS
+    if size < 10 * _MIB_UNITS:
+        return 20 * _MIB_UNITS
+    return (size + 2 * _MIB_UNITS - 1) // (2 * _MIB_UNITS) * (2 * _MIB_UNITS)
