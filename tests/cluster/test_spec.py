@@ -1,12 +1,17 @@
 """Campaign files: what is accepted, and what a user is told of a faulty one."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
+from cluster.pool import load_pool_file
 from cluster.spec import load_preset, load_spec, parse_spec, presets
 from profiler.errors import InputError
 from profiler.families import FAMILIES, family_of
 from profiler.pool import build_pool
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def small() -> dict:
@@ -30,6 +35,12 @@ def parse(data: dict):
 def test_a_preset_survives_the_round_trip_through_the_store(name):
     spec = load_preset(name)
     assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("campaign_*.yaml")), ids=lambda p: p.name)
+def test_an_example_is_a_campaign_and_names_a_pool_of_the_examples(path):
+    spec = load_spec(path)
+    assert spec.pool in {load_pool_file(pool).name for pool in EXAMPLES.glob("pool_*.yaml")}
 
 
 def test_a_pool_can_be_named_instead_of_described():
