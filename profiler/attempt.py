@@ -17,7 +17,7 @@ from typing import Any
 from profiler.devices import Device, Findings, open_device
 from profiler.environment import run_facts
 from profiler.errors import InputError, TrappmError, UnsupportedModelError
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from profiler.records import Configuration, Measurement, Outcome, Protocol, is_cpu_device
 from profiler.stability import judge
 
 LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
@@ -25,8 +25,11 @@ LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_pat
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|bad_alloc", re.I
 )
-_ALLOCATION = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
+_ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
 _MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
+
+_SHORT_SHARE = 0.5
+"""A host that has less of its memory free than this is short of it, for the moment."""
 
 
 def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -43,8 +46,9 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
     send({"phase": "create", "environment": environment})
     environment |= device.prepare()
+    environment["prepare_s"] = time.monotonic() - begin
     send({"phase": "create", "environment": environment})
-    phases = {"create": begin}
+    phases = {"create": time.monotonic()}
 
     def enter(name: str) -> None:
         phases.setdefault(name, time.monotonic())
@@ -57,8 +61,8 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
             module, _, name = request["run"].partition(":")
             run = getattr(importlib.import_module(module), name)
             findings = judge(run(configuration, device, protocol, enter), protocol)
-    except Exception as error:
-        outcome, message, detail_mib = _explain(error, device)
+    except BaseException as error:  # SystemExit as well: a model is not to say when we end
+        outcome, message, detail_mib = _explain(error, device, environment)
         findings = Findings(
             outcome=outcome,
             failed_in=list(phases)[-1],
@@ -88,6 +92,33 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
 def is_out_of_memory(text: str) -> bool:
     """Whether an error's words say that memory ran out, on any of our devices."""
     return _OUT_OF_MEMORY.search(text) is not None
+
+
+def out_of_memory_mib(
+    capacity_mib: float, device_key: str, environment: Mapping[str, Any]
+) -> dict[str, float]:
+    """What is known of the memory that ran out: the capacity, and on the CPU that of the host."""
+    detail_mib = {"capacity": capacity_mib}
+    if is_cpu_device(device_key) and environment.get("host_memory_mib") is not None:
+        detail_mib["host_memory"] = environment["host_memory_mib"]
+    return detail_mib
+
+
+def host_was_short(detail_mib: Mapping[str, float]) -> bool:
+    """Whether memory ran out because others had most of the host's, so that it may fit later."""
+    return "host_memory" in detail_mib and (
+        detail_mib["capacity"] < _SHORT_SHARE * detail_mib["host_memory"]
+    )
+
+
+def with_shortage(message: str, detail_mib: Mapping[str, float]) -> str:
+    """The message of an attempt that ran out of memory, and whether the host is to blame."""
+    if not host_was_short(detail_mib):
+        return message
+    return (
+        f"{message}; the host was short: it could have {detail_mib['capacity']:.0f} of "
+        f"{detail_mib['host_memory']:.0f} MiB, so it may fit another time"
+    )
 
 
 def lock_path(lock_dir: Path, lock_name: str) -> Path:
@@ -130,7 +161,9 @@ def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
 _held: object = None
 
 
-def _explain(error: Exception, device: Device) -> tuple[Outcome, str, dict[str, float]]:
+def _explain(
+    error: BaseException, device: Device, environment: Mapping[str, Any]
+) -> tuple[Outcome, str, dict[str, float]]:
     """Outcome, message and, when memory ran out, the capacity and the last allocation."""
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
@@ -138,8 +171,8 @@ def _explain(error: Exception, device: Device) -> tuple[Outcome, str, dict[str, 
         return Outcome.UNSUPPORTED, message, {}
     if not isinstance(error, MemoryError) and not is_out_of_memory(f"{message} {error}"):
         return Outcome.ERROR, message, {}
-    detail_mib = {"capacity": device.capacity_mib}
+    detail_mib = out_of_memory_mib(device.capacity_mib, device.key, environment)
     asked = _ALLOCATION.search(str(error))
     if asked is not None:
         detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
-    return Outcome.OOM, message, detail_mib
+    return Outcome.OOM, with_shortage(message, detail_mib), detail_mib

@@ -109,7 +109,7 @@ def _kill_strays() -> None:
 
 def _child(request: Mapping[str, Any], pipe: int, server: int) -> None:
     """Runs the function and leaves without any clean-up: the kernel frees faster."""
-    status = 1
+    status, own_pid = 1, os.getpid()
     try:
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
@@ -119,6 +119,8 @@ def _child(request: Mapping[str, Any], pipe: int, server: int) -> None:
         module, _, name = request["function"].partition(":")
 
         def send(message: Mapping[str, Any]) -> None:
+            if os.getpid() != own_pid:
+                os._exit(0)  # the model has forked, and its copy came back to us
             data = json.dumps(message).encode() + b"\n"
             while data:
                 data = data[os.write(pipe, data) :]

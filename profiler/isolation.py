@@ -12,13 +12,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from profiler import procfs
-from profiler.attempt import LOCK_DIR, is_out_of_memory
+from profiler.attempt import LOCK_DIR, is_out_of_memory, out_of_memory_mib, with_shortage
 from profiler.devices import open_device
 from profiler.environment import host_facts, utc_now
 from profiler.forks import Child, ForkServer, ForkServerError
@@ -115,9 +115,12 @@ class Measurer:
             return Measurement.from_dict(progress.result)
         if failure.killed and out_of_memory:
             failure = _Failure(Outcome.OOM, failure.phase, "the kernel killed it: out of memory")
-        detail_mib: dict[str, float] = {}
-        if failure.outcome is Outcome.OOM and "memory_limit_mib" in progress.environment:
-            detail_mib["capacity"] = progress.environment["memory_limit_mib"]
+        environment = {"device": device_key, **host_facts(), **progress.environment}
+        message, detail_mib = failure.message, {}
+        if failure.outcome is Outcome.OOM and "memory_limit_mib" in environment:
+            capacity_mib = environment["memory_limit_mib"]
+            detail_mib = out_of_memory_mib(capacity_mib, device_key, environment)
+            message = with_shortage(message, detail_mib)
         return Measurement(
             configuration=configuration,
             device=device_key,
@@ -128,9 +131,9 @@ class Measurer:
             attempt_key=key,
             provenance=provenance,
             failed_in=failure.phase,
-            message=failure.message,
+            message=message,
             memory_detail_mib=detail_mib,
-            environment={"device": device_key, **host_facts(), **progress.environment},
+            environment=environment,
         )
 
     def _attempt(self, request: dict[str, Any], progress: _Progress) -> _Failure:
@@ -139,8 +142,13 @@ class Measurer:
         try:
             progress.follow(child.messages(lambda: progress.deadline))
         except TimeoutError:
-            child.kill()
-            return progress.timed_out()
+            failure = progress.timed_out()
+            try:
+                child.kill()
+            except ForkServerError as error:
+                self.close()
+                return replace(failure, message=f"{failure.message}, without effect: {error}")
+            return failure
         finally:
             child.close()
         return self._crash(child, progress.phase)
@@ -148,7 +156,7 @@ class Measurer:
     def _crash(self, child: Child, phase: str) -> _Failure:
         code, printed = child.exit_code, self._server.printed
         if code is not None and code < 0:
-            what = f"killed by {signal.Signals(-code).name}"
+            what = f"killed by {_signal_name(-code)}"
             killed = code == -signal.SIGKILL
         else:
             what, killed = f"ended with exit status {code}", False
@@ -156,6 +164,13 @@ class Measurer:
         outcome = Outcome.OOM if is_out_of_memory(printed) else Outcome.ERROR
         last_line = printed.splitlines()[-1] if printed else ""
         return _Failure(outcome, phase, f"{message}: {last_line}" if last_line else message, killed)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # the real-time ones between the first and the last
 
 
 @dataclass(frozen=True)

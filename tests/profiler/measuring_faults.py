@@ -5,7 +5,9 @@ The architecture's name says which fault; any other name is measured as usual.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from profiler.devices import Device, MemoryReading, Window
@@ -29,6 +32,10 @@ def run(
     protocol: Protocol,
     enter: Callable[[str], None],
 ) -> StepRun:
+    if configuration.architecture == "fault-short-host":
+        device._capacity_mib = 100.0  # type: ignore[attr-defined]  # as if others had the rest
+        enter("create")
+        raise MemoryError
     fault = FAULTS.get(configuration.architecture)
     if fault is None:
         return run_protocol(configuration, device, protocol, enter)
@@ -43,6 +50,48 @@ def _sigkill() -> StepRun:
 
 def _segfault() -> StepRun:
     ctypes.string_at(0)
+    raise AssertionError
+
+
+def _abort() -> StepRun:
+    os.abort()
+
+
+def _unnamed_signal() -> StepRun:
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
+    raise AssertionError
+
+
+def _native_hang() -> StepRun:
+    collections.deque(itertools.repeat(0), maxlen=0)  # never leaves C, nor the interpreter's lock
+    raise AssertionError
+
+
+def _flood() -> StepRun:
+    for _ in range(64):
+        sys.stdout.write("x" * (1 << 20))
+    return _seen([10.0] * 20)
+
+
+def _endless_flood() -> StepRun:
+    while True:
+        os.write(1, b"x" * (1 << 16))
+
+
+def _close_output() -> StepRun:
+    os.close(1)
+    os.close(2)
+    return _seen([10.0] * 20)
+
+
+def _close_everything() -> StepRun:
+    os.closerange(3, 256)
+    return _seen([10.0] * 20)
+
+
+def _fill_the_disk() -> StepRun:
+    with open("/dev/full", "w", encoding="ascii") as full:
+        full.write("x")
     raise AssertionError
 
 
@@ -96,6 +145,40 @@ def _leave_a_process_behind() -> StepRun:
     raise ValueError("went away and left a process")
 
 
+def _leave_strays() -> StepRun:
+    """Children and grandchildren, in the process group and in sessions of their own."""
+    for number in range(12):
+        if os.fork() == 0:
+            if number % 2:
+                os.setsid()
+            if number % 3 == 0 and os.fork() != 0:
+                os._exit(0)
+            with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as log:
+                log.write(f"{os.getpid()}\n")
+            while True:
+                time.sleep(60)
+    while Path(os.environ[TOUCH_VARIABLE]).read_text(encoding="ascii").count("\n") < 12:
+        time.sleep(0.01)
+    raise ValueError("left a dozen")
+
+
+def _come_back_twice() -> StepRun:
+    if os.fork() == 0:
+        return _seen([99.0] * 20)
+    time.sleep(0.2)
+    return _seen([10.0] * 20)
+
+
+def _stop_server() -> StepRun:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return _hang()
+
+
+def _allocate_100_gib_in_numpy() -> StepRun:
+    np.zeros(100 << 30, dtype=np.uint8)
+    raise AssertionError
+
+
 def _note_times() -> StepRun:
     with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as log:
         begin = time.monotonic()
@@ -120,7 +203,20 @@ def _alternating() -> Iterator[float]:
 FAULTS: dict[str, Callable[[], StepRun]] = {
     "fault-sigkill": _sigkill,
     "fault-segfault": _segfault,
+    "fault-abort": _abort,
+    "fault-unnamed-signal": _unnamed_signal,
     "fault-hang": _hang,
+    "fault-native-hang": _native_hang,
+    "fault-sys-exit": lambda: sys.exit(3),
+    "fault-flood": _flood,
+    "fault-endless-flood": _endless_flood,
+    "fault-close-output": _close_output,
+    "fault-close-everything": _close_everything,
+    "fault-full-disk": _fill_the_disk,
+    "fault-strays": _leave_strays,
+    "fault-come-back-twice": _come_back_twice,
+    "fault-stop-server": _stop_server,
+    "fault-100-gib-in-numpy": _allocate_100_gib_in_numpy,
     "fault-native-bad-alloc": _native_bad_alloc,
     "fault-exception": _exception,
     "fault-exit": _exit,

@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import measuring_faults
+import psutil
 import pytest
 from filelock import FileLock
 
-from profiler.attempt import lock_path
+import profiler.forks
+import profiler.isolation
+from profiler.attempt import host_was_short, lock_path
 from profiler.environment import stack_fingerprint
 from profiler.errors import DeviceError, TrappmError
 from profiler.isolation import Measurer
@@ -118,10 +121,16 @@ def test_memory_repeats_and_grows_with_the_batch(measurer: Measurer) -> None:
         ("fault-sigkill", Outcome.ERROR, "SIGKILL"),
         ("fault-segfault", Outcome.ERROR, "SIGSEGV"),
         ("fault-exception", Outcome.ERROR, "ValueError: a model's own mistake"),
+        ("fault-abort", Outcome.ERROR, "SIGABRT"),
+        ("fault-unnamed-signal", Outcome.ERROR, "killed by signal"),
         ("fault-exit", Outcome.ERROR, "exit status 3"),
+        ("fault-sys-exit", Outcome.ERROR, "SystemExit: 3"),
+        ("fault-full-disk", Outcome.ERROR, "No space left on device"),
+        ("fault-close-everything", Outcome.ERROR, "Bad file descriptor"),
         ("fault-native-bad-alloc", Outcome.OOM, "bad_alloc"),
         ("fault-100-gib", Outcome.OOM, "allocate"),
         ("fault-limit", Outcome.OOM, "allocate"),
+        ("fault-100-gib-in-numpy", Outcome.OOM, "allocate"),
         ("fault-memory-error", Outcome.OOM, "MemoryError"),
     ],
 )
@@ -141,9 +150,37 @@ def test_fault_becomes_an_outcome(
         assert measurement.memory_detail_mib["capacity"] > 0
 
 
-def test_out_of_memory_tells_the_last_allocation(measurer: Measurer) -> None:
-    measurement = measurer.measure(named("fault-100-gib"), "cpu-1t", TRUSTING)
+@pytest.mark.parametrize("fault", ["fault-100-gib", "fault-100-gib-in-numpy"])
+def test_out_of_memory_tells_the_last_allocation(measurer: Measurer, fault: str) -> None:
+    measurement = measurer.measure(named(fault), "cpu-1t", TRUSTING)
     assert measurement.memory_detail_mib["last_allocation"] == 100 * 1024
+
+
+def test_host_that_is_short_of_memory_is_told(measurer: Measurer) -> None:
+    measurement = measurer.measure(named("fault-short-host"), "cpu-1t", TRUSTING)
+    assert measurement.outcome is Outcome.OOM
+    assert measurement.failed_in == "create"
+    assert "could have 100 of" in (measurement.message or "")
+    assert measurement.memory_detail_mib["capacity"] == 100
+    assert measurement.memory_detail_mib["host_memory"] > 100
+    assert host_was_short(measurement.memory_detail_mib)
+    assert not host_was_short({"capacity": 800.0, "host_memory": 1000.0})
+    assert not host_was_short({"capacity": 100.0})  # a GPU's says nothing of the host
+
+
+@pytest.mark.parametrize("model", ["fault-flood", "fault-close-output", "fault-come-back-twice"])
+def test_bad_manners_do_no_harm(measurer: Measurer, model: str) -> None:
+    measurement = measurer.measure(named(model), "cpu-1t", TRUSTING)
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.step_time_ms == 10.0
+
+
+@pytest.mark.parametrize("fault", ["fault-native-hang", "fault-endless-flood"])
+def test_busy_process_is_killed_in_time(measurer: Measurer, fault: str) -> None:
+    impatient = dataclasses.replace(TRUSTING, timeout_s=1.0)
+    measurement = measurer.measure(named(fault), "cpu-1t", impatient)
+    assert measurement.outcome is Outcome.TIMEOUT
+    assert measurement.message == "killed after 1 s"
 
 
 def test_hang_is_killed_in_time(measurer: Measurer, touched: Path) -> None:
@@ -202,15 +239,45 @@ def test_death_of_the_fork_server_is_told_and_mended(measurer: Measurer) -> None
     assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
 
 
+def test_process_that_cannot_be_killed_holds_nobody_up(
+    measurer: Measurer, touched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler.forks, "_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(profiler.forks, "_STOP_TIMEOUT_S", 1.0)
+    touched.unlink(missing_ok=True)
+    measurement = measurer.measure(
+        named("fault-stop-server"), "cpu-1t", dataclasses.replace(TRUSTING, timeout_s=2.0)
+    )
+    assert measurement.outcome is Outcome.TIMEOUT
+    assert "without effect" in (measurement.message or "")
+    if touched.exists():
+        assert wait_until(lambda: not is_alive(int(touched.read_text(encoding="ascii"))))
+    monkeypatch.undo()
+    assert measurer.measure(named("steady"), "cpu-1t", TRUSTING).outcome is Outcome.OK
+
+
+def _children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
 def test_nothing_leaks(measurer: Measurer, touched: Path) -> None:
     measurer.measure(named("steady"), "cpu-1t", TRUSTING)
-    descriptors = os.listdir("/proc/self/fd")
+    before = (len(os.listdir("/proc/self/fd")), _children(), set(os.listdir("/dev/shm")))
     touched.unlink(missing_ok=True)
     for fault in ("fault-sigkill", "fault-leave-process", "fault-exception", "steady"):
         measurer.measure(named(fault), "cpu-1t", TRUSTING)
-    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     left_behind = int(touched.read_text(encoding="ascii"))
-    assert wait_until(lambda: not is_alive(left_behind))
+    assert not is_alive(left_behind)
+    assert before == (len(os.listdir("/proc/self/fd")), _children(), set(os.listdir("/dev/shm")))
+
+
+def test_whatever_was_left_behind_ends_wherever_it_went(measurer: Measurer, touched: Path) -> None:
+    touched.write_text("", encoding="ascii")
+    measurement = measurer.measure(named("fault-strays"), "cpu-1t", TRUSTING)
+    assert "left a dozen" in (measurement.message or "")
+    strays = [int(pid) for pid in touched.read_text(encoding="ascii").split()]
+    assert len(strays) == 12
+    assert [pid for pid in strays if is_alive(pid)] == []
 
 
 def test_waiting_for_the_lock_is_no_timeout(measurer: Measurer, lock_dir: Path) -> None:
@@ -226,7 +293,8 @@ def test_waiting_for_the_lock_is_no_timeout(measurer: Measurer, lock_dir: Path) 
     assert measurement.duration_s < measurement.environment["lock_wait_s"]
 
 
-def test_lock_that_is_never_free_is_told(lock_dir: Path) -> None:
+def test_lock_that_is_never_free_is_told(lock_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler.isolation, "_PRELOAD", ())  # it never comes to need torch
     with (
         FileLock(lock_path(lock_dir, "cpu")),
         Measurer(lock_dir=lock_dir, lock_timeout_s=0.2) as measurer,
