@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from profiler.errors import InputError
+from profiler.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,35 @@ class Sample:
         if input_size < 1:
             raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
         return cls((3, input_size, input_size), torch.float32)
+
+    @classmethod
+    def from_example(cls, module: nn.Module, example: object) -> Self:
+        """One sample of an example input, whose first axis is the batch; only its shape is read.
+
+        Raises:
+            InputError: the example is not one tensor with a batch, or `forward` takes more.
+        """
+        import torch
+
+        name = type(module).__name__
+        if not isinstance(example, torch.Tensor):
+            raise InputError(
+                f"example_input for {name} is a {type(example).__name__}; give one tensor with "
+                "the batch first, such as torch.empty(1, 3, 224, 224)"
+            )
+        if example.dim() < 1 or 0 in example.shape:
+            raise InputError(
+                f"example_input for {name} has the shape {tuple(example.shape)}; its first axis "
+                "must be the batch, and no axis empty"
+            )
+        try:
+            inspect.signature(module.forward).bind(example)
+        except TypeError as error:
+            raise InputError(
+                f"the forward of {name} cannot be called with one tensor ({one_line(error)}); "
+                "wrap it in a module that takes one"
+            ) from error
+        return cls(tuple(example.shape[1:]), example.dtype)
 
     def batch(self, batch_size: int) -> torch.Tensor:
         """So many samples on the meta device, batch first."""

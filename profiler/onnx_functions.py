@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
 from profiler.errors import UnsupportedModelError
+from profiler.onnx_fold import MAX_ELEMENTS
 from profiler.onnx_patterns import IN_PLACE
 
 Array = npt.NDArray[Any]
@@ -461,12 +462,19 @@ def _gather_nd(call: Call) -> Tensor:
     x, index = call.tensor(), call.tensor(1)
     if call.attributes.get("batch_dims"):
         raise UnsupportedModelError("a GatherND with batch axes")
-    return x[tuple(index.unbind(-1))]
+    return x[_places(x, index)]
 
 
 def _scatter_nd(call: Call) -> Tensor:
     x, index, updates = (call.tensor(i) for i in range(3))
-    return x.index_put(tuple(index.unbind(-1)), updates)
+    return x.index_put(_places(x, index), updates)
+
+
+def _places(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    """One tensor of places for each axis that is indexed."""
+    if index.shape[-1] > x.dim():
+        raise UnsupportedModelError(f"places of {index.shape[-1]} axes in a tensor of {x.dim()}")
+    return tuple(index.unbind(-1))
 
 
 def _one_hot(call: Call) -> Sequence[Value]:
@@ -474,6 +482,8 @@ def _one_hot(call: Call) -> Sequence[Value]:
     places, depth, values = (call.known(i) for i in range(3))
     if places is None or depth is None or values is None or call.axis(-1) != -1:
         raise UnsupportedModelError("a OneHot along another axis than the last")
+    if places.size * depth.item() > MAX_ELEMENTS:
+        raise UnsupportedModelError(f"a OneHot of more than {MAX_ELEMENTS} elements")
     hot = places[..., None] == np.arange(depth.item())
     return [np.where(hot, values[1], values[0])]
 

@@ -48,7 +48,8 @@ class RebuiltModule(nn.Module):
             if value.name == model.image
         )
         """Of the images that the file takes."""
-        self._opset = max(o.version for o in model.proto.opset_import if o.domain in _STANDARD)
+        opsets = {o.domain: o.version for o in model.proto.opset_import}
+        self._opset = max(opsets.get(domain, 1) for domain in _STANDARD)
         self._constants: dict[str, Array] = {}
         self._attribute_of: dict[str, str] = {}
         factors = _factors(graph.node)

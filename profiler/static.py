@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from profiler.errors import UnsupportedModelError
+from profiler.errors import TrappmError
 from profiler.memory_rules import memory_by_rules
 from profiler.memory_simulation import SimulatedMemory
 from profiler.model_input import Sample
@@ -78,7 +78,7 @@ def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticPr
         graph = module_template(model, input_size)
         try:
             step = step_profile(model, input_size)
-        except UnsupportedModelError as error:
+        except TrappmError as error:
             return _by_rules(graph, error)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
 
@@ -103,7 +103,7 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
         sample = Sample(tuple(filter(None, sizes)), module.image_type)
         fixed = graph.fixed_batch_size
         step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
-    except UnsupportedModelError as error:
+    except TrappmError as error:
         return _by_rules(graph, error)
     return StaticProfile(
         graph=graph,
@@ -120,7 +120,7 @@ _NO_BATCH_NORM = (
 )
 
 
-def _by_rules(graph: GraphTemplate, error: UnsupportedModelError) -> StaticProfile:
+def _by_rules(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
     return StaticProfile(
         graph=graph, step=None, step_refusal=str(error), step_source=StepSource.RULES
     )

@@ -6,7 +6,7 @@ The answer unpacks as step time, memory, power, in the order of the paper's Figu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,11 @@ from profiler.errors import InputError, SnapshotError
 from profiler.records import METRICS
 
 if TYPE_CHECKING:
-    from profiler.records import GraphTemplate
+    import torch
+    from torch import nn
+
+    from profiler.memory_simulation import SimulatedMemory
+    from profiler.static import StaticProfile, StepSource
     from store import Home, Store
 
 MANIFEST = "manifest.json"
@@ -39,6 +43,13 @@ class Prediction:
     """For each metric, the bounds of its 90 % spread over the ensemble of heads."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """For each metric that is None: why."""
+    simulated_memory: SimulatedMemory
+    """Of a training step in fp32 with plain SGD on CUDA's allocator, in MiB, whatever the device;
+    without CUDA's context and libraries."""
+    memory_source: StepSource
+    """What the simulated memory rests on."""
+    memory_remark: str | None
+    """Why rules answered, or what the source could not see."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
@@ -48,18 +59,22 @@ class Prediction:
 
 
 def predict(
-    model: str | Path,
+    model: str | Path | nn.Module,
     *,
+    example_input: torch.Tensor | None = None,
     batch_size: int | None = None,
     input_size: int | None = None,
     device: str | None = None,
     snapshot: str | Path = "latest",
 ) -> Prediction:
-    """Predicts the cost of a training step of a timm architecture or an ONNX file.
+    """Predicts the cost of a training step of a timm architecture, an ONNX file or a module.
 
     Args:
-        model: a timm name, or the path of an ONNX file.
-        batch_size: samples a step; by default the file's own, or 1.
+        model: a timm name, the path of an ONNX file, or a module whose forward takes one tensor;
+            a module stays as it is.
+        example_input: for modules, a tensor as `forward` takes it, batch first; only its shape
+            and type are read.
+        batch_size: samples a step; by default the example's or the file's own, or 1.
         input_size: pixels, for timm names; by default the architecture's own.
         device: a device that the snapshot has heads for; by default its source device.
         snapshot: an id, an alias, or a folder with a pulled snapshot.
@@ -68,25 +83,21 @@ def predict(
         UnknownArchitectureError: no such timm architecture.
         ModelFileError: the file is not an ONNX model that we can read.
         SnapshotError: no such snapshot, or it has no head for the device.
-        InputError: a batch or input size that the model cannot have.
+        InputError: a batch or input size that the model cannot have, or an example that does not
+            fit the module.
+        UnsupportedModelError: no graph can be made of the model; the reason is told.
     """
-    is_file = isinstance(model, Path) or model.endswith(".onnx") or os.sep in model
-    batch = 1 if batch_size is None else batch_size
     for name, value in (("batch size", batch_size), ("input size", input_size)):
         if value is not None and not 1 <= value <= MAX_SIZE:
             raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
-    template = _of_file(Path(model), input_size) if is_file else None
-    if template is None:
-        from profiler.zoo import check
-
-        check(str(model))
-    elif batch_size is None and template.fixed_batch_size is not None:
-        batch = template.fixed_batch_size
+    name, own_batch_size, profile_of = _source(model, example_input, input_size)
     from learner.snapshot import load_snapshot
 
     loaded = load_snapshot(_locate(snapshot))
     key = device or loaded.source_device
-    graph = (template or _of_architecture(str(model), input_size)).at(batch)
+    profile = profile_of()
+    batch = batch_size or own_batch_size or profile.graph.fixed_batch_size or 1
+    graph = profile.graph.at(batch)
     predictions = loaded.predict([graph], key)
     values: dict[str, float | None] = dict.fromkeys(METRICS)
     intervals, missing = {}, {}
@@ -98,12 +109,15 @@ def predict(
         else:
             missing[metric] = f"the snapshot has no {metric} head for {key}"
     return Prediction(
-        model=str(model),
+        model=name,
         device=key,
         batch_size=batch,
         snapshot=loaded.id,
         intervals=intervals,
         missing=missing,
+        simulated_memory=profile.memory(batch),
+        memory_source=profile.step_source,
+        memory_remark=profile.step_refusal or profile.step_remark,
         **values,
     )
 
@@ -134,17 +148,50 @@ def _locate(snapshot: str | Path) -> Path:
         return snapshot_folder(store, home, snapshot)
 
 
-def _of_file(path: Path, input_size: int | None) -> GraphTemplate:
-    from profiler.onnx_reader import read_onnx
+def _source(
+    model: object, example: torch.Tensor | None, input_size: int | None
+) -> tuple[str, int | None, Callable[[], StaticProfile]]:
+    """The model's name, its own batch size, and what makes its profile, once it has been checked.
 
-    return read_onnx(path, input_size=input_size)
+    Raises:
+        InputError: not a model, or one that does not fit what is given beside it.
+    """
+    if isinstance(model, str | Path):
+        if example is not None:
+            raise InputError("example_input is for modules; names and files know their input")
+        if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
+            profile = _of_file(Path(model), input_size)
+            return str(model), None, lambda: profile
+        from profiler.zoo import check
+
+        check(model)
+        return model, None, lambda: _of_architecture(model, input_size)
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}; give a timm name, an ONNX file or a module"
+        )
+    if example is None or input_size is not None:
+        raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
+    from profiler.model_input import Sample
+    from profiler.static import static_profile
+
+    sample = Sample.from_example(model, example)
+    return type(model).__name__, example.shape[0], lambda: static_profile(model, sample)
 
 
-def _of_architecture(architecture: str, input_size: int | None) -> GraphTemplate:
-    from profiler.static import graph_template
+def _of_file(path: Path, input_size: int | None) -> StaticProfile:
+    from profiler.static import file_profile
+
+    return file_profile(path, input_size)
+
+
+def _of_architecture(architecture: str, input_size: int | None) -> StaticProfile:
+    from profiler.static import static_profile
     from profiler.zoo import native_input_size
 
     size = native_input_size(architecture) if input_size is None else input_size
     if size is None:
         raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
-    return graph_template(architecture, size)
+    return static_profile(architecture, size)

@@ -79,6 +79,14 @@ def print_prediction(prediction: Prediction) -> None:
         rows.append((metric, value, unit, spread))
     title = f"{prediction.model} on {prediction.device}, batch {prediction.batch_size}"
     console().print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
+    memory = prediction.simulated_memory
+    console().print(
+        f"simulated on CUDA in fp32 ({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+        f"{memory.reserved_mib:,.0f} reserved, "
+        f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
+    )
+    if prediction.memory_remark is not None:
+        console().print(prediction.memory_remark, style="dim")
     console().print(f"snapshot {prediction.snapshot}", style="dim")
 
 

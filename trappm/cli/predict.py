@@ -25,6 +25,8 @@ def predict(
 ) -> None:
     """Predict step time, memory and power of a training step, with a spread.
 
+    Beside it stands the GPU memory of the step in fp32, simulated on CUDA's allocator.
+
     Example: trappm predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t
     """
     from trappm.prediction import predict as answer
