@@ -58,7 +58,7 @@ def test_sampling_keeps_its_bounds(
     assert protocol.min_steps <= len(samples_ms) <= protocol.max_steps
     if len(samples_ms) < protocol.max_steps:
         good = relative_error(samples_ms) <= target
-        assert good or has_stopped_falling(samples_ms, min_steps)
+        assert good or has_stopped_falling(samples_ms)
 
 
 def test_sampling_stops_when_the_time_is_up() -> None:
@@ -96,11 +96,11 @@ def test_adaptive_protocol_goes_on_while_independent_samples_help() -> None:
     assert sum(ends) >= 8
 
 
-@given(TIMES, st.integers(1, 10))
-def test_falling_needs_twice_the_least_steps(times: list[float], min_steps: int) -> None:
-    if has_stopped_falling(times, min_steps):
-        assert len(times) >= 2 * min_steps
-        assert relative_error(times) >= relative_error(times[: len(times) // 2])
+def test_independent_samples_seldom_look_as_if_they_had_stopped_falling() -> None:
+    noise = np.random.default_rng(0)
+    stopped = [has_stopped_falling(noise.normal(100.0, 3.0, 64).tolist()) for _ in range(1000)]
+    assert 0 < sum(stopped) < 60
+    assert not has_stopped_falling([1.0, 2.0] * 31)  # too few to tell
 
 
 def test_protocols_by_name() -> None:
