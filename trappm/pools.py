@@ -57,10 +57,13 @@ def print_pool(facts: dict[str, Any] | None) -> None:
     if facts is None:
         console().print("no pool yet; make one with: trappm pool build --spec FILE")
         return
-    rows = [list(row.values()) for row in facts["families"]]
-    rows.append(["all", *facts["total"].values()])
-    columns = ("family", *(name.replace("_", " ") for name in facts["total"]))
-    console().print(table(f"pool {facts['name']}", columns, rows))
+    # What fits a terminal; refused steps are listed below.
+    columns = [name for name in facts["total"] if name != "steps_refused"]
+    rows = [
+        [row["family"], *(row[name] for name in columns)]
+        for row in [*facts["families"], {"family": "all", **facts["total"]}]
+    ]
+    console().print(table(f"pool {facts['name']}", ("family", *columns), rows))
     for key, title in (("refusals", "no graph"), ("step_refusals", "no step profile")):
         if facts[key]:
             refused = [
