@@ -10,6 +10,7 @@ hash of its content. Whoever loads it checks every byte against the manifest fir
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,7 @@ import platform
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +46,10 @@ MAX_MANIFEST_BYTES = 16 << 20
 MAX_FILE_BYTES = 2 << 30
 MAX_FILES = 256
 
+STALE_S = 24 * 3600.0
+"""A folder that has been unfinished for longer belongs to a process that was killed."""
+
+_UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _NOT_IN_ID = ("id", "created_at", "checksum")
 
@@ -158,6 +164,7 @@ def save_snapshot(
     folder = registry / manifest["id"]
     try:
         registry.mkdir(parents=True, exist_ok=True)
+        _remove_stale(registry)
         _write_folder(folder, contents)
     except OSError as error:
         raise SnapshotError(f"cannot write the snapshot to {registry}: {error}") from error
@@ -249,7 +256,7 @@ def _versions() -> dict[str, str]:
 
 def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """The folder with these files, all at once; one that another process made first stays."""
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
     try:
         for name, data in contents.items():
             with (unfinished / name).open("wb") as file:
@@ -264,6 +271,14 @@ def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove_stale(registry: Path) -> None:
+    """Removes what processes that were killed while they wrote have left behind."""
+    for folder in registry.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
+            if time.time() - folder.stat().st_mtime > STALE_S:
+                shutil.rmtree(folder)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The data folder: where the label store, snapshots, campaign files and logs live."""
+"""The data folder: where the label store, snapshots and campaigns' own files live."""
 
 from __future__ import annotations
 
@@ -40,10 +40,6 @@ class Home:
         """Holds one folder for each campaign, named by its id."""
         return self.path / "campaigns"
 
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
     @classmethod
     def find(cls) -> Self:
         """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
@@ -60,7 +56,7 @@ class Home:
         """
         home = cls.find()
         try:
-            for folder in (home.path, home.snapshots, home.campaigns, home.logs):
+            for folder in (home.path, home.snapshots, home.campaigns):
                 folder.mkdir(parents=True, exist_ok=True)
             # Only writing tells: permission bits say nothing about root or read-only mounts.
             tempfile.TemporaryFile(dir=home.path).close()

@@ -57,8 +57,8 @@ def print_pool(facts: dict[str, Any] | None) -> None:
     if facts is None:
         console().print("no pool yet; make one with: trappm pool build --spec FILE")
         return
-    # What fits a terminal; refused steps are listed below.
-    columns = [name for name in facts["total"] if name != "steps_refused"]
+    # What fits a terminal; refused steps, and what is to do, are told below.
+    columns = [name for name in facts["total"] if name not in {"steps_refused", "to_do"}]
     rows = [
         [row["family"], *(row[name] for name in columns)]
         for row in [*facts["families"], {"family": "all", **facts["total"]}]

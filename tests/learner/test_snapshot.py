@@ -225,6 +225,16 @@ def test_a_write_that_fails_leaves_nothing(content, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_killed_process_left_unfinished_is_removed_in_time(content, tmp_path):
+    stale, fresh = tmp_path / ".unfinished-a", tmp_path / ".unfinished-b"
+    for folder in (stale, fresh):
+        folder.mkdir()
+        (folder / "manifest.json").write_text("{")
+    os.utime(stale, (0, 0))
+    info = save_snapshot(tmp_path, **content)
+    assert set(tmp_path.iterdir()) == {info.folder, fresh}
+
+
 def test_a_copy_is_the_same_snapshot_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id

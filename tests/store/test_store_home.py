@@ -12,10 +12,10 @@ def test_the_folder_that_the_variable_names_is_made(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "a" / "b"))
     home = Home.open()
     assert home.path == tmp_path / "a" / "b"
-    for folder in (home.path, home.snapshots, home.campaigns, home.logs):
+    for folder in (home.path, home.snapshots, home.campaigns):
         assert folder.is_dir()
     assert Home.open() == home
-    assert {p.name for p in home.path.iterdir()} == {"snapshots", "campaigns", "logs"}
+    assert {p.name for p in home.path.iterdir()} == {"snapshots", "campaigns"}
 
 
 @pytest.mark.parametrize("value", [None, ""])
