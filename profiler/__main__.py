@@ -1,17 +1,23 @@
-"""`python -m profiler measure resnet18 --batch-size 4 --device cpu-1t`: one measurement, no Ray.
+"""`python -m profiler measure resnet18 --batch-size 4 --device cpu-1t`: measures without Ray.
 
-For a GPU node that has torch and timm and nothing else of ours.
+For a GPU node that has torch and timm and nothing else of ours. `--sweep LIST --out FILE` measures
+a list (`profiler.sweep_list`) into a file of JSON lines, and goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from profiler.devices import local_devices
-from profiler.errors import TrappmError
+import numpy as np
+
+from profiler.devices import local_devices, open_device
+from profiler.errors import InputError, TrappmError
 from profiler.isolation import Measurer
 from profiler.protocols import PROTOCOLS, protocol_named
 from profiler.records import (
@@ -24,30 +30,36 @@ from profiler.records import (
     Precision,
     Provenance,
 )
+from profiler.sweep import ResultFile, Sweep
+from profiler.sweep_list import read_configurations
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; exit status 0 for `ok`, 1 for any other outcome, 2 for bad input."""
+    """Runs the command; exit status 0 for `ok`, 1 for any other outcome, 2 for bad input.
+
+    A sweep that came to its end has done its work, whatever the outcomes.
+    """
     options = _parser().parse_args(arguments)
     try:
-        configuration = Configuration(
-            architecture=options.architecture,
-            batch_size=options.batch_size,
-            input_size=options.input_size,
-            precision=options.precision,
-            memory_format=options.memory_format,
-            optimizer=options.optimizer,
-            phase=options.phase,
-        )
-        protocol = protocol_named(options.protocol)
-        with Measurer() as measurer:
-            measurement = measurer.measure(configuration, options.device, protocol)
+        return _measure(options) if options.sweep is None else _sweep(options)
     except TrappmError as error:
         print(f"profiler: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("profiler: interrupted", file=sys.stderr)
         return 130
+
+
+def _measure(options: argparse.Namespace) -> int:
+    if options.architecture is None:
+        raise InputError("name an architecture to measure, or a list with --sweep")
+    for name, value in (("--out", options.out), ("--shuffle", options.shuffle)):
+        if value is not None:
+            raise InputError(f"{name} goes with --sweep only")
+    configuration = Configuration(**{"batch_size": 1, "input_size": 224, **_settings(options)})
+    protocol = protocol_named(options.protocol)
+    with Measurer() as measurer:
+        measurement = measurer.measure(configuration, options.device, protocol)
     if options.json:
         print(json.dumps(measurement.to_dict()))
     elif measurement.outcome is not Outcome.UNSUPPORTED:
@@ -56,6 +68,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"profiler: {measurement.message}", file=sys.stderr)
         return 2
     return 0 if measurement.outcome is Outcome.OK else 1
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    if options.out is None:
+        raise InputError("a sweep needs a file for its results: --out FILE.jsonl")
+    settings = _settings(options)
+    if settings:
+        raise InputError(f"{next(iter(settings))} is for the list to say, not beside --sweep")
+    if options.retries < 0:
+        raise InputError(f"--retries is {options.retries}; it must be 0 or more")
+    protocol = protocol_named(options.protocol)
+    open_device(options.device)  # a wrong key is told before the list is read
+    configurations = read_configurations(options.sweep)
+    if options.shuffle is not None:
+        order = np.random.default_rng(options.shuffle).permutation(len(configurations))
+        configurations = [configurations[i] for i in order]
+    with ResultFile(options.out) as results, Measurer() as measurer:
+        sweep = Sweep(configurations, results, options.device, protocol, retries=options.retries)
+        if sweep.settled:
+            _tell(f"profiler: {sweep.settled} of {len(configurations)} are measured already")
+        try:
+            sweep.run(lambda c: measurer.measure(c, options.device, protocol), _tell)
+        except (TrappmError, KeyboardInterrupt):
+            _tell(
+                f"profiler: stopped with {sweep.settled} of {len(configurations)} measured; "
+                "the same command goes on from there"
+            )
+            raise
+    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
+    if options.json:
+        told = {"configurations": len(configurations), "attempts": sweep.attempts}
+        print(json.dumps({**told, "outcomes": counts}))
+    else:
+        print(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
+        print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of the configuration."""
+    names = [field.name for field in dataclasses.fields(Configuration)]
+    said = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,20 +126,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m profiler", description="Measures training steps.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     measure = commands.add_parser("measure", help="measure one configuration on this machine")
-    measure.add_argument("architecture", help="a timm model name, such as resnet18")
-    measure.add_argument("--batch-size", type=int, default=1)
-    measure.add_argument("--input-size", type=int, default=224, help="pixels (default: 224)")
-    measure.add_argument("--precision", choices=list(Precision), default=Precision.FP32)
-    measure.add_argument(
-        "--memory-format", choices=list(MemoryFormat), default=MemoryFormat.CONTIGUOUS
-    )
-    measure.add_argument("--optimizer", choices=list(Optimizer), default=Optimizer.SGD)
-    measure.add_argument("--phase", choices=list(Phase), default=Phase.TRAIN)
+    measure.add_argument("architecture", nargs="?", help="a timm model name, such as resnet18")
+    measure.add_argument("--batch-size", type=int, help="default: 1")
+    measure.add_argument("--input-size", type=int, help="pixels (default: 224)")
+    measure.add_argument("--precision", choices=list(Precision), help="default: fp32")
+    measure.add_argument("--memory-format", choices=list(MemoryFormat), help="default: contiguous")
+    measure.add_argument("--optimizer", choices=list(Optimizer), help="default: sgd")
+    measure.add_argument("--phase", choices=list(Phase), help="default: train")
     measure.add_argument(
         "--device", required=True, help=f"one of {', '.join(local_devices())}, or cuda:0"
     )
     measure.add_argument("--protocol", choices=list(PROTOCOLS), default="paper")
-    measure.add_argument("--json", action="store_true", help="print the whole measurement as JSON")
+    measure.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    measure.add_argument(
+        "--sweep", type=Path, metavar="LIST", help="measure all of a list, YAML or JSON lines"
+    )
+    measure.add_argument(
+        "--out", type=Path, metavar="FILE", help="of a sweep: JSON lines, appended to"
+    )
+    measure.add_argument(
+        "--retries", type=int, default=2, help="of what a sweep finds unstable (default: 2)"
+    )
+    measure.add_argument(
+        "--shuffle", type=int, metavar="SEED", help="measure the list in a random order"
+    )
     return parser
 
 
