@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler import step as step_module
+from profiler.devices.cpu import CpuDevice
 from profiler.errors import InputError, UnsupportedModelError
 from profiler.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
 from profiler.records import (
@@ -22,7 +23,7 @@ from profiler.records import (
     Protocol,
 )
 from profiler.sampling import has_stopped_falling, relative_error, sample, summarize
-from profiler.step import make_step
+from profiler.step import make_step, run_protocol
 
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=60)
@@ -204,6 +205,31 @@ def test_inference_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert not model.training
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.AMP_BF16])
+def test_half_precision_without_a_kernel_is_unsupported_before_anything_runs(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_kernel(*_: object) -> None:
+        raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'\nmore of it")
+
+    device = CpuDevice("cpu-1t")
+    assert device.refusal(tiny(precision=Precision.FP32)) is None
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", no_kernel)
+    phases: list[str] = []
+    with pytest.raises(UnsupportedModelError, match=f"{precision}.*not implemented for 'Half'$"):
+        run_protocol(tiny(precision=precision), device, QUICK, phases.append)
+    assert phases == ["create"]
+
+
+@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.AMP_BF16])
+def test_half_precision_that_the_probe_lets_through_trains(precision: Precision) -> None:
+    configuration = tiny(precision=precision)
+    refusal = CpuDevice("cpu-1t").refusal(configuration)
+    if refusal is not None:
+        pytest.skip(refusal)
+    make_step(configuration, CPU)()
 
 
 def test_same_seed_gives_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
