@@ -56,8 +56,5 @@ def graph_hash(
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    sized = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+    return hashlib.sha256(b"".join(sized)).digest()

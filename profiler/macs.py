@@ -17,8 +17,10 @@ _Rule = Callable[[Attributes, Sequence[Shape], Sequence[Shape]], int]
 
 MOVES = frozenset(
     [
+        "BitCast",
         "Cast",
         "CastLike",
+        "CenterCropPad",
         "Compress",
         "Concat",
         "ConstantOfShape",
@@ -39,6 +41,7 @@ MOVES = frozenset(
         "SpaceToDepth",
         "Split",
         "Squeeze",
+        "TensorScatter",
         "Tile",
         "Transpose",
         "Trilu",
@@ -54,6 +57,8 @@ _PASSES = {
     "LayerNormalization": 4,
     "LpNormalization": 2,
     "RMSNormalization": 3,
+    # times cosine, times sine, sum
+    "RotaryEmbedding": 3,
     # maximum, exponential, sum, divide
     "LogSoftmax": 4,
     "Softmax": 4,
@@ -128,6 +133,21 @@ def _attention(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequenc
     return batch * length * key[-2] * (width + value_width)
 
 
+def _linear_attention(
+    attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
+) -> int:
+    """At each place a state of key by value is updated by each key head, read by each query head.
+
+    The delta rules also read it to find out what to add.
+    """
+    (batch, length, width), _, value = inputs[:3]
+    heads: int = attributes["q_num_heads"]
+    key_heads: int = attributes["kv_num_heads"]
+    updates = 2 if "delta" in attributes.get("update_rule", "gated_delta") else 1
+    state = width // heads * (value[-1] // key_heads)
+    return batch * length * state * (heads + updates * key_heads)
+
+
 def _recurrent(_: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """At each time step of each sample, the weights for the input and for the state."""
     return inputs[0][0] * inputs[0][1] * (math.prod(inputs[1]) + math.prod(inputs[2]))
@@ -140,12 +160,15 @@ def _pool(attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Sha
 _RULES: Mapping[str, _Rule] = {
     "Attention": _attention,
     "AveragePool": _pool,
+    "CausalConvWithState": _conv,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "DeformConv": _conv,
     "Einsum": _einsum,
     "GRU": _recurrent,
     "Gemm": _gemm,
     "LSTM": _recurrent,
+    "LinearAttention": _linear_attention,
     "LpPool": _pool,
     "MatMul": _matmul,
     "MaxPool": _pool,

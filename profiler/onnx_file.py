@@ -292,7 +292,21 @@ def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:
-    """What our own exporter wrote down; from elsewhere it is only a list of names."""
+    """What an exporter wrote down: ours for the model, that of PyTorch for each tensor."""
+    by_pytorch = {
+        value.name
+        for value in (*model.graph.input, *model.graph.value_info)
+        for entry in value.metadata_props
+        if entry.key == _TORCH_KIND_KEY and entry.value == "BUFFER"
+    }
+    return by_pytorch | _listed_buffers(model)
+
+
+_TORCH_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def _listed_buffers(model: onnx.ModelProto) -> set[str]:
+    """From a stranger it is any text."""
     for entry in model.metadata_props:
         if entry.key == BUFFERS_KEY:
             try:

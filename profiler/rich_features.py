@@ -12,8 +12,10 @@ import numpy.typing as npt
 from profiler.graph_nodes import BYTES_PER_ELEMENT
 from profiler.records import Graph, IntArray
 
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-PRODUCTS = frozenset({"Attention", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
+PRODUCTS = frozenset(
+    {"Attention", "Einsum", "GRU", "Gemm", "LSTM", "LinearAttention", "MatMul", "RNN"}
+)
 
 RICH_FEATURES: tuple[str, ...] = (
     "activation_bytes", "largest_tensor_bytes", "bytes_moved", "convolution_macs",

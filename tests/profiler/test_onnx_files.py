@@ -127,6 +127,22 @@ def test_a_shape_in_external_data_is_read_or_asked_for(write, tmp_path):
     assert read_onnx(path).at(4).output_shapes.tolist() == [[4, 192, 0, 0, 0, 0]]
 
 
+def test_of_external_data_only_what_the_tensor_needs_is_read(write, tmp_path):
+    tensor = TensorProto(name="s", data_type=TensorProto.INT64, dims=[2])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="shape.bin")
+    tensor.external_data.add(key="length", value=str(1 << 40))
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 192])
+    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    path = write(node, outputs=[result], initializers=[tensor])
+    with (tmp_path / "shape.bin").open("wb") as file:
+        file.write(np.array([-1, 192], dtype=np.int64).tobytes())
+        file.truncate(1 << 40)  # sparse: reading it would take all memory
+    with resources_watched() as peak_bytes:
+        assert read_onnx(path).at(4).output_shapes.tolist() == [[4, 192, 0, 0, 0, 0]]
+    assert peak_bytes() < 100 << 20
+
+
 def test_models_of_anything_but_images_are_refused(write):
     words = helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 128])
     cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)

@@ -43,10 +43,19 @@ TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit", "tes
 
 
 @cache
-def template(architecture, input_size):
+def content(architecture, input_size):
+    """The file's bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export_onnx(architecture, input_size, path)
+        return path.read_bytes()
+
+
+@cache
+def template(architecture, input_size):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(content(architecture, input_size))
         return read_onnx(path)
 
 
@@ -102,17 +111,44 @@ def test_a_rebatched_template_equals_a_fresh_export_at_that_batch(
     export_onnx(architecture, input_size, path, batch_size=batch_size)
     fresh = read_onnx(path)
     assert fresh.fixed_batch_size == batch_size
-    fresh, graph = fresh.at(batch_size), template(architecture, input_size).at(batch_size)
-    assert graph.operators == fresh.operators
-    for name in (
-        "edges",
-        "input_shapes",
-        "output_shapes",
-        "macs",
-        "parameters",
-        "memory_bytes",
-    ):
-        assert np.array_equal(getattr(graph, name), getattr(fresh, name)), name
+    assert_same(template(architecture, input_size).at(batch_size), fresh.at(batch_size))
+
+
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+@settings(max_examples=3, deadline=None)
+@given(batch_size=st.integers(1, 300))
+def test_a_rebatched_template_equals_a_fresh_reading_at_that_batch(
+    tmp_path_factory, architecture, input_size, batch_size
+):
+    """The same file with its batch axis closed; MODELS are of all families."""
+    model = onnx.ModelProto.FromString(content(architecture, input_size))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in ("image", "logits"):
+            value.type.tensor_type.shape.dim[0].dim_value = batch_size
+    path = tmp_path_factory.mktemp("closed") / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    fresh = read_onnx(path)
+    assert fresh.fixed_batch_size == batch_size
+    assert_same(template(architecture, input_size).at(batch_size), fresh.at(batch_size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
+@pytest.mark.parametrize("batch_size", [1, 6])
+def test_a_rebatched_template_of_every_family_equals_a_fresh_export(
+    tmp_path, architecture, input_size, batch_size
+):
+    export_onnx(architecture, input_size, tmp_path / "m.onnx", batch_size=batch_size)
+    fresh = read_onnx(tmp_path / "m.onnx").at(batch_size)
+    assert_same(template(architecture, input_size).at(batch_size), fresh)
+
+
+def assert_same(graph, other):
+    assert graph.operators == other.operators
+    assert graph.batch_size == other.batch_size
+    names = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
+    for name in names:
+        assert np.array_equal(getattr(graph, name), getattr(other, name)), name
 
 
 @pytest.mark.parametrize(("architecture", "input_size"), MODELS)

@@ -1,0 +1,232 @@
+"""One model by several exporters, opsets and ways to keep its weights: the counts are the same.
+
+The two files in `data` are of PyTorch's exporter of today (`dynamo=True`), which takes long; the
+slow tests make them again.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler.export import export_onnx
+from profiler.features import OPERATORS, node_features
+from profiler.onnx_reader import read_onnx
+from profiler.rich_features import CONVOLUTIONS, PRODUCTS
+
+DATA = Path(__file__).with_name("data")
+LATEST = onnx.defs.onnx_opset_version()
+
+
+class Small(nn.Module):
+    """What opsets after 17 brought operators for, and a buffer that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.group_norm = nn.GroupNorm(2, 8)
+        self.layer_norm = nn.LayerNorm(8)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
+        self.register_buffer("scale", torch.arange(8.0).reshape(8, 1, 1))
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():  # the exporter merges what is equal
+            nn.init.normal_(parameter, generator=generator)
+
+    def forward(self, x):
+        x = functional.hardswish(self.group_norm(self.conv(x))) * self.scale
+        x = self.layer_norm(x.flatten(2).transpose(1, 2))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.head(functional.gelu(functional.mish(functional.silu(x))).mean(1))
+
+
+def layers():
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *pooled).eval()
+
+
+def reference(module, batch_size):
+    """MACs by PyTorch's own counter, and the number of parameters."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        module(torch.zeros(batch_size, 3, 8, 8))
+    return counter.get_total_flops() // 2, sum(p.numel() for p in module.parameters())
+
+
+def linear_macs(graph):
+    pairs = zip(graph.macs.tolist(), graph.operators, strict=True)
+    return sum(macs for macs, operator in pairs if operator in CONVOLUTIONS | PRODUCTS)
+
+
+@pytest.mark.parametrize("opset", range(11, 21))
+def test_the_older_exporter_gives_the_same_graph_at_every_opset(tmp_path, opset):
+    module = layers()
+    export_onnx(module, 8, tmp_path / "ours.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (torch.zeros(1, 3, 8, 8),), tmp_path / "m.onnx", dynamo=False,
+            opset_version=opset, input_names=["x"], dynamic_axes={"x": {0: "n"}},
+            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+            keep_initializers_as_inputs=True,
+        )  # fmt: skip
+    assert onnx.load(tmp_path / "m.onnx").opset_import[0].version == opset
+    theirs, ours = read_onnx(tmp_path / "m.onnx"), read_onnx(tmp_path / "ours.onnx")
+    assert theirs.content_hash == ours.content_hash
+
+
+def saved(proto, path, place):
+    """The same model with its weights inside, in a second file, lost, or left out."""
+    options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    onnx.save(proto, path, **(options if place in ("outside", "lost") else {}))
+    if place == "lost":  # but not the shapes, which are small integers
+        model = onnx.load(path, load_external_data=False)
+        whole = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
+        for tensor in model.graph.initializer:
+            if tensor.data_type == TensorProto.INT64:
+                tensor.CopyFrom(whole[tensor.name])
+        path.write_bytes(model.SerializeToString())
+        path.with_name("w.bin").unlink()
+    return path
+
+
+@pytest.mark.parametrize("place", ["inside", "outside", "lost"])
+@pytest.mark.parametrize("batch", [None, 3], ids=["dynamic", "fixed"])
+@pytest.mark.parametrize("opset", [18, 23])
+def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, batch, place):
+    proto = onnx.load(DATA / f"dynamo_opset{opset}.onnx")
+    if batch is not None:
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
+    template = read_onnx(saved(proto, tmp_path / "m.onnx", place))
+    assert template.fixed_batch_size == batch
+    graph = template.at(3)
+    macs, parameters = reference(Small(), 3)
+    assert linear_macs(graph) == macs
+    # Before opset 21 group norm is written with instance norm, whose scale and shift are constants
+    # (two of each) as the weights are, and so is one number: the file does not tell them apart.
+    assert graph.parameters.sum() == parameters + (5 if opset == 18 else 0)
+    assert "Other" not in node_operators(graph)
+    if opset == 23:
+        newer = {"Attention", "Gelu", "GroupNormalization", "HardSwish", "LayerNormalization"}
+        assert newer | {"Mish"} <= set(graph.operators)
+
+
+def node_operators(graph):
+    """The operators by their places in the features."""
+    return {OPERATORS[place] for place in node_features(graph)[:, : len(OPERATORS)].argmax(axis=1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 20, 23, 24, 25])
+@pytest.mark.parametrize("batch", [None, 3], ids=["dynamic", "fixed"])
+def test_todays_exporter_still_gives_these_graphs(tmp_path, opset, batch):
+    path = tmp_path / "m.onnx"
+    axes = ({0: torch.export.Dim("batch")},) if batch is None else None
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                Small().eval(), (torch.zeros(batch or 2, 3, 8, 8),), dynamo=True,
+                opset_version=opset, dynamic_shapes=axes, verbose=False,
+            )  # fmt: skip
+    finally:
+        logging.disable(logging.NOTSET)
+    program.save(path)
+    assert onnx.load(path).opset_import[0].version == opset
+    template = read_onnx(path)
+    graph, (macs, parameters) = template.at(3), reference(Small(), 3)
+    assert linear_macs(graph) == macs
+    assert graph.parameters.sum() == parameters + (5 if opset < 21 else 0)
+    kept = DATA / f"dynamo_opset{opset}.onnx"
+    if batch is None and kept.exists():
+        assert template.content_hash == read_onnx(kept).content_hash
+
+
+# One node of each newer operator: images (2, 8, 4, 4) or a sequence (2, 16, 8) made of them.
+
+WEIGHTS = {
+    "gain": (8,), "offset": (2, 18, 4, 4), "kernel": (6, 8, 3, 3), "depthwise": (8, 1, 3),
+    "cosine": (16, 2),
+}  # fmt: skip
+NEWER = [
+    # operator, opset, inputs, attributes, output shape, MACs
+    ("HardSwish", 14, ["x"], {}, (2, 8, 4, 4), 256),
+    ("Mish", 18, ["x"], {}, (2, 8, 4, 4), 256),
+    ("GroupNormalization", 21, ["x", "gain", "gain"], {"num_groups": 2}, (2, 8, 4, 4), 4 * 256),
+    ("DeformConv", 19, ["x", "kernel", "offset"], {"pads": [1] * 4}, (2, 6, 4, 4), 192 * 72),
+    ("Gelu", 20, ["x"], {}, (2, 8, 4, 4), 256),
+    ("LayerNormalization", 17, ["s", "gain"], {"axis": -1}, (2, 16, 8), 4 * 256),
+    ("RMSNormalization", 23, ["s", "gain"], {"axis": -1}, (2, 16, 8), 3 * 256),
+    ("Attention", 23, ["s", "s", "s"], {"q_num_heads": 2, "kv_num_heads": 2}, (2, 16, 8),
+     2 * 2 * 16 * 16 * 8),
+    ("RotaryEmbedding", 23, ["s", "cosine", "cosine", "places"], {"num_heads": 2}, (2, 16, 8),
+     3 * 256),
+    ("Swish", 24, ["x"], {}, (2, 8, 4, 4), 256),
+    ("TensorScatter", 24, ["s", "s"], {}, (2, 16, 8), 0),
+    ("BitCast", 26, ["x"], {"to": TensorProto.INT32}, (2, 8, 4, 4), 0),
+    ("CumProd", 26, ["x", "one"], {}, (2, 8, 4, 4), 256),
+    ("LinearAttention", 27, ["s", "s", "s"],
+     {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, (2, 16, 8), 2 * 16 * 16 * 4),
+    ("CausalConvWithState", 27, ["t", "depthwise"], {}, (2, 8, 16), 256 * 3),
+    ("SwiGLU", 28, ["x", "x"], {}, (2, 8, 4, 4), 256),
+]  # fmt: skip
+
+WITH_STATE = {"CausalConvWithState", "LinearAttention"}
+
+
+@pytest.mark.parametrize("batch", ["n", 2], ids=["dynamic", "fixed"])
+@pytest.mark.parametrize("case", NEWER, ids=[case[0] for case in NEWER])
+def test_newer_operators_have_a_shape_macs_and_a_place(tmp_path, case, batch):
+    operator, opset, inputs, attributes, shape, macs = case
+    outputs = ["y", "after"] if operator in WITH_STATE else ["y"]
+    nodes = [
+        helper.make_node("Reshape", ["x", "columns"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["s"], perm=[0, 2, 1]),
+        helper.make_node(operator, inputs, outputs, **attributes),
+    ]
+    nodes = nodes[:1] + nodes[2:] if "t" in inputs else nodes
+    nodes = nodes if {"s", "t"} & set(inputs) else nodes[-1:]
+    places = np.tile(np.arange(16), (2, 1))
+    initializers = [
+        helper.make_tensor("columns", TensorProto.INT64, [3], [0, 8, 16]),
+        helper.make_tensor("one", TensorProto.INT64, [], [1]),
+        helper.make_tensor("places", TensorProto.INT64, [2, 16], places.ravel()),
+    ]
+    floats = TensorProto.FLOAT
+    image = helper.make_tensor_value_info("x", floats, [batch, 8, 4, 4])
+    weights = [helper.make_tensor_value_info(name, floats, size) for name, size in WEIGHTS.items()]
+    kind = attributes.get("to", floats)
+    result = helper.make_tensor_value_info("y", kind, [batch, *shape[1:]])
+    graph = helper.make_graph(nodes, "g", [image, *weights], [result], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    found = read_onnx(tmp_path / "m.onnx").at(2)
+    assert found.operators[-1] == operator
+    assert found.output_shapes[-1].tolist() == [*shape, *(0,) * (6 - len(shape))]
+    assert found.macs[-1] == macs
+    assert node_operators(found) >= {operator if operator in OPERATORS else "Other"}
+
+
+def test_the_cases_above_reach_the_latest_opset():
+    """A new opset of ONNX is noticed: its operators need a look."""
+    first: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain:
+            first[schema.name] = min(schema.since_version, first.get(schema.name, 99))
+    newer = {name for name, version in first.items() if version > 18}
+    not_of_images = {
+        "AffineGrid", "ImageDecoder", "RegexFullMatch", "StringConcat", "StringSplit",
+    }  # fmt: skip
+    assert newer - not_of_images <= {case[0] for case in NEWER}
