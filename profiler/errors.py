@@ -38,6 +38,10 @@ class StoreError(TrappmError):
     """The label store cannot be opened, upgraded or written."""
 
 
+class StoreAccessError(StoreError, InputError):
+    """What was named as the label store is none, is of a newer version, or cannot be written."""
+
+
 class SnapshotError(InputError):
     """A snapshot that is missing, damaged, foreign, or lacks the head that was asked for."""
 

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.orm import Session
 
-from profiler.errors import StoreError, one_line
+from profiler.errors import StoreAccessError, StoreError, one_line
 from store.schema import Base
 
 BUSY_TIMEOUT_S = 60.0
@@ -60,17 +60,18 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         read_only: the database shall refuse to write, whatever it is asked.
 
     Raises:
-        StoreError: the URL cannot be read, is of another database system, or its driver is missing.
+        StoreAccessError: the URL cannot be read, is of another database system, or its driver is
+            missing.
     """
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreError(
+        raise StoreAccessError(
             "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db"
         ) from error
     system = parsed.get_backend_name()
     if system not in {"sqlite", "postgresql"}:
-        raise StoreError(f"the label store runs on sqlite or postgresql, not on {system!r}")
+        raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
     # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
     options: dict[str, Any] = {"json_serializer": partial(json.dumps, allow_nan=False)}
     if system == "sqlite":
@@ -78,7 +79,7 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
     try:
         engine = create_engine(parsed, **options)
     except (SQLAlchemyError, ImportError) as error:
-        raise StoreError(f"cannot use the database {parsed}: {one_line(error)}") from error
+        raise StoreAccessError(f"cannot use the database {parsed}: {one_line(error)}") from error
     if system == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -88,18 +89,22 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
 
 
 @contextmanager
-def told_as_store_error(engine: Engine) -> Iterator[None]:
-    """Errors of the database become ours: without SQL, values or passwords in them."""
+def told_as_store_error(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
+    """Errors of the database become ours, of this kind: without SQL, values or passwords in them.
+
+    Whatever the kind, a database that is busy is nobody's mistake, and one that cannot be written
+    is the user's to mend.
+    """
     try:
         yield
     except SQLAlchemyError as error:
         cause: BaseException = error
         if isinstance(error, DBAPIError | StatementError) and error.orig is not None:
             cause = error.orig
-        raise _store_error(engine, cause) from error
-    except (engine.dialect.loaded_dbapi.Error, ValueError) as error:
+        raise _store_error(engine, cause, kind) from error
+    except (engine.dialect.loaded_dbapi.Error, UnicodeEncodeError, OverflowError) as error:
         # From the driver itself, when it connects or turns a value into what it can store.
-        raise _store_error(engine, error) from error
+        raise _store_error(engine, error, kind) from error
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -128,8 +133,13 @@ def address(engine: Engine) -> str:
     return str(url)
 
 
-def _store_error(engine: Engine, cause: BaseException) -> StoreError:
-    return StoreError(f"the label store {address(engine)} refused: {one_line(cause)}")
+def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
+    name = getattr(cause, "sqlite_errorname", "")
+    if name.startswith("SQLITE_READONLY"):
+        kind = StoreAccessError
+    elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        kind = StoreError
+    return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

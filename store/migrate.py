@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from profiler.errors import StoreError
+from profiler.errors import StoreAccessError
 from store.database import address, told_as_store_error
 
 REVISIONS = ("0001", "0002", "0003")
@@ -24,9 +24,9 @@ def upgrade(engine: Engine, writer: Engine) -> None:
     """Upgrades the database to the newest schema, in one transaction; does nothing if it is.
 
     Raises:
-        StoreError: not a database, not ours, made by a newer version, or not writable.
+        StoreAccessError: not a database, not ours, made by a newer version, or not writable.
     """
-    with told_as_store_error(engine):
+    with told_as_store_error(engine, StoreAccessError):
         with engine.connect() as connection:
             if _revision(connection) == REVISIONS[-1]:
                 return
@@ -41,14 +41,14 @@ def require_newest(engine: Engine) -> None:
     """Refuses to read a database of another schema than this version's; changes nothing.
 
     Raises:
-        StoreError: not a database, not ours, made by a newer version, or not yet upgraded.
+        StoreAccessError: not a database, not ours, made by a newer version, or not yet upgraded.
     """
-    with told_as_store_error(engine), engine.connect() as connection:
+    with told_as_store_error(engine, StoreAccessError), engine.connect() as connection:
         found = _revision(connection)
     if found is None:
-        raise StoreError(f"{address(engine)} is an empty database, not yet a label store")
+        raise StoreAccessError(f"{address(engine)} is an empty database, not yet a label store")
     if found != REVISIONS[-1]:
-        raise StoreError(
+        raise StoreAccessError(
             f"{address(engine)} was written by an older TraPPM (schema {found}, while this version "
             f"reads {REVISIONS[-1]}); bring it up to date with: trappm store upgrade"
         )
@@ -63,12 +63,12 @@ def _revision(connection: Connection) -> str | None:
     if _VERSION_TABLE in tables:
         revision = connection.scalar(text(f"SELECT version_num FROM {_VERSION_TABLE}"))  # noqa: S608
     if revision is None:
-        raise StoreError(
+        raise StoreAccessError(
             f"{address(connection.engine)} is a database of something else (it has a table "
             f"{tables[0]!r}); give the label store one of its own"
         )
     if revision not in REVISIONS:
-        raise StoreError(
+        raise StoreAccessError(
             f"{address(connection.engine)} was written by a newer TraPPM (schema {revision}, while "
             f"this version knows {REVISIONS[-1]}); update TraPPM"
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from profiler.errors import InputError
+from profiler.errors import InputError, StoreAccessError
 from store.database import make_engine, told_as_store_error
 
 
@@ -21,7 +21,7 @@ def engine_to_read(url: str) -> Engine:
 
     Raises:
         InputError: there is no such SQLite file.
-        StoreError: the URL cannot be read; the file cannot either.
+        StoreAccessError: the URL cannot be read; the file cannot either.
     """
     path = _sqlite_file(url)
     if path is None:
@@ -37,7 +37,7 @@ def engine_to_read(url: str) -> Engine:
         )
     engine = make_engine(_read_only_url(path), read_only=True)
     try:
-        with told_as_store_error(engine):
+        with told_as_store_error(engine, StoreAccessError):
             _try(engine, path)
     except _NeedsItsLogError:
         engine.dispose()

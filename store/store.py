@@ -31,7 +31,7 @@ class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Sql,
         """Opens the database at an SQLAlchemy URL and brings it to the newest schema.
 
         Raises:
-            StoreError: it is no database, not ours, made by a newer version, or not writable.
+            StoreAccessError: it is no database, not ours, made by a newer version, or not writable.
         """
         store = cls(make_engine(url))
         try:
@@ -47,7 +47,8 @@ class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Sql,
 
         Raises:
             InputError: there is no label store at a SQLite URL.
-            StoreError: it cannot be read, is not ours, or has another schema than this version's.
+            StoreAccessError: it cannot be read, is not ours, or has another schema than this
+                version's.
         """
         store = cls(engine_to_read(url))
         try:

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, inspect, text
 from store_samples import measurement, step_profile, template
 
 import store.migrate
-from profiler.errors import StoreError
+from profiler.errors import InputError, StoreAccessError, StoreError
 from store import Store
 from store.schema import Base
 
@@ -102,7 +102,7 @@ def test_a_newer_schema_is_left_alone(store, database_url):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StoreError, match=r"newer TraPPM .schema 9999.*update TraPPM"):
+    with pytest.raises(StoreAccessError, match=r"newer TraPPM .schema 9999.*update TraPPM"):
         Store.open(database_url)
     engine.dispose()
 
@@ -111,7 +111,7 @@ def test_a_database_of_something_else_is_left_alone(database_url):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE customers (id INTEGER)"))
-    with pytest.raises(StoreError, match=r"something else .*'customers'"):
+    with pytest.raises(StoreAccessError, match=r"something else .*'customers'"):
         Store.open(database_url)
     assert inspect(engine).get_table_names() == ["customers"]
     engine.dispose()
@@ -135,13 +135,13 @@ def test_a_migration_that_fails_leaves_nothing_behind(database_url, monkeypatch)
 def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path, content):
     path = tmp_path / "labels.db"
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"labels\.db refused: file is not a database"):
+    with pytest.raises(StoreAccessError, match=r"labels\.db refused: file is not a database"):
         Store.open(f"sqlite:///{path}")
     assert path.read_bytes() == content
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(StoreError, match="unable to open database file"):
+    with pytest.raises(StoreAccessError, match="unable to open database file"):
         Store.open(f"sqlite:///{tmp_path / 'nowhere' / 'labels.db'}")
 
 
@@ -152,7 +152,7 @@ def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
         # Opened read-only while somebody writes: afterwards SQLite would need to write to read.
         with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as readable:
             assert len(readable.labels()) == 1
-            with pytest.raises(StoreError, match="readonly database"):
+            with pytest.raises(StoreAccessError, match="readonly database"):
                 readable.record(measurement())
 
 
@@ -168,9 +168,34 @@ def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
 def test_an_address_that_cannot_be_is_told_without_its_password(url, message):
     if "psycopg" in url:
         pytest.importorskip("psycopg")
-    with pytest.raises(StoreError, match=message) as caught:
+    with pytest.raises(StoreAccessError, match=message) as caught:
         Store.open(url)
     assert "secret" not in str(caught.value)
+
+
+def test_what_the_user_can_mend_is_bad_input_and_a_busy_database_is_not(tmp_path, monkeypatch):
+    assert issubclass(StoreAccessError, InputError)
+    assert StoreAccessError.exit_status == InputError.exit_status
+    monkeypatch.setattr(store.database, "BUSY_TIMEOUT_S", 0.1)
+    url = f"sqlite:///{tmp_path / 'labels.db'}"
+    Store.open(url).close()
+    engine = create_engine(url)
+    with engine.connect() as other, Store.open(url) as waiting:
+        other.exec_driver_sql("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked") as caught:
+            waiting.record(measurement())
+        assert not isinstance(caught.value, StoreAccessError)
+    engine.dispose()
+
+
+def test_faults_of_our_own_are_not_told_as_the_databases(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store:
+        with pytest.raises(ValueError, match="ours"), store._writing():
+            raise ValueError("ours")
+        with pytest.raises(StoreError, match="surrogates not allowed"):
+            store.save_pool("\ud800", {}, [])
+        with pytest.raises(StoreError, match="too large"):
+            store.create_campaign("a", {}, 1 << 70)
 
 
 def test_sqlite_is_set_up_to_keep_what_it_acknowledged(tmp_path):
