@@ -680,6 +680,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "Range": _range,
     # what `onnx_patterns` puts together again
     "trappm.Linear": _linear,
+    "trappm.Variance": _reduction(lambda x, axes, keep: x.var(axes, keepdim=keep)),
+    "trappm.Rsqrt": _unary(torch.rsqrt),
     "trappm.WrittenInto": _written_into,
     "trappm.ScaledAttention": _scaled_attention,
     "trappm.Silu": _activation(F.silu),

@@ -32,10 +32,8 @@ class RebuiltModule(nn.Module):
     """Runs the operators of a checked ONNX model in PyTorch, on the meta device, in training mode.
 
     Its parameters are the weights that training changes (`CheckedModel.parameters`), its buffers
-    the other tensors whose values are not known.
-
-    Raises:
-        UnsupportedModelError: the file has an operator without a form in PyTorch.
+    the other tensors whose values are not known. Running it raises UnsupportedModelError where the
+    file has an operator without a form in PyTorch, or one that hangs on values.
     """
 
     def __init__(self, model: CheckedModel) -> None:
@@ -112,6 +110,8 @@ class RebuiltModule(nn.Module):
             folded = fold(node, step.attributes, known)
             if folded:
                 return folded
+        if step.operator not in FUNCTIONS:
+            raise UnsupportedModelError(f"the operator {step.operator} cannot be rebuilt")
         call = Call(step.operator, inputs, step.attributes, len(step.outputs), self._opset)
         try:
             result = FUNCTIONS[step.operator](call)
@@ -138,12 +138,9 @@ def _stored(
 
 
 def _step(node: onnx.NodeProto) -> Step:
-    known = node.op_type in FUNCTIONS or node.op_type in ("Shape", "Size", "Identity", "Constant")
-    if node.domain not in _STANDARD or not known:
-        name = f"{node.domain}.{node.op_type}".lstrip(".")
-        raise UnsupportedModelError(f"the operator {name} cannot be rebuilt for a training step")
+    operator = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
     attributes = {a.name: attribute_value(a) for a in node.attribute}
-    return Step(node.op_type, tuple(node.input), tuple(node.output), attributes)
+    return Step(operator, tuple(node.input), tuple(node.output), attributes)
 
 
 def _factors(nodes: Iterable[onnx.NodeProto]) -> set[str]:

@@ -108,6 +108,9 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
     ("trappm.ScaledAttention", ("q", "k", "v"), ("MatMul", ("Softmax", _SCORES), "v"), {}),
     ("trappm.ScaledAttention", ("q", "k", "v", "m"),
      ("MatMul", ("Softmax", ("Add", _SCORES, "m")), "v"), {}),
+    ("trappm.Variance", ("x",), ("Div", _times(
+        ("ReduceMean:mean", _times(_CENTERED, _CENTERED)), "c_count"), "c_less"), {}),
+    ("trappm.Rsqrt", ("x",), ("Div", 1.0, ("Sqrt", "x")), {}),
     ("trappm.WrittenInto", ("x", "part"), ("ScatterND", "x", "c_places", "part"), {}),
     ("trappm.Linear", ("x", "w_matrix", "w_bias"),
      ("Add", ("MatMul", "x", "w_matrix"), "w_bias"), {}),
@@ -204,6 +207,8 @@ class _Matcher:
         if operator == "GroupNormalization":
             ones = self._constants.get(found["c_ones"])
             return None if ones is None else {"num_groups": ones.size}
+        if operator == "trappm.Variance":
+            return dict(self._maker[found["mean"]].attributes)
         if operator in ("LayerNormalization", "RMSNormalization"):
             return self._last_axes(self._maker[found["mean"]])
         return {}
