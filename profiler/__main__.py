@@ -10,15 +10,17 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from profiler.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
 from profiler.devices import local_devices, open_device
 from profiler.errors import InputError, TrappmError
 from profiler.isolation import Measurer
+from profiler.json_lines import JsonLines
 from profiler.protocols import PROTOCOLS, protocol_named
 from profiler.records import (
     Configuration,
@@ -30,8 +32,10 @@ from profiler.records import (
     Precision,
     Provenance,
 )
-from profiler.sweep import ResultFile, Sweep
+from profiler.sweep import Sweep
 from profiler.sweep_list import read_configurations
+
+Measure = Callable[[Configuration], Measurement]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(options: argparse.Namespace) -> int:
     if options.architecture is None:
         raise InputError("name an architecture to measure, or a list with --sweep")
-    for name, value in (("--out", options.out), ("--shuffle", options.shuffle)):
+    for name, value in (
+        ("--out", options.out),
+        ("--shuffle", options.shuffle),
+        ("--canary", options.canary),
+    ):
         if value is not None:
             raise InputError(f"{name} goes with --sweep only")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **_settings(options)})
@@ -84,12 +92,22 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.shuffle is not None:
         order = np.random.default_rng(options.shuffle).permutation(len(configurations))
         configurations = [configurations[i] for i in order]
-    with ResultFile(options.out) as results, Measurer() as measurer:
+    with JsonLines(options.out, Measurement) as results, Measurer() as measurer:
         sweep = Sweep(configurations, results, options.device, protocol, retries=options.retries)
         if sweep.settled:
             _tell(f"profiler: {sweep.settled} of {len(configurations)} are measured already")
+
+        def measure(configuration: Configuration) -> Measurement:
+            return measurer.measure(configuration, options.device, protocol)
+
         try:
-            sweep.run(lambda c: measurer.measure(c, options.device, protocol), _tell)
+            if options.canary is None:
+                sweep.run(measure, _tell)
+            else:
+                plan = CanaryPlan(every_measurements=options.canary)
+                path = options.out.with_name(options.out.name + ".canary")
+                with JsonLines(path, CanaryReading) as readings:
+                    sweep.run(_watched(measure, plan, readings), _tell)
         except (TrappmError, KeyboardInterrupt):
             _tell(
                 f"profiler: stopped with {sweep.settled} of {len(configurations)} measured; "
@@ -104,6 +122,21 @@ def _sweep(options: argparse.Namespace) -> int:
         print(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
         print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
     return 0
+
+
+def _watched(measure: Measure, plan: CanaryPlan, readings: JsonLines[CanaryReading]) -> Measure:
+    """Measures as before, with a look at the canary where one is due, which may end it all."""
+    canary = Canary(plan, measure, history=readings.found)
+
+    def watched(configuration: Configuration) -> Measurement:
+        while (reading := canary.check()) is not None:
+            readings.append(reading)
+            _tell(f"canary: {reading.decision}{f': {reading.message}' if reading.message else ''}")
+            if reading.decision is CanaryDecision.STOP:
+                raise TrappmError(f"this machine is no longer what it was: {reading.message}")
+        return measure(configuration)
+
+    return watched
 
 
 def _tell(line: str) -> None:
@@ -149,6 +182,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     measure.add_argument(
         "--shuffle", type=int, metavar="SEED", help="measure the list in a random order"
+    )
+    measure.add_argument(
+        "--canary",
+        type=int,
+        metavar="COUNT",
+        help="measure a reference every COUNT of a sweep (into FILE.canary); stop when it drifts",
     )
     return parser
 

@@ -9,106 +9,17 @@ broke down, a host short of memory) is tried again a bounded number of times, af
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
-import stat
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Sequence
 
 from profiler.attempt import host_was_short
-from profiler.errors import InputError, TrappmError, one_line
+from profiler.errors import TrappmError
+from profiler.json_lines import JsonLines
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 
 _MAX_WORKER_FAILURES = 3
 """So many in succession are no accident: the machine cannot measure."""
-
-
-class ResultFile:
-    """Measurements as JSON lines, only ever appended to; one writer at a time.
-
-    A line that was torn when its writer was killed is cut off when the file is opened.
-
-    Raises:
-        InputError: the file cannot be opened, another sweep writes to it, or a line of it is no
-            measurement.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise InputError(f"cannot write results to {path}: {error.strerror}") from error
-        try:
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                raise InputError(f"{path} is no file; results are kept in one")
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.found = tuple(self._read())
-        except BlockingIOError as error:
-            self.close()
-            raise InputError(f"another sweep is writing to {path}; name another file") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def append(self, measurement: Measurement) -> None:
-        """Puts a measurement on the disk; when it cannot, the file is as it was before.
-
-        Raises:
-            TrappmError: the disk is full, or failed.
-        """
-        data = json.dumps(measurement.to_dict()).encode() + b"\n"
-        size = os.fstat(self._descriptor).st_size
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            with contextlib.suppress(OSError):  # the next opening cuts it off as well
-                os.ftruncate(self._descriptor, size)
-            raise TrappmError(
-                f"cannot write to {self._path}: {error.strerror}; all results but the last one, "
-                f"of {measurement.configuration}, are there: make room and run it again"
-            ) from error
-
-    def _read(self) -> Iterator[Measurement]:
-        end = 0
-        with open(os.dup(self._descriptor), "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    measurement = Measurement.from_dict(json.loads(line))
-                except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
-                    if not line.endswith(b"\n"):
-                        os.ftruncate(self._descriptor, end)
-                        return
-                    raise InputError(
-                        f"line {number} of {self._path} is no measurement ({one_line(error)}); "
-                        "name another file for the results, or mend this one"
-                    ) from error
-                if not line.endswith(b"\n"):
-                    os.write(self._descriptor, b"\n")  # whole, but for an editor's taste
-                end += len(line)
-                yield measurement
 
 
 class Sweep:
@@ -121,7 +32,7 @@ class Sweep:
     def __init__(
         self,
         configurations: Sequence[Configuration],
-        results: ResultFile,
+        results: JsonLines[Measurement],
         device_key: str,
         protocol: Protocol,
         *,

@@ -1,0 +1,117 @@
+"""A file of JSON lines that only grows: one record a line, on the disk before anybody goes on.
+
+One process at a time writes to a file. A line that was torn when its writer was killed is cut off
+when the file is opened again; a line that cannot be written whole is not written at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from profiler.errors import InputError, TrappmError, one_line
+
+
+class _Record(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self: ...
+
+
+Record = TypeVar("Record", bound=_Record)
+
+
+class JsonLines(Generic[Record]):
+    """Records of one kind, such as `Measurement`; `found` has those that were there already.
+
+    Raises:
+        InputError: the file cannot be opened, somebody else writes to it, or a line of it is no
+            such record.
+    """
+
+    def __init__(self, path: Path, kind: type[Record]) -> None:
+        self._path, self._kind = path, kind
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise InputError(f"cannot write results to {path}: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                raise InputError(f"{path} is no file; results are kept in one")
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.found = tuple(self._read())
+        except BlockingIOError as error:
+            self.close()
+            raise InputError(f"another process is writing to {path}; name another file") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def append(self, record: Record) -> None:
+        """Puts a record on the disk; when it cannot, the file is as it was before.
+
+        Raises:
+            TrappmError: the disk is full, or failed.
+        """
+        data = json.dumps(record.to_dict()).encode() + b"\n"
+        size = os.fstat(self._descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the next opening cuts it off as well
+                os.ftruncate(self._descriptor, size)
+            raise TrappmError(
+                f"cannot write to {self._path}: {error.strerror}; all lines but this last one are "
+                "there: make room and run it again"
+            ) from error
+
+    def _read(self) -> Iterator[Record]:
+        end = 0
+        with open(os.dup(self._descriptor), "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = self._kind.from_dict(json.loads(line))
+                except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
+                    if self._is_torn(line):
+                        os.ftruncate(self._descriptor, end)
+                        return
+                    raise InputError(
+                        f"line {number} of {self._path} is no {self._kind.__name__} "
+                        f"({one_line(error)}); name another file for the results, or mend this one"
+                    ) from error
+                if not line.endswith(b"\n"):
+                    os.write(self._descriptor, b"\n")  # whole, but for an editor's taste
+                end += len(line)
+                yield record
+
+    def _is_torn(self, line: bytes) -> bool:
+        """Whether this is the beginning of a line of ours, and not somebody's unfinished file."""
+        begin = f'{{"{dataclasses.fields(self._kind)[0].name}": '.encode()
+        return not line.endswith(b"\n") and line[: len(begin)] == begin[: len(line)]

@@ -1,0 +1,218 @@
+"""The canary's decisions over invented and over real sequences of readings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading, read_canary
+from profiler.errors import InputError
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+from profiler.sampling import summarize
+
+OK, DRIFTING, STOP = CanaryDecision
+PLAN = CanaryPlan(drifting_relative=0.05, stop_relative=0.15, reference_readings=3)
+BIRD = PLAN.configuration
+
+
+def measured(
+    step_time_ms: float | None, outcome: Outcome = Outcome.OK, **environment: object
+) -> Measurement:
+    return Measurement(
+        configuration=BIRD,
+        device="cpu-1t",
+        outcome=outcome,
+        protocol=Protocol(),
+        started_at="2026-11-21T12:00:00+00:00",
+        duration_s=1.0,
+        step=None if step_time_ms is None else summarize((step_time_ms,)),
+        step_samples_ms=() if step_time_ms is None else (step_time_ms,),
+        memory_mib=80.0,
+        message=None if outcome is Outcome.OK else "broken",
+        environment={"host": "node-1", "torch": "2.13", **environment},
+    )
+
+
+def read_all(measurements: list[Measurement], plan: CanaryPlan = PLAN) -> list[CanaryReading]:
+    readings: list[CanaryReading] = []
+    for measurement in measurements:
+        readings.append(read_canary(measurement, readings, plan))
+    return readings
+
+
+def decisions(*times_ms: float) -> list[CanaryDecision]:
+    return [r.decision for r in read_all([measured(t) for t in times_ms])]
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "expected"),
+    [
+        ([100], [OK]),  # nothing to compare with
+        ([100, 104, 98, 103], [OK] * 4),
+        ([100, 100, 100, 107], [OK, OK, OK, DRIFTING]),
+        ([100, 100, 100, 93], [OK, OK, OK, DRIFTING]),
+        ([100, 100, 100, 120], [OK, OK, OK, DRIFTING]),  # one alone may be chance
+        ([100, 100, 100, 120, 100], [OK, OK, OK, DRIFTING, OK]),
+        ([100, 100, 100, 120, 121], [OK, OK, OK, DRIFTING, STOP]),
+        ([100, 100, 100, 80, 80], [OK, OK, OK, DRIFTING, STOP]),  # faster is no better
+        ([100, 100, 100, 120, 110, 120], [OK, OK, OK, DRIFTING, DRIFTING, DRIFTING]),
+        ([100, 120, 120, 120], [OK, DRIFTING, DRIFTING, OK]),  # the first was the odd one
+        # Slow creep is seen against the first readings, not against the latest ones.
+        ([100, 101, 102, 106, 110, 114, 118, 122], [OK] * 3 + [OK] + [DRIFTING] * 3 + [STOP]),
+    ],
+)
+def test_decisions(times_ms: list[float], expected: list[CanaryDecision]) -> None:
+    assert decisions(*times_ms) == expected
+
+
+def test_drift_is_told_with_its_reference() -> None:
+    reading = read_all([measured(t) for t in (100.0, 102.0, 98.0, 500.0, 120.0)])[-1]
+    assert reading.reference_ms == 100
+    assert reading.relative_drift == pytest.approx(0.2)
+    assert reading.decision is STOP
+    assert "+20.0%" in (reading.message or "")
+    assert "100.00 ms" in (reading.message or "")
+
+
+def test_reference_of_the_device_goes_before_ones_own() -> None:
+    before = read_all([measured(100)] * 3)
+    reading = read_canary(measured(100), before, PLAN, reference_ms=50)
+    assert reading.relative_drift == 1.0
+    assert reading.decision is DRIFTING
+    assert read_canary(measured(50), [], PLAN, reference_ms=50).decision is OK
+
+
+def test_only_readings_of_one_stack_are_compared() -> None:
+    before = read_all([measured(100)] * 3)
+    assert read_canary(measured(300, torch="2.14"), before, PLAN).reference_ms is None
+    assert read_canary(measured(300, host="node-2"), before, PLAN).decision is OK
+    assert read_canary(measured(300), before, PLAN).decision is DRIFTING
+
+
+def test_failures_stop_but_a_busy_host_does_not() -> None:
+    steady = [measured(100)] * 3
+    failed = read_all([*steady, measured(None, Outcome.ERROR), measured(None, Outcome.TIMEOUT)])
+    assert [r.decision for r in failed[3:]] == [DRIFTING, STOP]
+    assert "timeout" in (failed[-1].message or "")
+    busy = read_all([*steady, *[measured(300, Outcome.UNSTABLE)] * 4, measured(101)])
+    assert [r.decision for r in busy[3:]] == [DRIFTING] * 4 + [OK]
+    assert busy[3].step_time_ms is None  # an unstable run is no reading of the time
+    assert read_all([*steady, measured(300), measured(None, Outcome.OOM)])[-1].decision is STOP
+
+
+@given(
+    st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12),
+    st.floats(0.01, 0.2),
+    st.floats(1.0, 5.0),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_decisions_follow_from_the_bounds(
+    times_ms: list[float], drifting: float, factor: float, references: int, confirmations: int
+) -> None:
+    plan = CanaryPlan(
+        drifting_relative=drifting,
+        stop_relative=drifting * factor,
+        reference_readings=references,
+        confirmations=confirmations,
+    )
+    readings = read_all([measured(t) for t in times_ms], plan)
+    for number, reading in enumerate(readings):
+        assert CanaryReading.from_dict(json.loads(json.dumps(reading.to_dict()))) == reading
+        if number == 0:
+            assert reading.relative_drift is None
+            assert reading.decision is OK
+            continue
+        assert reading.reference_ms == statistics.median(times_ms[:number][:references])
+        drift = reading.relative_drift
+        assert drift is not None
+        assert (reading.decision is OK) == (abs(drift) <= drifting)
+        latest = [r.relative_drift for r in readings[: number + 1]][-confirmations:]
+        far = [d is not None and abs(d) > plan.stop_relative for d in latest]
+        assert (reading.decision is STOP) == (all(far) and len(far) == confirmations)
+
+
+@given(st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=8), st.floats(0.01, 100.0))
+def test_decisions_do_not_depend_on_the_unit(times_ms: list[float], scale: float) -> None:
+    drifts = [r.relative_drift for r in read_all([measured(t) for t in times_ms])]
+    scaled = [r.relative_drift for r in read_all([measured(t * scale) for t in times_ms])]
+    assert scaled[1:] == pytest.approx(drifts[1:], abs=1e-9)
+
+
+def checks(times_ms: list[float], plan: CanaryPlan, ticks_s: list[float]) -> str:
+    """`r` where a reading was taken and `m` where it was a measurement's turn."""
+    taken, told, now = iter(times_ms), "", 0.0
+    canary = Canary(plan, lambda _: measured(next(taken)), clock=lambda: now)
+    for tick_s in ticks_s:
+        while canary.check() is not None:
+            told += "r"
+        told += "m"
+        now += tick_s
+    return told
+
+
+def test_readings_are_due_by_count_by_time_and_in_doubt() -> None:
+    by_count = dataclasses.replace(PLAN, every_measurements=3)
+    assert checks([100] * 9, by_count, [1] * 8) == "rmmmrmmmrmm"
+    assert checks([100] * 9, dataclasses.replace(PLAN, every_measurements=1), [1] * 3) == "rmrmrm"
+    by_time = dataclasses.replace(PLAN, every_s=10)
+    assert checks([100] * 9, by_time, [1, 11, 1, 10, 1]) == "rmmrmmrm"
+    # Doubt is settled at once; drift that is known and mild waits for its turn.
+    assert checks([100, 120, 100, 100], by_count, [1] * 7) == "rmmmrrmmmrm"
+    assert checks([100, 108, 108, 108, 108], by_count, [1] * 7) == "rmmmrrmmmrm"
+
+
+def test_history_counts_but_a_new_process_looks_for_itself() -> None:
+    history = read_all([measured(100)] * 3)
+    canary = Canary(PLAN, lambda _: measured(130), history=history)
+    first, second = canary.check(), canary.check()
+    assert first is not None
+    assert second is not None
+    assert (first.decision, second.decision) == (DRIFTING, STOP)
+    assert len(canary.readings) == 5
+
+
+def test_real_slow_down_stops_the_node() -> None:
+    nap_s = 0.05
+
+    def measure(configuration: Configuration) -> Measurement:
+        samples_ms = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            time.sleep(nap_s)
+            samples_ms.append((time.perf_counter() - begin) * 1000)
+        return dataclasses.replace(measured(statistics.median(samples_ms)), protocol=Protocol())
+
+    patient = dataclasses.replace(PLAN, stop_relative=4.0, drifting_relative=4.0)
+    canary = Canary(dataclasses.replace(patient, every_measurements=1), measure)
+    for _ in range(4):
+        reading = canary.check()
+        assert reading is not None
+        assert reading.decision is OK
+        assert canary.check() is None
+    nap_s *= 10  # far beyond what a busy machine does to a nap
+    first, second = canary.check(), canary.check()
+    assert first is not None
+    assert second is not None
+    assert (first.decision, second.decision) == (DRIFTING, STOP)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"every_measurements": 0},
+        {"every_s": -1.0},
+        {"drifting_relative": 0.0},
+        {"drifting_relative": 0.3, "stop_relative": 0.2},
+        {"confirmations": 0},
+    ],
+)
+def test_wrong_plan_is_told(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="canary"):
+        CanaryPlan(**wrong)  # type: ignore[arg-type]
