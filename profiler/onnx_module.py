@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from profiler.errors import TrappmError, UnsupportedModelError, one_line
-from profiler.onnx_file import CheckedModel, attribute_value
+from profiler.onnx_file import CheckedModel, Operation
 from profiler.onnx_fold import Array, fold
 from profiler.onnx_functions import FUNCTIONS, Call, Value, torch_type
 from profiler.onnx_patterns import Step, put_together
+from profiler.onnx_stored import Kind, value_of
 
 _STANDARD = ("", "ai.onnx")
 _NOTHING: Array = np.zeros(0)
@@ -38,28 +39,23 @@ class RebuiltModule(nn.Module):
 
     def __init__(self, model: CheckedModel) -> None:
         super().__init__()
-        graph = model.proto.graph
-        self._image = model.image
-        self.image_type = next(
-            torch_type(value.type.tensor_type.elem_type)
-            for value in graph.input
-            if value.name == model.image
-        )
-        """Of the images that the file takes."""
-        opsets = {o.domain: o.version for o in model.proto.opset_import}
+        opsets = {o.domain: o.version for o in model.source.opset_import}
         self._opset = max(opsets.get(domain, 1) for domain in _STANDARD)
+        self._image = model.image
+        self.image_type = torch_type(model.image_kind)
+        """Of the images that the file takes."""
         self._constants: dict[str, Array] = {}
         self._attribute_of: dict[str, str] = {}
-        factors = _factors(graph.node)
-        for name, kind, shape, value in _stored(graph, model.image):
-            if value is not None and name not in model.parameters:
-                self._constants[name] = onnx.numpy_helper.to_array(value)
+        steps = [_step(operation) for operation in model.operations]
+        factors = _factors(steps)
+        for name, tensor in model.constants.items():
+            if name in model.parameters:
+                self._add(name, (tensor.data_type, tuple(tensor.dims)), True, name in factors)
             else:
-                self._add(
-                    name, kind, shape, name in model.parameters, name in factors and len(shape) == 2
-                )
-        self._outputs = [output.name for output in graph.output]
-        steps = [_step(node) for node in graph.node]
+                self._constants[name] = value_of(name, tensor)
+        for name, kind in model.weights.items():
+            self._add(name, kind, name in model.parameters, name in factors)
+        self._outputs = model.outputs
         self._steps = put_together(
             steps, set(self._outputs), self._constants, model.image, self._attribute_of.keys()
         )
@@ -71,16 +67,18 @@ class RebuiltModule(nn.Module):
         """Names of the operators that run."""
         return {step.operator for step in self._steps}
 
-    def _add(self, name: str, kind: int, shape: list[int], trained: bool, factor: bool) -> None:
+    def _add(self, name: str, kind: Kind, trained: bool, factor: bool) -> None:
+        element_type, shape = kind
         attribute = f"weight{len(self._attribute_of)}"
         # PyTorch's linear layers hold the matrix so, and their gradients are not copied.
-        size = shape[::-1] if factor else shape
-        tensor = torch.empty(size, dtype=torch_type(kind), device="meta")
+        turned = factor and len(shape) == 2
+        size = shape[::-1] if turned else shape
+        tensor = torch.empty(size, dtype=torch_type(element_type), device="meta")
         if trained:
             self.register_parameter(attribute, nn.Parameter(tensor))
         else:
             self.register_buffer(attribute, tensor)
-        self._attribute_of[name] = attribute + ("" if not factor else ".t")
+        self._attribute_of[name] = attribute + (".t" if turned else "")
 
     def forward(self, images: Tensor) -> Any:
         """One output, or a list of those that there are."""
@@ -124,33 +122,18 @@ class RebuiltModule(nn.Module):
         return [result] if isinstance(result, Tensor) else result
 
 
-def _stored(
-    graph: onnx.GraphProto, image: str
-) -> Iterator[tuple[str, int, list[int], onnx.TensorProto | None]]:
-    """Name, element type, shape and, if it is known, value of all that is not the image."""
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type, list(tensor.dims), tensor
-    known = {tensor.name for tensor in graph.initializer}
-    for value in graph.input:
-        if value.name != image and value.name not in known:
-            kind = value.type.tensor_type
-            yield value.name, kind.elem_type, [axis.dim_value for axis in kind.shape.dim], None
+def _step(operation: Operation) -> Step:
+    name = f"{operation.domain}.{operation.operator}".lstrip(".")
+    return Step(name, operation.inputs, operation.outputs, operation.attributes)
 
 
-def _step(node: onnx.NodeProto) -> Step:
-    operator = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
-    attributes = {a.name: attribute_value(a) for a in node.attribute}
-    return Step(operator, tuple(node.input), tuple(node.output), attributes)
-
-
-def _factors(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+def _factors(steps: Iterable[Step]) -> set[str]:
     """Names of what is only ever the second factor of a product."""
     second: set[str] = set()
     other: set[str] = set()
-    for node in nodes:
-        for place, name in enumerate(node.input):
-            is_factor = node.op_type == "MatMul" and place == 1
-            (second if is_factor else other).add(name)
+    for step in steps:
+        for place, name in enumerate(step.inputs):
+            (second if step.operator == "MatMul" and place == 1 else other).add(name)
     return second - other
 
 
