@@ -87,6 +87,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.retries < 0:
         raise InputError(f"--retries is {options.retries}; it must be 0 or more")
     protocol = protocol_named(options.protocol)
+    plan = None if options.canary is None else CanaryPlan(every_measurements=options.canary)
     open_device(options.device)  # a wrong key is told before the list is read
     configurations = read_configurations(options.sweep)
     if options.shuffle is not None:
@@ -101,10 +102,9 @@ def _sweep(options: argparse.Namespace) -> int:
             return measurer.measure(configuration, options.device, protocol)
 
         try:
-            if options.canary is None:
+            if plan is None:
                 sweep.run(measure, _tell)
             else:
-                plan = CanaryPlan(every_measurements=options.canary)
                 path = options.out.with_name(options.out.name + ".canary")
                 with JsonLines(path, CanaryReading) as readings:
                     sweep.run(_watched(measure, plan, readings), _tell)
