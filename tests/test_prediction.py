@@ -1,0 +1,173 @@
+"""`trappm.predict` of names, files and modules, with a small snapshot."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trappm
+from learner.gae import train_encoder
+from learner.heads import train_heads
+from learner.presets import LAPTOP
+from learner.snapshot import save_snapshot
+from profiler import zoo
+from profiler.errors import InputError, UnsupportedModelError
+from profiler.export import export_onnx
+from profiler.static import graph_template
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory):
+    """Trained a little, on the graphs of three models: what it predicts is not judged here."""
+    preset = replace(
+        LAPTOP,
+        encoder=replace(LAPTOP.encoder, widths=(8, 8), epochs=2),
+        head=replace(LAPTOP.head, widths=(8,), hidden=(8,), epochs=2, members=2),
+    )
+    names = ("test_resnet", "test_vit", "test_convnext")
+    graphs = [graph_template(name, 64).at(batch) for name in names for batch in (1, 2, 4, 8)]
+    encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
+    heads = train_heads(
+        graphs, encoder.embed(graphs), np.full((len(graphs), 3), 10.0),
+        groups=[name for name in names for _ in range(4)], preset=preset.head,
+        generator=np.random.default_rng(0),
+    )  # fmt: skip
+    return save_snapshot(
+        tmp_path_factory.mktemp("snapshots"),
+        encoder=encoder, heads={"cpu-2t": heads}, source_device="cpu-2t", preset=preset, labels=[],
+        fields={"campaign": "test", "errors": {"cpu-2t": {}}, "label_counts": {}},
+    ).folder  # fmt: skip
+
+
+def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, tmp_path):
+    options = {"batch_size": 4, "snapshot": snapshot}
+    by_name = trappm.predict("test_convnext", input_size=64, **options)
+    module = zoo.create_model("test_convnext", 64)
+    by_module = trappm.predict(module, example_input=torch.empty(1, 3, 64, 64), **options)
+    export_onnx("test_convnext", 64, tmp_path / "m.onnx")
+    by_file = trappm.predict(tmp_path / "m.onnx", **options)
+    assert tuple(by_module) == pytest.approx(tuple(by_name))
+    assert tuple(by_file) == pytest.approx(tuple(by_name))
+    assert [p.memory_source for p in (by_name, by_module, by_file)] == [
+        "traced", "traced", "rebuilt",
+    ]  # fmt: skip
+    assert by_module.simulated_memory == by_name.simulated_memory
+    assert by_file.simulated_memory.live_mib == pytest.approx(
+        by_name.simulated_memory.live_mib, rel=0.02
+    )
+    assert "no BatchNormalization" in by_file.memory_remark
+    told = json.loads(json.dumps(by_file.to_dict()))
+    assert told["memory_source"] == "rebuilt"
+    assert told["simulated_memory"]["reserved_mib"] > 0
+
+
+class Hooked(nn.Module):
+    """Has all that a trace could disturb: modes, buffers, hooks, gradients, plain tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+        self.offset = torch.ones(6)
+        self.norm.eval()
+        self.calls = []
+        self.convolution.register_forward_hook(lambda *_: self.calls.append("convolution"))
+
+    def forward(self, x):
+        x = self.norm(self.convolution(x)).mean((2, 3)) + self.offset
+        return self.head(x + torch.arange(6))
+
+
+def test_the_module_stays_as_it_is(snapshot):
+    module = Hooked().train()
+    module.norm.eval()
+    module(torch.rand(2, 2, 9, 7)).sum().backward()
+    module.calls.clear()
+    tensors = [*module.parameters(), *module.buffers(), module.offset]
+    before = [t.detach().clone() for t in tensors]
+    gradients = [p.grad.clone() for p in module.parameters()]
+    example = torch.rand(5, 2, 9, 7)
+    prediction = trappm.predict(module, example_input=example, snapshot=snapshot)
+    assert prediction.batch_size == 5
+    assert prediction.model == "Hooked"
+    assert prediction.memory_source == "traced", prediction.memory_remark
+    after = [*module.parameters(), *module.buffers(), module.offset]
+    assert all(a is b for a, b in zip(after, tensors, strict=True))
+    assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(after, before, strict=True))
+    assert all(
+        torch.equal(p.grad, g) for p, g in zip(module.parameters(), gradients, strict=True)
+    )
+    assert (module.training, module.norm.training) == (True, False)
+    assert len(module.convolution._forward_hooks) == 1
+    assert module(torch.rand(2, 2, 9, 7)).shape == (2, 3)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 100)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.table(ids)))
+
+
+def test_token_ids_and_vectors_are_inputs_too(snapshot):
+    ids = torch.zeros(3, 12, dtype=torch.long)
+    prediction = trappm.predict(Tokens(), example_input=ids, snapshot=snapshot)
+    assert prediction.memory_source == "traced", prediction.memory_remark
+    longer = trappm.predict(
+        Tokens(), example_input=torch.zeros(3, 48, dtype=torch.long), snapshot=snapshot
+    )
+    assert longer.simulated_memory.live_mib > prediction.simulated_memory.live_mib
+    layers = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
+    prediction = trappm.predict(layers, example_input=torch.empty(7, 20), snapshot=snapshot)
+    assert (prediction.batch_size, prediction.memory_source) == (7, "traced")
+
+
+class Two(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "told"),
+    [
+        ([1], {}, "the model is a list"),
+        (nn.Flatten(), {}, "give example_input"),
+        (nn.Flatten(), {"example_input": torch.empty(1, 3), "input_size": 3}, "no input size"),
+        (nn.Flatten(), {"example_input": (torch.empty(1, 3),)}, "is a tuple"),
+        (nn.Flatten(), {"example_input": torch.tensor(1.0)}, "first axis must be the batch"),
+        (nn.Flatten(), {"example_input": torch.empty(0, 3)}, "first axis must be the batch"),
+        (Two(), {"example_input": torch.empty(2, 3)}, "cannot be called with one tensor"),
+        ("resnet18", {"example_input": torch.empty(1, 3, 64, 64)}, "is for modules"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_anything_is_loaded(model, options, told):
+    with pytest.raises(InputError, match=told):
+        trappm.predict(model, snapshot="none", **options)
+
+
+def test_an_example_that_the_module_does_not_take_is_told(snapshot):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    with pytest.raises(UnsupportedModelError, match="Sequential at 4x8x8"):
+        trappm.predict(model, example_input=torch.empty(2, 4, 8, 8), snapshot=snapshot)
+
+
+def test_a_file_of_one_batch_size_is_predicted_at_that_one(snapshot, tmp_path):
+    export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
+    export_onnx("test_resnet", 64, tmp_path / "open.onnx")
+    fixed = trappm.predict(tmp_path / "fixed.onnx", snapshot=snapshot)
+    free = trappm.predict(tmp_path / "open.onnx", batch_size=3, snapshot=snapshot)
+    assert fixed.batch_size == 3
+    assert fixed.memory_source == "rebuilt", fixed.memory_remark
+    assert fixed.memory_remark is None
+    assert fixed.simulated_memory == free.simulated_memory
+    with pytest.raises(InputError, match="fixed at 3"):
+        trappm.predict(tmp_path / "fixed.onnx", batch_size=4, snapshot=snapshot)
