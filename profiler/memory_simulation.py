@@ -54,14 +54,17 @@ def simulate_memory(
     trace: StepTrace,
     batch_size: int,
     optimizer: Optimizer = Optimizer.SGD,
+    gradients_kept: bool = True,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
-    """Replays two training steps at this batch size; gradients are kept between steps.
+    """Replays two training steps at this batch size.
 
     Args:
         trace: of a step in fp32.
         batch_size: any, not only the traced ones.
         optimizer: its states are allocated after the first step.
+        gradients_kept: whether gradients live on until the next backward pass adds to them, as in
+            the published A100 measurements, or `zero_grad` frees them before the second step.
         workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
 
     Raises:
@@ -69,8 +72,12 @@ def simulate_memory(
     """
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
-    plain = _replay(trace, batch_size, optimizer, {})
-    scratch = _replay(trace, batch_size, optimizer, workspace_share) if workspace_share else plain
+    plain = _replay(trace, batch_size, optimizer, gradients_kept, {})
+    scratch = (
+        _replay(trace, batch_size, optimizer, gradients_kept, workspace_share)
+        if workspace_share
+        else plain
+    )
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,
         reserved_mib=plain.reserved / _MIB_UNITS,
@@ -79,7 +86,11 @@ def simulate_memory(
 
 
 def _replay(
-    trace: StepTrace, batch_size: int, optimizer: Optimizer, shares: Mapping[int, float]
+    trace: StepTrace,
+    batch_size: int,
+    optimizer: Optimizer,
+    gradients_kept: bool,
+    shares: Mapping[int, float],
 ) -> Allocator:
     allocator = Allocator()
     parameters = _units(trace.parameter_bytes).tolist()
@@ -89,6 +100,10 @@ def _replay(
     kept = frozenset(trace.gradients.tolist())
     gradients: dict[int, Block] = {}
     for step in range(STEPS):
+        if not gradients_kept:
+            for block in gradients.values():
+                allocator.free(block)
+            gradients = {}
         gradients = _replay_step(allocator, events, kept, gradients)
         if step == 0:
             for _ in range(STATES_PER_PARAMETER[optimizer]):

@@ -60,9 +60,14 @@ class StepProfile:
     trainable_parameters: int
     frozen_parameters: int
 
-    def memory(self, batch_size: int, optimizer: Optimizer = Optimizer.SGD) -> SimulatedMemory:
+    def memory(
+        self,
+        batch_size: int,
+        optimizer: Optimizer = Optimizer.SGD,
+        gradients_kept: bool = True,
+    ) -> SimulatedMemory:
         """GPU memory of the step at this batch size; see `simulate_memory`."""
-        return simulate_memory(self.trace, batch_size, optimizer)
+        return simulate_memory(self.trace, batch_size, optimizer, gradients_kept)
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""

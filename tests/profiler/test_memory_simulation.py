@@ -168,6 +168,23 @@ def test_memory_grows_with_the_batch_and_with_the_optimizers_states():
     assert live[2] - live[0] == pytest.approx(2 * weights, rel=0.05)
 
 
+def test_adam_needs_two_parameters_more_than_sgd_at_the_peak():
+    trace = trace_step(meta("resnet10t"), 64)[0]
+    sgd, adam = (simulate_memory(trace, 32, o) for o in (Optimizer.SGD, Optimizer.ADAM))
+    states = 2 * trace.parameter_bytes.sum() / MIB
+    assert adam.reserved_mib - sgd.reserved_mib >= states
+    assert adam.live_mib - sgd.live_mib == pytest.approx(states, rel=0.02)
+
+
+def test_gradients_that_are_freed_before_the_step_leave_room_for_the_forward_pass():
+    """The peak at batch 1 is the end of the backward pass, at 64 the end of the forward pass."""
+    trace = trace_step(meta("resnet10t"), 64)[0]
+    weights = trace.parameter_bytes.sum() / MIB
+    kept, freed = (simulate_memory(trace, 64, gradients_kept=k).live_mib for k in (True, False))
+    assert 0 < kept - freed <= weights * 1.05
+    assert simulate_memory(trace, 1, gradients_kept=False).live_mib >= 2 * weights
+
+
 def test_reserved_memory_holds_what_is_live_and_scratch_memory_adds_to_it():
     memory = simulate_memory(trace_step(meta("resnet10t"), 64)[0], 32, Optimizer.ADAM)
     assert 0 < memory.live_mib <= memory.reserved_mib <= memory.reserved_with_workspace_mib

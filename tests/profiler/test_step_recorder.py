@@ -163,3 +163,26 @@ def test_a_model_that_cannot_be_traced_says_why():
 
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         trace_step(Broken(), 16)
+
+
+def test_what_a_model_keeps_from_its_first_step_is_not_taken_for_a_change_of_order():
+    class Tabled(Tiny):
+        table = None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.ones(16, 16, device=x.device) * 2
+            return super().forward(x * self.table)
+
+    kinds = trace_step(on_meta(Tabled(), 16), 16)[0].kinds.tolist()
+    # The product, what it saves, and its gradient; the table itself is there before the step.
+    assert kinds.count(Event.ALLOCATE) > trace_step(tiny(), 16)[0].kinds.tolist().count(0)
+
+
+def test_a_step_whose_order_hangs_on_the_batch_is_refused():
+    class Split(Tiny):
+        def forward(self, x):
+            return torch.cat([super(Split, self).forward(part) for part in x.split(8)])
+
+    with pytest.raises(UnsupportedModelError, match="order of allocations changes"):
+        trace_step(on_meta(Split(), 16), 16)
