@@ -8,20 +8,29 @@ Importing this is quick: torch and the rest load when a prediction is asked for.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.asking import labels
+    from trappm.looking_up import Answer, lookup
     from trappm.prediction import Prediction, predict
 
 __version__ = version("trappm")
 
-__all__ = ["Prediction", "__version__", "predict"]
+__all__ = ["Answer", "Prediction", "__version__", "labels", "lookup", "predict"]
+
+_HOMES = {
+    "Answer": "trappm.looking_up",
+    "Prediction": "trappm.prediction",
+    "labels": "trappm.asking",
+    "lookup": "trappm.looking_up",
+    "predict": "trappm.prediction",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"Prediction", "predict"}:
-        from trappm import prediction
-
-        return getattr(prediction, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from profiler.records import METRICS
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from trappm.prediction import Prediction
 
 LONG = 30
 """Words longer than this may be broken over lines in a table."""
-
-FIRST_COLUMNS = ("id", "architecture", "batch_size", "input_size", "device", *METRICS)
-SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
-"""Columns of a label that are often the same for all."""
+SHORT = 12
+"""Words shorter than this never are."""
+_GAP = 2
+"""Spaces between columns."""
 
 
 def console() -> Console:
@@ -32,8 +31,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     """A table; columns of numbers stand to the right, missing values are told as such."""
     body = [[_cell(value) for value in row] for row in rows]
     numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
+    headings = [column.replace("_", " ") for column in columns]
+    lines = [[heading, *(row[i] for row in body)] for i, heading in enumerate(headings)]
     result = Table(
-        title=title,
+        title=title or None,
         title_justify="left",
         title_style="bold",
         header_style="bold",
@@ -42,31 +43,45 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         show_edge=False,
         pad_edge=False,
     )
-    for index, column in enumerate(columns):
-        # Headings may break at their underscores, values at their spaces.
-        words = [*column.split("_"), *(word for row in body for word in row[index].split())]
+    for index, (heading, width) in enumerate(zip(headings, _widths(lines), strict=True)):
         result.add_column(
-            column.replace("_", " "),
+            heading,
             justify="right" if index in numeric else "left",
-            min_width=min(max(map(len, words), default=0), LONG),
+            width=width,
             overflow="fold",
         )
     for row in body:
-        result.add_row(*row)
+        result.add_row(*map(Text, row))  # values are no markup
     return result
 
 
-def print_labels(frame: pd.DataFrame) -> None:
-    """Labels as a table that fits a terminal: what is the same for all stands in one line."""
-    clean = frame.astype(object).where(frame.notna(), None)
-    settings = [column for column in SETTINGS if column in clean]
-    same = [column for column in settings if clean[column].nunique(dropna=False) == 1]
-    shown = [*FIRST_COLUMNS, *(column for column in settings if column not in same)]
-    title = f"{len(clean)} labels"
-    console().print(table(title, shown, clean[shown].values.tolist()))
-    if same and len(clean):
-        told = ", ".join(f"{column} {clean[column].iloc[0]}" for column in same)
-        console().print(f"all: {told}; --json and --csv give every column", style="dim")
+def _widths(columns: Sequence[Sequence[str]]) -> list[int]:
+    """Widths that break nothing if the terminal has room, else at spaces, else long words."""
+    whole = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
+    least = [
+        min(max((len(word) for cell in cells for word in cell.split()), default=1), LONG)
+        for cells in columns
+    ]
+    room = console().width - _GAP * (len(columns) - 1)
+    while sum(least) > room and max(least) > SHORT:
+        least[least.index(max(least))] -= 1
+    spare = max(room - sum(least), 0)
+    widths = []
+    for wanted, width in zip(whole, least, strict=True):
+        more = min(max(wanted - width, 0), spare)
+        spare -= more
+        widths.append(width + more)
+    return widths
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints a table whole; one with too many columns for the terminal gets long lines."""
+    if title:
+        console().print(title, style="bold", markup=False)
+    built = table("", columns, rows)
+    widths = [column.width or 1 for column in built.columns]
+    built.width = sum(widths) + _GAP * (len(widths) - 1)
+    console().print(built, crop=False)
 
 
 def print_prediction(prediction: Prediction) -> None:
@@ -114,4 +129,7 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
+    # What a terminal would obey is shown as a mark.
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value)
+    )

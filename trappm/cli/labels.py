@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from profiler.errors import InputError
-from trappm.cli.options import AsJson, print_json
+from trappm.cli import label
+from trappm.cli.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
+from trappm.cli.options import AsJson
 
 app = typer.Typer(
     help="Ask the label store.",
     no_args_is_help=True,
     epilog="Example: trappm labels query --family resnet --device cpu-2t",
 )
+app.command(epilog="Example: trappm labels show 12")(label.show)
+app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --device cpu-2t")(
+    label.lookup
+)
+
+SHOWN = 200
+"""Rows of a table for people, unless they ask for more."""
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table shows 200.")]
 
 
-@app.command(epilog="Example: trappm labels query --family resnet --device cpu-2t --limit 5")
+@app.command(
+    epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
+)
 def query(
     architecture: Annotated[
         str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
@@ -25,39 +37,96 @@ def query(
     family: Annotated[str | None, typer.Option(help="A family, such as resnet.")] = None,
     device: Annotated[str | None, typer.Option(help="A device key, such as cpu-2t.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    input_size: Annotated[int | None, typer.Option(min=1)] = None,
+    input_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Such as fp32.")] = None,
+    memory_format: Annotated[str | None, typer.Option(help="Such as channels-last.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Such as sgd.")] = None,
+    phase: Annotated[str | None, typer.Option(help="train or infer.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="A protocol's name, such as paper.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Only labels that have it, such as power_w.")
+    ] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(help="Ask for attempts that ended so (oom, timeout, ... or any), not labels."),
+    ] = None,
     provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None,
     campaign: Annotated[str | None, typer.Option(help="A campaign's id.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="As --since; a date to its end.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Which, by commas; with --by, the metrics.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Group by these columns, by commas.")] = None,
+    agg: Annotated[
+        str | None,
+        typer.Option(help="Statistics, by commas: count, mean, std, min, median, max, p95 ..."),
+    ] = None,
     sort: Annotated[
-        str, typer.Option(help="A column; with a leading '-' the largest first.")
-    ] = "architecture",
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows at most.")] = None,
+        str | None, typer.Option(help="A column; with a leading '-' the largest first.")
+    ] = None,
+    limit: Limit = None,
+    sql: Annotated[str | None, typer.Option(help="Ask in SQL instead; it can only read.")] = None,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_jsonl: AsJsonLines = False,
+    as_csv: AsCsv = False,
+    parquet: AsParquet = None,
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
-    if as_json and as_csv:
-        raise InputError("--json and --csv exclude each other; choose one")
-    from store import Home, LabelFilter, Store
+    for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
+    filters = {
+        "architecture": architecture,
+        "family": family,
+        "device": device,
+        "batch_size": batch_size,
+        "input_size": input_size,
+        "precision": precision,
+        "memory_format": memory_format,
+        "optimizer": optimizer,
+        "phase": phase,
+        "protocol": protocol,
+        "metric": metric,
+        "outcome": outcome,
+        "provenance": provenance,
+        "campaign": campaign,
+        "since": since,
+        "until": until,
+    }
+    from trappm.asking import labels, store_to_read
 
-    wanted = LabelFilter(
-        architecture=architecture,
-        family=family,
-        device=device,
-        batch_size=batch_size,
-        input_size=input_size,
-        provenance=provenance,
-        campaign=campaign,
-    )
-    with Store.open(Home.open().database_url) as store:
-        frame = store.query_labels(wanted, sort=sort, limit=limit)
-    if as_csv:
-        frame.to_csv(sys.stdout, index=False)
-    elif as_json:
-        import json
-
-        print_json(json.loads(frame.to_json(orient="records", date_format="iso")))
+    if sql is not None:
+        shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}
+        beside = [name for name, value in (filters | shaping).items() if value is not None]
+        if beside:
+            option = "--" + beside[0].replace("_", "-")
+            raise InputError(f"--sql says everything itself; {option} cannot stand beside it")
+        with store_to_read() as store:
+            frame, more = store.query_sql(sql, **({"limit": limit} if limit else {}))
     else:
-        from trappm.tables import print_labels
+        most = limit or (None if for_machines else SHOWN)
+        frame = labels(
+            by=_names(by),
+            statistics=_names(agg),
+            columns=_names(columns) or None,
+            sort=sort,
+            limit=most and most + 1,  # to know whether there are more
+            **filters,
+        )
+        more = most is not None and len(frame) > most
+        frame = frame.head(most) if most else frame
+    if more:
+        typer.echo(f"trappm: the first {len(frame)} rows of more; see --limit", err=True)
+    if for_machines:
+        print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
+    else:
+        from trappm.label_tables import print_labels, print_rows
 
-        print_labels(frame)
+        whole = sql is None and not (by or agg or columns)
+        what = "labels" if outcome is None else "attempts"
+        (print_labels if whole else print_rows)(frame, what if whole else "rows")
+
+
+def _names(text: str | None) -> list[str]:
+    return [] if text is None else [name.strip() for name in text.split(",")]

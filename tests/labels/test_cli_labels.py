@@ -1,0 +1,224 @@
+"""`trappm labels`: every way of asking, and every way of asking wrongly."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pandas as pd
+import pytest
+from label_samples import DEVICE, measurement
+
+import trappm
+from profiler.errors import InputError
+from store import Home, Store
+from trappm import cli
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def filled(home):
+    """A data folder with labels of two families, an attempt that failed, and odd names."""
+    with Store.open(Home.open().database_url) as store:
+        for batch_size in (1, 2, 4):
+            for name in ("resnet18", "vgg11"):
+                power = 50.0 if batch_size == 4 else None
+                store.record(
+                    measurement(name, batch_size, step_ms=10.0 * batch_size, power_w=power)
+                )
+        store.record(measurement("resnet18", 64, "oom"))
+        store.record(measurement("resnet18", 1, "error", message="[red]no\x1b[31m"))
+    return home
+
+
+@pytest.fixture
+def ask(capsys):
+    def ask(*arguments):
+        """Exit status, standard output and standard error of `trappm labels ...`."""
+        status = cli.run(["labels", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return ask
+
+
+def answer(ask, *arguments):
+    status, out, err = ask(*arguments)
+    assert (status, err) == (0, ""), err
+    return out
+
+
+def rows_of(ask, *arguments):
+    return json.loads(answer(ask, "query", "--json", *arguments))
+
+
+# Query.
+
+
+def test_a_table_tells_what_is_the_same_for_all_in_one_line(filled, ask):
+    out = answer(ask, "query", "--family", "resnet")
+    assert out.startswith("3 labels")
+    assert out.count("resnet18") == 3
+    assert "protocol quick" in out
+    assert "vgg11" not in out
+
+
+def test_filters_columns_sort_and_limit(filled, ask):
+    found = rows_of(
+        ask, "--architecture", "resnet*", "--sort", "-step_time_ms", "--columns",
+        "batch_size,step_time_ms", "--metric", "memory_mib", "--protocol", "quick",
+        "--since", "1h", "--precision", "fp32",
+    )  # fmt: skip
+    assert found == [
+        {"batch_size": 4, "step_time_ms": 40.0},
+        {"batch_size": 2, "step_time_ms": 20.0},
+        {"batch_size": 1, "step_time_ms": 10.0},
+    ]
+    assert rows_of(ask, "--until", "2025-12-31") == []
+    assert [r["outcome"] for r in rows_of(ask, "--outcome", "oom")] == ["oom"]
+
+
+def test_statistics_by_group(filled, ask):
+    found = rows_of(
+        ask, "--by", "family,device", "--agg", "count,p95", "--columns", "step_time_ms,power_w"
+    )
+    assert found == [
+        {"family": family, "device": DEVICE, "step_time_ms_count": 3, "step_time_ms_p95": 38.0,
+         "power_w_count": 1, "power_w_p95": 50.0}
+        for family in ("resnet", "vgg")
+    ]  # fmt: skip
+    (whole,) = rows_of(ask, "--agg", "median,max", "--columns", "step_time_ms")
+    assert whole == {"step_time_ms_median": 20.0, "step_time_ms_max": 40.0}
+    assert "36" in answer(ask, "query", "--by", "family", "--agg", "p90")
+
+
+def test_every_format_says_the_same_with_all_digits(filled, ask, tmp_path):
+    whole = rows_of(ask, "--sort", "id")
+    assert len(whole) == 6
+    assert whole[0]["memory_mib"] == 321.123456789012
+    assert whole[0]["power_w"] is None
+    pd.Timestamp(whole[0]["created_at"])
+    lines = answer(ask, "query", "--jsonl", "--sort", "id").splitlines()
+    assert [json.loads(line) for line in lines] == whole
+    table = list(csv.DictReader(io.StringIO(answer(ask, "query", "--csv", "--sort", "id"))))
+    for row, expected in zip(table, whole, strict=True):
+        assert row == {k: "" if v is None else str(v) for k, v in expected.items()}
+    path = tmp_path / "labels.parquet"
+    assert "6 rows written" in answer(ask, "query", "--parquet", path, "--sort", "id")
+    frame = pd.read_parquet(path)
+    assert frame.memory_mib.tolist() == [row["memory_mib"] for row in whole]
+    assert str(frame.created_at.dtype).endswith("UTC]")
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["labels.parquet"]
+
+
+def test_rows_that_are_not_shown_are_told(filled, ask):
+    status, out, err = ask("query", "--limit", "2")
+    assert status == 0
+    assert out.startswith("2 labels")
+    assert "the first 2 rows of more" in err
+    assert answer(ask, "query", "--limit", "6").startswith("6 labels")
+
+
+def test_what_a_terminal_would_obey_is_not_printed(filled, ask):
+    out = answer(ask, "query", "--outcome", "error")
+    assert "[red]no" in out
+    assert "\x1b" not in out
+
+
+def test_sql_is_answered_and_writes_nothing(filled, ask):
+    assert rows_of(ask, "--sql", "SELECT count(*) AS n FROM labels") == [{"n": 6}]
+    assert "resnet18" in answer(ask, "query", "--sql", "SELECT architecture FROM configurations")
+    status, out, err = ask("query", "--sql", "SELECT id FROM labels ORDER BY 1", "--limit", 2)
+    assert status == 0
+    assert out.split()[-2:] == ["1", "2"]
+    assert "the first 2 rows of more" in err
+    status, out, err = ask("query", "--sql", "DELETE FROM labels")
+    assert (status, out) == (2, "")
+    assert "refused" in err
+    assert len(rows_of(ask)) == 6
+
+
+# Show.
+
+
+def test_a_label_is_shown_with_everything_behind_it(filled, ask):
+    out = answer(ask, "show", "1")
+    for told in ("label 1: resnet18 batch 1 at 64 px", "321.1", "MiB", "no meter", "IQR 0.5",
+                 "2 attempts", "error", "torch", "2.13.0", "step time in ms", "┤"):  # fmt: skip
+        assert told in out, told
+    found = json.loads(answer(ask, "show", "1", "--json"))
+    assert found["configuration"]["architecture"] == "resnet18"
+    assert found["step_time_ms"] == 10.0
+    assert found["measurement"]["step_samples_ms"] == [10.0, 10.5, 10.25]
+    assert [a["outcome"] for a in found["attempts"]] == ["ok", "error"]
+
+
+# Wrong questions.
+
+
+WRONG = [
+    (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
+    (["query", "--family", "resnets"], "did you mean 'resnet'?"),
+    (["query", "--architecture", "resnet19"], "did you mean 'resnet18'?"),
+    (["query", "--campaign", "c0ffee"], "no campaign 'c0ffee'; there is none yet"),
+    (["query", "--since", "yesterday"], "'yesterday' is no time"),
+    (["query", "--outcome", "good"], "outcome is 'good'"),
+    (["query", "--columns", "prize"], "cannot show 'prize'"),
+    (["query", "--by", "prize"], "cannot group by 'prize'"),
+    (["query", "--agg", "mode"], "no statistic 'mode'"),
+    (["query", "--json", "--csv"], "--json and --csv exclude each other"),
+    (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
+    (["query", "--sql", "SELECT 1", "--device", "x"], "--device cannot stand beside it"),
+    (["query", "--sql", "SELECT"], "the SQL is refused"),
+    (["show", "99"], "no label has the id 99"),
+    (["show", "one"], "ID"),
+    (["show"], "ID"),
+    (["lookup", "resnet18", "--device", DEVICE, "--batch-size", "0"], "batch size is 0"),
+    (["lookup", "none.onnx", "--device", DEVICE], "none.onnx"),
+    (["lookup", "resnet18"], "--device"),
+    (["lookup", "resnet18", "--device", DEVICE, "--phase", "x"], "phase is 'x'"),
+]
+
+
+def test_a_wrong_question_gets_one_line_and_exit_status_2(filled, ask):
+    for arguments, told in WRONG:
+        status, out, err = ask(*arguments)
+        assert (status, out) == (2, ""), (arguments, err)
+        assert told in err, arguments
+        assert len(err.splitlines()) == 1, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["query"], ["query", "--by", "family"], ["query", "--sql", "SELECT 1"], ["show", "1"]],
+    ids=" ".join,
+)
+def test_where_there_is_no_store_one_line_says_so_and_nothing_is_made(home, ask, arguments):
+    status, out, err = ask(*arguments)
+    assert (status, out) == (2, "")
+    assert "no label store at" in err
+    assert "TRAPPM_HOME" in err
+    assert len(err.splitlines()) == 1
+    assert not home.exists()
+
+
+# From Python.
+
+
+def test_labels_come_as_a_frame(filled):
+    frame = trappm.labels(architecture="resnet*", sort="-batch_size", columns=["batch_size"])
+    assert frame.batch_size.tolist() == [4, 2, 1]
+    frame = trappm.labels(by=["family"], columns=["step_time_ms"])
+    assert frame.step_time_ms_mean.tolist() == [pytest.approx(70 / 3)] * 2
+    assert len(trappm.labels(outcome="any")) == 8
+    with pytest.raises(InputError, match="did you mean 'vgg'"):
+        trappm.labels(family="vggs")
+    with pytest.raises(TypeError, match="colour"):
+        trappm.labels(colour="red")

@@ -1,0 +1,280 @@
+"""`trappm.lookup`: what a step costs, from the label store if it was measured, predicted if not.
+
+Two models with one graph cost the same, so labels are found by the hash of the graph: those of an
+ONNX file under whatever name they were measured. The hash knows operators, edges and sizes; what
+changes no size (a dilation that its padding hides, an activation's slope) it does not see, so
+several architectures may share it. All their labels are given then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler.errors import InputError, SnapshotError, TrappmError
+from profiler.records import Configuration, Provenance
+from trappm.asking import store_to_read
+
+if TYPE_CHECKING:
+    from profiler.graph import GraphTemplate
+    from store import LabelRecord, Store
+    from trappm.prediction import Prediction
+
+Pair = tuple[str, int]
+
+_ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
+"""Labels that answer, the best first; simulated ones are no knowledge about a device."""
+
+_SETTINGS = ("precision", "memory_format", "optimizer", "phase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one training step costs, and how that is known; iterating gives time, memory, power."""
+
+    model: str
+    device: str
+    batch_size: int
+    source: str
+    """`measured`, `imported` or `predicted`."""
+    step_time_ms: float | None
+    memory_mib: float | None
+    memory_above_mib: float | None
+    """Memory ran out, and the step needs more than this."""
+    power_w: float | None
+    labels: tuple[LabelRecord, ...]
+    """All labels of this graph, batch size and device; the first one answers."""
+    prediction: Prediction | None
+    """If there is no label: what a snapshot says."""
+
+    def __iter__(self) -> Iterator[float | None]:
+        return iter((self.step_time_ms, self.memory_mib, self.power_w))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with what tells apart: label ids, or the snapshot."""
+        labels = [
+            {"id": x.id, **x.configuration.to_dict(), "protocol": x.protocol,
+             "provenance": x.provenance.value, "step_time_ms": x.step_time_ms,
+             "memory_mib": x.memory_mib, "memory_above_mib": x.memory_above_mib,
+             "power_w": x.power_w}
+            for x in self.labels
+        ]  # fmt: skip
+        values = {name: getattr(self, name) for name in Answer.__dataclass_fields__}
+        prediction = None if self.prediction is None else self.prediction.to_dict()
+        snapshot = None if self.prediction is None else self.prediction.snapshot
+        label_id = self.labels[0].id if self.labels else None
+        return {
+            **values,
+            "label_id": label_id,
+            "snapshot": snapshot,
+            "labels": labels,
+            "prediction": prediction,
+        }
+
+
+def lookup(
+    model: str | Path,
+    *,
+    device: str,
+    batch_size: int | None = None,
+    input_size: int | None = None,
+    snapshot: str | Path = "latest",
+    measure: bool = False,
+    protocol: str | None = None,
+    **settings: str,
+) -> Answer:
+    """What a step of a model costs: measured if the label store has it, predicted otherwise.
+
+    Args:
+        model: a timm name, or the path of an ONNX file.
+        device: its key.
+        batch_size: samples a step; by default the file's own, or 1.
+        input_size: pixels; by default the architecture's own, or what the file says.
+        snapshot: what predicts, as in `trappm.predict`.
+        measure: where there is no label, measure a timm architecture on this machine and keep the
+            result; instead of predicting.
+        protocol: for that; by default `quick` on CPU devices and `paper` on others.
+        settings: precision, memory_format, optimizer, phase; by default as `Configuration` has
+            them.
+
+    Raises:
+        UnknownArchitectureError: no such timm architecture.
+        ModelFileError: the file is not an ONNX model that we can read.
+        SnapshotError: there is no label, and no snapshot that could predict.
+        DeviceError: it is to be measured, and there is no such device here.
+        InputError: a size or setting that cannot be, or a file that is to be measured.
+        TrappmError: it was measured, and that gave no label.
+    """
+    asked = _Asked.about(model, batch_size, input_size, settings)
+    found = asked.labels(device)
+    if found:
+        return asked.answer(device, found)
+    if measure:
+        return asked.answer(device, [asked.measured(device, protocol)])
+    return asked.predicted(device, snapshot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The question, with all that is known of the model."""
+
+    model: str
+    file: GraphTemplate | None
+    """What a file holds; None for an architecture."""
+    input_size: int | None
+    """As asked for."""
+    what: Configuration
+    """To measure, of an architecture; of a file only batch size and settings count."""
+
+    @classmethod
+    def about(
+        cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
+    ) -> _Asked:
+        from trappm.prediction import MAX_SIZE
+
+        for name, value in (("batch size", batch_size), ("input size", input_size)):
+            if value is not None and not 1 <= value <= MAX_SIZE:
+                raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
+        name = str(model)
+        if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
+            from profiler.onnx_reader import read_onnx
+
+            file = read_onnx(Path(model), input_size=input_size)
+            batch = batch_size or file.fixed_batch_size or 1
+            file.at(batch)  # or the file has another, fixed one
+            size = input_size or 1
+        else:
+            file, batch, size = None, batch_size or 1, input_size or _native_input_size(name)
+        what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
+        return cls(model=name, file=file, input_size=input_size, what=what)
+
+    def labels(self, device: str) -> list[LabelRecord]:
+        """The labels that answer, the best first."""
+        from store import Home
+
+        home = Home.find()
+        if not home.database_path.is_file():
+            return []
+        with store_to_read(home) as store:
+            found = self._labels(store, device)
+        answering = [label for label in found if label.provenance in _ANSWERS]
+        return sorted(
+            answering,
+            key=lambda x: (
+                x.configuration.architecture != self.model,
+                _ANSWERS.index(x.provenance),
+                x.memory_above_mib is not None,
+                -x.id,
+            ),
+        )
+
+    def _labels(self, store: Store, device: str) -> list[LabelRecord]:
+        if self.file is not None:
+            return store.labels_of(self._pairs_of_file(self.file, store, device), self.what, device)
+        own = (self.model, self.what.input_size)
+        same = store.pairs_of_same_graph(*own)
+        found = store.labels_of({own, *same}, self.what, device)
+        if found or same:
+            return found
+        from profiler.static import graph_template  # nobody has made its graph yet
+
+        same = store.pairs_of_graph(graph_template(*own).content_hash)
+        return store.labels_of(same, self.what, device)
+
+    def _pairs_of_file(self, file: GraphTemplate, store: Store, device: str) -> set[Pair]:
+        """Architectures and input sizes with the graph of a file."""
+        wanted, batch = file.content_hash, file.fixed_batch_size
+        if batch is None:
+            return set(store.pairs_of_graph(wanted))
+        # The file knows one batch size only; which of the measured graphs become it at that one?
+        pairs: set[Pair] = set()
+        candidates = store.measured_graphs(len(file.operators), batch, device)
+        for content_hash, data in candidates.items():
+            graph = type(file).from_bytes(data).at(batch)
+            if type(file).fixed(graph).content_hash == wanted:
+                pairs.update(store.pairs_of_graph(content_hash))
+        return pairs
+
+    def answer(self, device: str, labels: list[LabelRecord]) -> Answer:
+        best = labels[0]
+        return Answer(
+            model=self.model,
+            device=device,
+            batch_size=self.what.batch_size,
+            source=best.provenance.value,
+            step_time_ms=best.step_time_ms,
+            memory_mib=best.memory_mib,
+            memory_above_mib=best.memory_above_mib,
+            power_w=best.power_w,
+            labels=tuple(labels),
+            prediction=None,
+        )
+
+    def measured(self, device: str, protocol: str | None) -> LabelRecord:
+        """The label of a measurement taken now."""
+        if self.file is not None:
+            raise InputError(f"no label of {self.model} there, and only timm names can be measured")
+        from profiler.devices import open_device
+        from profiler.isolation import Measurer
+        from profiler.protocols import protocol_named
+        from profiler.records import is_cpu_device
+        from store import Home, Store
+
+        rule = protocol_named(protocol or ("quick" if is_cpu_device(device) else "paper"))
+        open_device(device)  # before anything is begun
+        with Store.open(Home.open().database_url) as store, Measurer() as measurer:
+            measurement = measurer.measure(self.what, device, rule)
+            recorded = store.record(measurement)
+            if recorded.label_id is not None:
+                return store.label(recorded.label_id)
+        where = f" in {measurement.failed_in}" if measurement.failed_in else ""
+        raise TrappmError(
+            f"measuring {self.what} on {device} ended as {measurement.outcome}{where}: "
+            f"{measurement.message}; the attempt is kept as number {recorded.measurement_id}"
+        )
+
+    def predicted(self, device: str, snapshot: str | Path) -> Answer:
+        from trappm.prediction import predict
+
+        settings = [
+            f"{name} {getattr(self.what, name)}" for name in _SETTINGS
+            if getattr(self.what, name) != getattr(Configuration, name)
+        ]  # fmt: skip
+        missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
+        if settings:
+            told = ", ".join(settings)
+            raise InputError(f"{missing} with {told}, which predictions do not know of")
+        try:
+            prediction = predict(
+                self.model if self.file is None else Path(self.model),
+                batch_size=self.what.batch_size,
+                input_size=self.input_size,
+                device=device,
+                snapshot=snapshot,
+            )
+        except SnapshotError as error:
+            raise SnapshotError(f"{missing}, and no prediction: {error}") from error
+        return Answer(
+            model=self.model,
+            device=device,
+            batch_size=prediction.batch_size,
+            source="predicted",
+            step_time_ms=prediction.step_time_ms,
+            memory_mib=prediction.memory_mib,
+            memory_above_mib=None,
+            power_w=prediction.power_w,
+            labels=(),
+            prediction=prediction,
+        )
+
+
+def _native_input_size(architecture: str) -> int:
+    from profiler.zoo import native_input_size
+
+    size = native_input_size(architecture)
+    if size is None:
+        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
+    return size
