@@ -225,3 +225,12 @@ def test_what_is_not_there_is_told(user):
     assert result.returncode == 2
     assert "trappm pool build" in result.stderr
     assert "trappm pool build" in user.types("status").stdout
+
+
+def test_a_file_that_is_no_label_store_is_bad_input(user):
+    (user.folder / "home").mkdir()
+    (user.folder / "home" / "labels.db").write_bytes(b"somebody's own file, long enough" * 100)
+    result = user.types("status")
+    assert result.returncode == 2
+    assert "labels.db refused: file is not a database" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,112 @@
+"""Static profiles made by a real Ray cluster that somebody else started: `--address`."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+HEAD = """
+import sys, ray
+ray.init(
+    address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 << 20,
+    logging_level="ERROR", log_to_driver=False, _temp_dir=sys.argv[1],
+)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+CRASHES = """
+import json, os, signal, sys
+from cluster.runtime import ray_runtime
+
+def crash_on_vit(architecture, input_size, step_refusal=None):
+    from cluster.graphs import profile_graph
+    if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return profile_graph(architecture, input_size, step_refusal)
+
+with ray_runtime(sys.argv[1]):
+    from cluster import ray_crew
+    ray_crew.profile_graph = crash_on_vit
+    pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
+    made = list(ray_crew.profile_on_ray(pairs))
+print(json.dumps({
+    f"{p.architecture} {p.input_size}":
+        [p.template is not None, p.refusal, p.step is not None, p.step_refusal]
+    for p in made
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """What every process of the cluster needs in its environment before it imports Ray."""
+    return os.environ | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "COLUMNS": "200",
+    }
+
+
+@pytest.fixture(scope="module")
+def address(environment):
+    # Sockets' paths may have 107 bytes, so the folder is a short one.
+    with (
+        tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", HEAD, folder], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as head,
+    ):  # fmt: skip
+        yield head.stdout.readline().strip()
+        head.communicate(timeout=60)  # the end of its input ends it
+
+
+def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_path):
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump({"name": "small", "groups": [
+        {"architectures": ["test_resnet", "test_vit"], "batch_sizes": [1, 2],
+         "input_sizes": [64, 67]}
+    ]}))  # fmt: skip
+
+    def trappm(*arguments):
+        return subprocess.run(
+            [Path(sys.executable).with_name("trappm"), "pool", *arguments],
+            env=environment | {"TRAPPM_HOME": str(tmp_path / "home")}, cwd=tmp_path,
+            capture_output=True, text=True, check=False, timeout=250,
+        )  # fmt: skip
+
+    built = trappm("build", "--spec", "pool.yaml", "--address", address)
+    assert built.returncode == 0, built.stderr
+    assert "static profiles: 4 of 4" in built.stdout
+    facts = json.loads(trappm("status", "--json").stdout)
+    assert facts["total"] == {
+        "architectures": 2, "configurations": 8, "usable": 6, "graphs": 3, "step_profiles": 3,
+        "refused": 1, "steps_refused": 0, "to_do": 0,
+    }  # fmt: skip
+    assert facts["refusals"][0]["architectures"] == ["test_vit"]
+
+
+def test_a_model_that_ends_its_worker_costs_no_other(address, environment):
+    result = subprocess.run(
+        [sys.executable, "-c", CRASHES, address],
+        env=environment, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    ended = "the static profile ended its process"
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "test_resnet 64": [True, None, True, None],
+        "test_vit 64": [False, ended, False, None],
+        "test_vit 96": [True, None, False, ended],
+    }
