@@ -29,8 +29,10 @@ _VIEWS = frozenset(
     {"Expand", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
 
-_RESERVED_SHARE = 1.07
-"""Reserved over live memory: the median over the models of `benchmarks/rebuilt_modules.py`."""
+_TEMPORARY_SHARE = 0.4
+"""Of the largest tensor: what is alive at the peak beside weights, gradients and what is kept."""
+_RESERVED_SHARE = 1.1
+"""Reserved over live memory. Both are medians over `benchmarks/rebuilt_modules.py`."""
 
 
 def saved_bytes_by_rules(graph: Graph) -> int:
@@ -46,7 +48,7 @@ def memory_by_rules(graph: Graph, optimizer: Optimizer = Optimizer.SGD) -> Simul
     rules = _Rules(graph)
     weights = BYTES_PER_ELEMENT * int(graph.parameters.sum())
     copies = 2 + STATES_PER_PARAMETER[optimizer]
-    live = (copies * weights + rules.saved + 2 * max(rules.sizes, default=0)) / MIB
+    live = (copies * weights + rules.saved + _TEMPORARY_SHARE * max(rules.sizes, default=0)) / MIB
     reserved = live * _RESERVED_SHARE
     return SimulatedMemory(
         live_mib=live, reserved_mib=reserved, reserved_with_workspace_mib=reserved
@@ -121,6 +123,14 @@ class _Rules:
         picks_one = self._is(node, "Gather") and len(self._shapes[node]) < len(self._inputs[node])
         return picks_one or self._graph.operators[node] in _VIEWS
 
+    def _is_permuted(self, node: int) -> bool:
+        """Whether the result is a part of another one whose axes were exchanged."""
+        seen = set()
+        while node != _IMAGE and self._is_view(node):
+            seen.add(self._graph.operators[node])
+            node = self._before(node)
+        return "Transpose" in seen and len(seen) > 1
+
     def _keep_more(self, node: int, elements: int, size: int = BYTES_PER_ELEMENT) -> None:
         """Keeps a tensor that is no node's result: statistics, indices."""
         self._kept["more", node] = elements * size
@@ -194,7 +204,10 @@ class _Rules:
         elif operator in _KEEP_FACTORS:
             with_weights = self._trained[node] or operator == "MatMul"
             for source in sources if with_weights or len(sources) > 1 else ():
-                self._keep(source)
+                if operator == "MatMul" and len(sources) > 1 and self._is_permuted(source):
+                    self._keep_more(source, self.sizes[source], 1)  # batched products copy it
+                else:
+                    self._keep(source)
         shape = self._shapes[node]
         if operator == "MaxPool":
             self._keep_more(node, math.prod(shape), 8)
