@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import InputError, SnapshotError, TrappmError
-from profiler.records import Configuration, Provenance
+from profiler.records import Configuration, Protocol, Provenance
 from trappm.asking import store_to_read
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def lookup(
     input_size: int | None = None,
     snapshot: str | Path = "latest",
     measure: bool = False,
-    protocol: str | None = None,
+    protocol: str | Protocol | None = None,
     **settings: str,
 ) -> Answer:
     """What a step of a model costs: measured if the label store has it, predicted otherwise.
@@ -96,7 +96,7 @@ def lookup(
         snapshot: what predicts, as in `trappm.predict`.
         measure: where there is no label, measure a timm architecture on this machine and keep the
             result; instead of predicting.
-        protocol: for that; by default `quick` on CPU devices and `paper` on others.
+        protocol: for that, or its name; by default `quick` on CPU devices and `paper` on others.
         settings: precision, memory_format, optimizer, phase; by default as `Configuration` has
             them.
 
@@ -213,7 +213,7 @@ class _Asked:
             prediction=None,
         )
 
-    def measured(self, device: str, protocol: str | None) -> LabelRecord:
+    def measured(self, device: str, protocol: str | Protocol | None) -> LabelRecord:
         """The label of a measurement taken now."""
         if self.file is not None:
             raise InputError(f"no label of {self.model} there, and only timm names can be measured")
@@ -223,7 +223,9 @@ class _Asked:
         from profiler.records import is_cpu_device
         from store import Home, Store
 
-        rule = protocol_named(protocol or ("quick" if is_cpu_device(device) else "paper"))
+        rule = protocol or ("quick" if is_cpu_device(device) else "paper")
+        if isinstance(rule, str):
+            rule = protocol_named(rule)
         open_device(device)  # before anything is begun
         with Store.open(Home.open().database_url) as store, Measurer() as measurer:
             measurement = measurer.measure(self.what, device, rule)

@@ -143,8 +143,12 @@ def _locate(snapshot: str | Path) -> Path:
         return Path(snapshot)
     from store import Home, Store
 
-    home = Home.open()
-    with Store.open(home.database_url) as store:
+    home = Home.find()
+    try:
+        store = Store.open_to_read(home.database_url)
+    except InputError as error:
+        raise SnapshotError(f"no snapshot {snapshot!r}: {error}") from error
+    with store:
         return snapshot_folder(store, home, snapshot)
 
 
