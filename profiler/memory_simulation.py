@@ -19,7 +19,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.records import IntArray, Optimizer
-from profiler.step_trace import Event, StepTrace
+from profiler.step_trace import ConvolutionKind, Event, Pass, StepTrace
 
 MIB = 1 << 20
 _UNIT = 512
@@ -34,8 +34,15 @@ STATES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM:
 STEPS = 2
 """The second step differs from the first: gradients and optimizer states are there before it."""
 
-WORKSPACE_SHARE: Mapping[int, float] = {}
-"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none."""
+WORKSPACE_SHARE: Mapping[int, float] = {
+    ConvolutionKind.DENSE * 3 + Pass.FORWARD: 0.5,
+    ConvolutionKind.DENSE * 3 + Pass.DATA_GRADIENT: 1.0,
+    ConvolutionKind.DENSE * 3 + Pass.WEIGHT_GRADIENT: 1.0,
+    ConvolutionKind.GROUPED * 3 + Pass.DATA_GRADIENT: 0.5,
+}
+"""Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none.
+
+Fitted on published A100 labels by `benchmarks/memory_simulation.py --fit` (docs/static_profile.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
