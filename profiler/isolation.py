@@ -156,11 +156,11 @@ class Measurer:
     def _crash(self, child: Child, phase: str) -> _Failure:
         code, printed = child.exit_code, self._server.printed
         if code is not None and code < 0:
-            what = f"killed by {_signal_name(-code)}"
+            what = f"was killed by {_signal_name(-code)}"
             killed = code == -signal.SIGKILL
         else:
             what, killed = f"ended with exit status {code}", False
-        message = f"the measuring process was {what}" if killed else f"measuring process {what}"
+        message = f"the measuring process {what}"
         outcome = Outcome.OOM if is_out_of_memory(printed) else Outcome.ERROR
         last_line = printed.splitlines()[-1] if printed else ""
         return _Failure(outcome, phase, f"{message}: {last_line}" if last_line else message, killed)
