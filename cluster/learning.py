@@ -77,11 +77,14 @@ class CampaignLearner:
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 
+        Censored labels, which have no values, teach nothing yet and are left out.
+
         Returns:
             labels: training labels by device; devices: error by device and metric on the evaluation
             set; transfer: for devices other than the source, the error from scratch beside it;
             evaluation: each prediction beside its measurement.
         """
+        labels = [label for label in labels if any(value is not None for value in label.values)]
         self._training_labels = [label for label in labels if label.role == "train"]
         counts = Counter(label.device for label in self._training_labels)
         report: dict[str, Any] = {

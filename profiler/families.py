@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from profiler.errors import InputError
 
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 _ORIGIN = re.compile(r"^(?:legacy|test|tf)_")
 
 
+@lru_cache(maxsize=10_000)
 def family_of(architecture: str) -> str:
     """The paper's family of this architecture, or the leading letters of its name for others."""
     name = _ORIGIN.sub("", architecture)

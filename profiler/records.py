@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from profiler.errors import InputError
@@ -126,16 +127,14 @@ class Configuration:
                 allowed = ", ".join(kind)
                 raise InputError(f"{name} is {value!r}; it must be one of {allowed}") from error
 
-    @property
+    @cached_property
     def id(self) -> str:
         """20 hexadecimal digits: a hash of exactly the fields above."""
         return hashlib.sha256(_canonical_json(self.to_dict()).encode()).hexdigest()[:20]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            name: value.value if isinstance(value, enum.Enum) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
 
     def __str__(self) -> str:
         parts = [f"{self.architecture} batch {self.batch_size} at {self.input_size} px"]

@@ -103,6 +103,7 @@ _LABEL_COLUMNS: _Columns = {
     "protocol": LabelRow.protocol_name,
     "step_time_ms": LabelRow.step_time_ms,
     "memory_mib": LabelRow.memory_mib,
+    "memory_above_mib": LabelRow.memory_above_mib,
     "power_w": LabelRow.power_w,
     "energy_j": LabelRow.energy_j,
     "provenance": LabelRow.provenance,
@@ -124,7 +125,7 @@ _ATTEMPT_COLUMNS: _Columns = {
     "failed_in": MeasurementRow.failed_in,
     "message": MeasurementRow.message,
 }
-_NUMBERS = (*METRICS, "energy_j", "duration_s")
+_NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
 _TIMES = ("created_at", "started_at")
 _NO_GROUPS = {"id", "message", *_NUMBERS, *_TIMES}
 _EQUAL = (
@@ -171,6 +172,24 @@ class Asking(Database):
             if not rows:
                 refuse_unknown_names(session, wanted)
         return _frame(rows, chosen)
+
+    def label_attempts(self, label_id: int) -> pd.DataFrame:
+        """Every attempt at a label's configuration on its device and stack, the earliest first."""
+        chosen = list(_ATTEMPT_COLUMNS)
+        with self._reading() as session:
+            query = _joined(MeasurementRow, [_ATTEMPT_COLUMNS[name].label(name) for name in chosen])
+            label = select(LabelRow.configuration_id, LabelRow.device_id).where(
+                LabelRow.id == label_id
+            )
+            place = session.execute(label).one_or_none()
+            if place is None:
+                return _frame([], chosen)
+            query = query.where(
+                MeasurementRow.configuration_id == place.configuration_id,
+                MeasurementRow.device_id == place.device_id,
+            )
+            rows = session.execute(query.order_by(MeasurementRow.started_at, MeasurementRow.id))
+            return _frame(rows.all(), chosen)
 
     def summarize_labels(
         self,
@@ -265,13 +284,17 @@ def _columns_of(wanted: LabelFilter) -> _Columns:
 def _matching(session: Session, wanted: LabelFilter, what: Sequence[Any]) -> _Query:
     """Selects this from the labels or attempts that pass the filter."""
     row = LabelRow if wanted.outcome is None else MeasurementRow
-    query: _Query = (
+    return restricted(session, _joined(row, what), wanted)
+
+
+def _joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> _Query:
+    """Selects this from labels or attempts, each with its configuration and its device."""
+    return (
         select(*what)
         .select_from(row)
         .join(ConfigurationRow, ConfigurationRow.id == row.configuration_id)
         .join(DeviceRow, DeviceRow.id == row.device_id)
     )
-    return restricted(session, query, wanted)
 
 
 def restricted(session: Session, query: _Query, wanted: LabelFilter) -> _Query:

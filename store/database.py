@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +27,8 @@ BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
 
 _BEGIN = "sqlite_begin"
+
+Insert = sqlite.Insert | postgresql.Insert
 
 
 class Database:
@@ -73,7 +74,7 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
     if system not in {"sqlite", "postgresql"}:
         raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
     # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
-    options: dict[str, Any] = {"json_serializer": partial(json.dumps, allow_nan=False)}
+    options: dict[str, Any] = {"json_serializer": json.JSONEncoder(allow_nan=False).encode}
     if system == "sqlite":
         options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
     try:
@@ -113,11 +114,15 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, 
         session.connection().execute(new_row(session, table), list(rows))
 
 
-def new_row(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+def new_row(session: Session, table: type[Base]) -> Insert:
     """An INSERT that does nothing where a unique value is there already."""
-    name = session.get_bind().dialect.name
-    insert = sqlite.insert if name == "sqlite" else postgresql.insert
-    return insert(table).on_conflict_do_nothing()
+    return insert(session, table).on_conflict_do_nothing()
+
+
+def insert(session: Session, table: type[Base]) -> Insert:
+    """An INSERT of this back end, which can say what to do where a unique value is there."""
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def utc_now() -> str:

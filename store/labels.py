@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Select, select
 
 from profiler.errors import InputError
-from profiler.records import Provenance
+from profiler.records import Configuration, Provenance
 from store.asking import LabelFilter, restricted
 from store.campaigns import AS_PLANNED
 from store.database import Database
 from store.leases import end_lease
 from store.records import AssignmentState, LabelRecord, Role
 from store.schema import (
+    ArchitectureGraphRow,
     AssignmentLabelRow,
     AssignmentRow,
     ConfigurationRow,
     DeviceRow,
+    GraphRow,
     LabelRow,
 )
-from store.workloads import configuration_of
+from store.workloads import Pair, configuration_of
 
 _Query = Select[*tuple[Any, ...]]
 
@@ -58,6 +61,78 @@ class Labels(Database):
             query = query.where(AssignmentRow.role == Role(role))
         with self._reading() as session:
             return [_label(*row) for row in session.execute(query)]
+
+    def label(self, label_id: int) -> LabelRecord:
+        """One label.
+
+        Raises:
+            InputError: there is none of this id.
+        """
+        with self._reading() as session:
+            query = _join_labels(select(*_WHOLE_LABEL)).where(LabelRow.id == label_id)
+            found = session.execute(query).one_or_none()
+            if found is None:
+                raise InputError(f"no label has the id {label_id}; see: trappm labels query")
+            return _label(*found)
+
+    def labels_of(
+        self, pairs: Iterable[Pair], what: Configuration, device: str
+    ) -> list[LabelRecord]:
+        """Labels of these architectures and input sizes on a device, under any stack and protocol.
+
+        Args:
+            pairs: of an architecture and an input size, which take the place of those of `what`.
+            what: batch size, precision, memory format, optimizer and phase.
+            device: its key.
+        """
+        wanted = set(pairs)
+        same = ("batch_size", "precision", "memory_format", "optimizer", "phase")
+        query = (
+            _join_labels(select(*_WHOLE_LABEL))
+            .where(ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})))
+            .where(DeviceRow.key == device)
+            .where(*(getattr(ConfigurationRow, name) == getattr(what, name) for name in same))
+            .order_by(LabelRow.id)
+        )
+        with self._reading() as session:
+            found = [_label(*row) for row in session.execute(query)]
+        return [
+            label for label in found
+            if (label.configuration.architecture, label.configuration.input_size) in wanted
+        ]  # fmt: skip
+
+    def pairs_of_graph(self, content_hash: str) -> list[Pair]:
+        """The architectures and input sizes that have this graph."""
+        row = ArchitectureGraphRow
+        query = select(row.architecture, row.input_size).where(row.graph_hash == content_hash)
+        with self._reading() as session:
+            return [(name, size) for name, size in session.execute(query)]
+
+    def pairs_of_same_graph(self, architecture: str, input_size: int) -> list[Pair]:
+        """As `pairs_of_graph`, of the graph that this one has; empty if none is known."""
+        with self._reading() as session:
+            row = session.get(ArchitectureGraphRow, (architecture, input_size))
+        return [] if row is None or row.graph_hash is None else self.pairs_of_graph(row.graph_hash)
+
+    def measured_graphs(self, node_count: int, batch_size: int, device: str) -> dict[str, bytes]:
+        """The templates of so many nodes that have a label at this batch size on this device."""
+        graph, pair = GraphRow, ArchitectureGraphRow
+        measured = (
+            select(pair.graph_hash)
+            .join(
+                ConfigurationRow,
+                (ConfigurationRow.architecture == pair.architecture)
+                & (ConfigurationRow.input_size == pair.input_size),
+            )
+            .join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
+            .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
+            .where(ConfigurationRow.batch_size == batch_size, DeviceRow.key == device)
+        )
+        query = select(graph.content_hash, graph.template).where(
+            graph.node_count == node_count, graph.content_hash.in_(measured)
+        )
+        with self._reading() as session:
+            return {row.content_hash: row.template for row in session.execute(query)}
 
     def adopt_labels(
         self, campaign_id: str, device: str, fingerprint: str, protocol_name: str
@@ -116,6 +191,7 @@ def _label(
         protocol=row.protocol_name,
         step_time_ms=row.step_time_ms,
         memory_mib=row.memory_mib,
+        memory_above_mib=row.memory_above_mib,
         power_w=row.power_w,
         energy_j=row.energy_j,
         provenance=row.provenance,

@@ -1,19 +1,26 @@
-"""Recording measurements: every attempt once, and the label that an accepted one makes."""
+"""Recording measurements: every attempt once, and the label that an accepted one makes.
+
+A configuration that ran out of memory makes a label too, a censored one: its memory is missing, and
+what it needs at least, the device's capacity, stands in `memory_above_mib`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from profiler.environment import stack_fingerprint
 from profiler.errors import InputError, StoreError
 from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
-from store.database import Database, insert_new, new_row, utc_now
+from store.database import Database, Insert, insert, insert_new, new_row, utc_now
 from store.leases import MAX_ATTEMPTS, count_failure, end_lease
 from store.records import AssignmentState, Recorded
 from store.schema import (
@@ -32,7 +39,11 @@ _FINAL = {Outcome.OK, Outcome.OOM, Outcome.UNSUPPORTED}
 _MAX_TIMEOUTS = 2
 """What runs into its time limit may have met a busy machine once, but costs too much thrice."""
 
+BATCH = 2000
+"""So many measurements are recorded in one transaction, which takes less than a second."""
+
 _SAMPLES = np.dtype("<f4")
+_NO_STEP = dict.fromkeys((f.name for f in fields(StepSummary)), None)
 
 
 class Recording(Database):
@@ -48,8 +59,9 @@ class Recording(Database):
         """Keeps an attempt, makes its label and settles its assignment, all or nothing.
 
         Recording an attempt key twice changes nothing. The first label of a configuration, device
-        stack and protocol stays, except that a measured one takes the place of one that is not.
-        A metric that cannot be (0 or less, or no number) is kept as missing, with the reason.
+        stack and protocol stays, except that a measured one takes the place of one that is not,
+        and one with values that of a censored one of its own provenance. A metric that cannot be
+        (0 or less, or no number) is kept as missing, with the reason.
 
         Args:
             measurement: of a lease, under its `Assignment.attempt_key`: a bad outcome that comes
@@ -64,20 +76,35 @@ class Recording(Database):
         measurement = _with_possible_metrics(measurement)
         with self._writing() as session:
             assignment = _assignment_of(session, measurement, assignment_id)
-            insert_configurations(session, [measurement.configuration])
-            device_id = _device_id(session, measurement)
-            values = _row_values(measurement, device_id, assignment)
-            measurement_id = session.scalar(
-                new_row(session, MeasurementRow).values(values).returning(MeasurementRow.id)
-            )
-            if measurement_id is None:
-                return _recorded_before(session, measurement, device_id)
-            label_id = None
-            if measurement.outcome is Outcome.OK:
-                label_id = _label_id(session, measurement, device_id, measurement_id)
-            if assignment is not None:
+            devices = _device_ids(session, [measurement])
+            new = _insert(session, [measurement], devices, assignment)
+            label_id = _label_id(session, measurement, *devices)
+            if new and assignment is not None:
                 _settle(session, assignment, measurement, label_id, max_attempts)
-            return Recorded(measurement_id=measurement_id, label_id=label_id, is_new=True)
+            key = measurement.attempt_key
+            found = select(MeasurementRow.id).filter_by(attempt_key=key)
+            return Recorded(
+                measurement_id=new.get(key) or session.scalars(found).one(),
+                label_id=label_id,
+                is_new=bool(new),
+            )
+
+    def record_many(self, measurements: Iterable[Measurement]) -> int:
+        """Keeps attempts of no campaign, as `record` does, a transaction for each BATCH of them.
+
+        Returns:
+            How many of them were new.
+
+        Raises:
+            StoreError: as `record`; the batches before are kept, and recording all of them again
+                completes them.
+        """
+        count = 0
+        left = map(_with_possible_metrics, measurements)
+        while batch := [*itertools.islice(left, BATCH)]:
+            with self._writing() as session:
+                count += len(_insert(session, batch, _device_ids(session, batch)))
+        return count
 
     def measurement(self, measurement_id: int) -> Measurement:
         """An attempt with its raw samples, which are kept to float32 precision.
@@ -115,24 +142,52 @@ def _assignment_of(
     return row
 
 
-def _device_id(session: Session, measurement: Measurement) -> int:
-    environment = dict(measurement.environment)
-    fingerprint = environment.get("stack_fingerprint") or stack_fingerprint(environment)
-    device = {"key": measurement.device, "fingerprint": fingerprint}
-    insert_new(session, DeviceRow, [{**device, "environment": environment}])
-    return session.scalars(select(DeviceRow.id).filter_by(**device)).one()
+def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[int]:
+    """The device of each measurement; those that are not there yet are made."""
+    devices = [(m.device, fingerprint_of(m.environment)) for m in measurements]
+    first = {
+        device: m.environment
+        for device, m in zip(reversed(devices), reversed([*measurements]), strict=True)
+    }
+    ids = {}
+    for key, fingerprint in sorted(first):
+        device = {"key": key, "fingerprint": fingerprint}
+        environment = dict(first[key, fingerprint])
+        insert_new(session, DeviceRow, [{**device, "environment": environment}])
+        ids[key, fingerprint] = session.scalars(select(DeviceRow.id).filter_by(**device)).one()
+    return [ids[device] for device in devices]
 
 
-def _recorded_before(session: Session, measurement: Measurement, device_id: int) -> Recorded:
-    key, label_id = measurement.attempt_key, None
-    if measurement.outcome is Outcome.OK:
-        place = _label_place(measurement, device_id)
-        label_id = session.scalars(select(LabelRow.id).filter_by(**place)).one()
-    return Recorded(
-        measurement_id=session.scalars(select(MeasurementRow.id).filter_by(attempt_key=key)).one(),
-        label_id=label_id,
-        is_new=False,
-    )
+def fingerprint_of(environment: Mapping[str, Any]) -> str:
+    """The stack that a measurement belongs to: the one that it names, or else its facts'."""
+    return str(environment.get("stack_fingerprint") or stack_fingerprint(environment))
+
+
+def _insert(
+    session: Session,
+    measurements: Sequence[Measurement],
+    devices: Sequence[int],
+    assignment: AssignmentRow | None = None,
+) -> dict[str, int]:
+    """Inserts measurements that are not there yet, and their labels; ids by attempt key."""
+    # Sorted, so that two who import at once wait for each other in one order, and never in a ring.
+    insert_configurations(session, sorted({m.configuration for m in measurements}, key=_by_id))
+    pairs = [*zip(measurements, devices, strict=True)]
+    rows = [_row_values(m, device_id, assignment) for m, device_id in pairs]
+    query = new_row(session, MeasurementRow)
+    returned = session.execute(query.returning(MeasurementRow.attempt_key, MeasurementRow.id), rows)
+    new = {row.attempt_key: row.id for row in returned}
+    labels = [
+        _label_place(m, device_id) | result | {"measurement_id": new[m.attempt_key]}
+        for m, device_id in pairs
+        if m.attempt_key in new and (result := _label_values(m)) is not None
+    ]
+    if labels:
+        session.connection().execute(_label_upsert(session), labels)
+    return new
+
+
+_by_id = attrgetter("id")
 
 
 def _label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
@@ -144,28 +199,49 @@ def _label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
     }
 
 
-def _label_id(
-    session: Session, measurement: Measurement, device_id: int, measurement_id: int
-) -> int:
-    """The label for this accepted measurement: a new one, or the one that is there."""
-    place = _label_place(measurement, device_id)
-    result = {
-        "measurement_id": measurement_id,
+def _label_values(measurement: Measurement) -> dict[str, Any] | None:
+    """What a label says after this measurement; None if it makes none."""
+    bound = None
+    if measurement.outcome is Outcome.OOM:
+        bound = measurement.memory_detail_mib.get("capacity")
+    if measurement.outcome is not Outcome.OK and not (bound and 0 < bound < math.inf):
+        return None
+    ok = measurement.outcome is Outcome.OK
+    return {
         "provenance": measurement.provenance,
-        "step_time_ms": measurement.step_time_ms,
-        "memory_mib": measurement.memory_mib,
-        "power_w": measurement.power_w,
-        "energy_j": measurement.energy_j,
+        "step_time_ms": measurement.step_time_ms if ok else None,
+        "memory_mib": measurement.memory_mib if ok else None,
+        "memory_above_mib": bound,
+        "power_w": measurement.power_w if ok else None,
+        "energy_j": measurement.energy_j if ok else None,
         "created_at": utc_now(),
     }
-    insert_new(session, LabelRow, [place | result])
-    if measurement.provenance is Provenance.MEASURED:
-        session.execute(
-            update(LabelRow)
-            .filter_by(**place)
-            .where(LabelRow.provenance != Provenance.MEASURED)
-            .values(result)
-        )
+
+
+def _label_upsert(session: Session) -> Insert:
+    """Makes a label, or replaces the one that is there if the new one is worth more."""
+    query = insert(session, LabelRow)
+    offered = query.excluded
+    measured_instead = and_(
+        offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED
+    )
+    value_for_bound = and_(
+        offered.provenance == LabelRow.provenance,
+        offered.memory_above_mib.is_(None),
+        LabelRow.memory_above_mib.is_not(None),
+    )
+    place = ("configuration_id", "device_id", "protocol_name")
+    return query.on_conflict_do_update(
+        index_elements=place,
+        set_={c.name: c for c in offered if c.name not in {"id", *place}},
+        where=or_(measured_instead, value_for_bound),
+    )
+
+
+def _label_id(session: Session, measurement: Measurement, device_id: int) -> int | None:
+    if _label_values(measurement) is None:
+        return None
+    place = _label_place(measurement, device_id)
     return session.scalars(select(LabelRow.id).filter_by(**place)).one()
 
 
@@ -215,7 +291,7 @@ def _row_values(
         "configuration_id": measurement.configuration.id,
         "device_id": device_id,
         "protocol_name": measurement.protocol.name,
-        "protocol": measurement.protocol.to_dict(),
+        "protocol": vars(measurement.protocol),
         "campaign_id": None if assignment is None else assignment.campaign_id,
         "assignment_id": None if assignment is None else assignment.id,
         "provenance": measurement.provenance,
@@ -225,10 +301,7 @@ def _row_values(
         "started_at": measurement.started_at,
         "duration_s": measurement.duration_s,
         "step_samples_ms": np.asarray(measurement.step_samples_ms, dtype=_SAMPLES).tobytes(),
-        "step_median_ms": None if step is None else step.median_ms,
-        "step_mean_ms": None if step is None else step.mean_ms,
-        "step_iqr_ms": None if step is None else step.iqr_ms,
-        "step_p95_ms": None if step is None else step.p95_ms,
+        **{f"step_{k}": v for k, v in (_NO_STEP if step is None else vars(step)).items()},
         "memory_mib": measurement.memory_mib,
         "power_w": measurement.power_w,
         "energy_j": measurement.energy_j,
@@ -262,17 +335,6 @@ def _measurement(row: MeasurementRow, configuration: ConfigurationRow, device: s
 
 
 def _step(row: MeasurementRow) -> StepSummary | None:
-    """The summary; a constraint keeps its four numbers together."""
-    if (
-        row.step_median_ms is None
-        or row.step_mean_ms is None
-        or row.step_iqr_ms is None
-        or row.step_p95_ms is None
-    ):
-        return None
-    return StepSummary(
-        median_ms=row.step_median_ms,
-        mean_ms=row.step_mean_ms,
-        iqr_ms=row.step_iqr_ms,
-        p95_ms=row.step_p95_ms,
-    )
+    """The summary; a constraint keeps its four times together."""
+    values = {name: getattr(row, f"step_{name}") for name in _NO_STEP}
+    return None if row.step_median_ms is None else StepSummary(**values)

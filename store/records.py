@@ -184,6 +184,8 @@ class LabelRecord:
     protocol: str
     step_time_ms: float | None
     memory_mib: float | None
+    memory_above_mib: float | None
+    """Memory ran out, and this is the least that it needs: the label is censored."""
     power_w: float | None
     energy_j: float | None
     provenance: Provenance

@@ -321,6 +321,9 @@ class MeasurementRow(Base):
     step_mean_ms: Mapped[float | None]
     step_iqr_ms: Mapped[float | None]
     step_p95_ms: Mapped[float | None]
+    step_forward_share: Mapped[float | None]
+    step_backward_share: Mapped[float | None]
+    step_optimizer_share: Mapped[float | None]
     memory_mib: Mapped[float | None]
     power_w: Mapped[float | None]
     energy_j: Mapped[float | None]
@@ -356,17 +359,21 @@ class LabelRow(Base):
     provenance: Mapped[Provenance]
     step_time_ms: Mapped[float | None]
     memory_mib: Mapped[float | None]
+    memory_above_mib: Mapped[float | None]
+    """Memory ran out: it needs at least so much. The label is censored then."""
     power_w: Mapped[float | None]
     energy_j: Mapped[float | None]
     created_at: Mapped[str] = mapped_column(UtcTime)
 
     __table_args__ = (
         UniqueConstraint("configuration_id", "device_id", "protocol_name"),
-        *_positive("step_time_ms", "memory_mib", "power_w", "energy_j"),
+        *_positive("step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j"),
         CheckConstraint(
-            "step_time_ms IS NOT NULL OR memory_mib IS NOT NULL OR power_w IS NOT NULL",
+            "step_time_ms IS NOT NULL OR memory_mib IS NOT NULL"
+            " OR power_w IS NOT NULL OR memory_above_mib IS NOT NULL",
             name="some_metric",
         ),
+        CheckConstraint("memory_mib IS NULL OR memory_above_mib IS NULL", name="value_or_bound"),
     )
 
 
