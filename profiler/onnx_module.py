@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from profiler.errors import TrappmError, UnsupportedModelError, one_line
+from profiler.onnx_call import Call, Value, torch_type
 from profiler.onnx_file import CheckedModel, Operation
 from profiler.onnx_fold import Array, fold
-from profiler.onnx_functions import FUNCTIONS, Call, Value, torch_type
+from profiler.onnx_functions import FUNCTIONS
 from profiler.onnx_patterns import Step, put_together
 from profiler.onnx_stored import Kind, value_of
 
