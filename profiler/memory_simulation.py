@@ -42,7 +42,8 @@ WORKSPACE_SHARE: Mapping[int, float] = {
 }
 """Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none.
 
-Fitted on published A100 labels by `benchmarks/memory_simulation.py --fit` (docs/static_profile.md)."""
+Fitted on published A100 labels by `benchmarks/memory_simulation.py --fit`; how well it does is in
+docs/static_profile.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
