@@ -23,6 +23,8 @@ COMMANDS = [
     ["pool", "status"],
     ["labels"],
     ["labels", "query"],
+    ["labels", "show"],
+    ["labels", "lookup"],
     ["snapshot"],
     ["snapshot", "list"],
     ["snapshot", "pull"],
@@ -170,5 +172,5 @@ def test_debug_shows_the_trace(home):
 def test_empty_lists_say_what_to_do_next(home):
     assert "trappm campaign launch" in trappm("campaign", "list", home=home).stdout
     assert "trappm campaign launch" in trappm("snapshot", "list", home=home).stdout
-    for command in (["campaign", "list"], ["snapshot", "list"], ["labels", "query"]):
+    for command in (["campaign", "list"], ["snapshot", "list"]):
         assert json.loads(trappm(*command, "--json", home=home).stdout) == []
