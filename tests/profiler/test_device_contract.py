@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from profiler.__main__ import _summary as summary
 from profiler.devices import local_devices, open_device
 from profiler.devices.cuda import CudaDevice
 from profiler.environment import stack_fingerprint
@@ -120,6 +120,10 @@ def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Pat
     assert measurement.provenance is expected.get(
         key.split(":", maxsplit=1)[0], Provenance.MEASURED
     )
+    first_line = summary(measurement).splitlines()[0]
+    assert ("not measured here" in first_line) == (
+        measurement.provenance is not Provenance.MEASURED
+    )
     shares = (step.forward_share, step.backward_share, step.optimizer_share)
     if phase is Phase.INFER or key.startswith("replay:"):
         assert shares == (None, None, None)
@@ -136,25 +140,8 @@ def test_what_cannot_be_measured_is_unsupported(key: str, measurer: Measurer) ->
     assert "resnet1888" in (measurement.message or "")
 
 
-def test_third_party_device_is_offered_and_measures_on_the_command_line(folder: Path) -> None:
+def test_third_party_device_is_offered(folder: Path) -> None:
     assert "plain" in local_devices()
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "measure", TINY.architecture, "--input-size", "64",
-         "--device", "plain", "--protocol", "quick", "--json"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    measurement = Measurement.from_dict(json.loads(done.stdout))
-    assert measurement.device == "plain"
-    assert measurement.step_samples_ms
-
-
-def test_command_line_says_what_was_not_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "measure", TINY.architecture, "--input-size", "64",
-         "--device", "simulated:t4"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert "(simulated, not measured here)" in done.stdout.splitlines()[0]
 
 
 def add_kind(folder: Path, kind: str, value: str) -> None:
