@@ -46,7 +46,9 @@ REPEATED = [
         ("regnety_004", 4, 224), ("densenet121", 2, 128), ("vgg11", 1, 224),
         ("squeezenet1_1", 8, 224), ("shufflenet_v2_x1_0", 8, 224), ("mnasnet_100", 4, 224),
         ("convnext_atto", 4, 224), ("deit_tiny_patch16_224", 4, 224),
-        ("vit_tiny_patch16_224", 8, 224), ("swin_tiny_patch4_window7_224", 1, 224), ("ghostnet_100", 4, 224), ("mixer_s32_224", 4, 224), ("resmlp_12_224", 2, 224), ("xcit_nano_12_p16_224", 2, 224),
+        ("vit_tiny_patch16_224", 8, 224), ("swin_tiny_patch4_window7_224", 1, 224),
+        ("ghostnet_100", 4, 224), ("mixer_s32_224", 4, 224), ("resmlp_12_224", 2, 224),
+        ("xcit_nano_12_p16_224", 2, 224),
     )
 ]  # fmt: skip
 METRICS = {"step_time_ms": 0.02, "memory_mib": 0.005, "power_w": 0.05}
