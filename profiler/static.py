@@ -55,13 +55,15 @@ class StaticProfile:
     def memory(self, batch_size: int, optimizer: Optimizer = Optimizer.SGD) -> SimulatedMemory:
         """GPU memory of a training step in fp32, from what `step_source` says.
 
+        As our protocol measures it: gradients are freed at the start of each step.
+
         Raises:
             InputError: the batch size is below 1, or not the only one that the graph has.
         """
         graph = self.graph.at(batch_size)
         if self.step is None:
             return memory_by_rules(graph, optimizer)
-        return self.step.memory(batch_size, optimizer)
+        return self.step.memory(batch_size, optimizer, gradients_kept=False)
 
 
 def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:
@@ -110,11 +112,17 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
         step=step,
         step_refusal=None,
         step_source=StepSource.REBUILT,
-        step_remark=None if "BatchNormalization" in graph.operators else _NO_BATCH_NORM,
+        step_remark=_NO_NORM if _may_be_folded(graph) else None,
     )
 
 
-_NO_BATCH_NORM = (
+def _may_be_folded(graph: GraphTemplate) -> bool:
+    """Convolutions without any normalisation are what folding leaves behind."""
+    kinds = set(graph.operators)
+    return "Conv" in kinds and not any(kind.endswith("Normalization") for kind in kinds)
+
+
+_NO_NORM = (
     "no BatchNormalization in the file; if the exporter folded it into convolutions, training the "
     "model needs more memory than this"
 )
