@@ -3,9 +3,10 @@
     python benchmarks/static_profile.py --processes 2 --every 1
 
 For each architecture at its native input size: CPU seconds from the name to the graph template,
-parameters against `sum(p.numel())`, MACs of linear algebra against PyTorch's FlopCounterMode (whose
-own time does not count). `--results FILE` keeps one JSON line for each architecture and goes on
-where an earlier run stopped.
+parameters against `sum(p.numel())`, MACs of linear algebra against PyTorch's
+FlopCounterMode (whose own time does not count), with and without products of weights and constants
+alone, which our graphs fold away. `--results FILE` keeps one JSON line for each architecture and
+goes on where an earlier run stopped.
 """
 
 from __future__ import annotations
@@ -48,15 +49,18 @@ def profile(architecture: str) -> dict[str, Any]:
     seconds = time.process_time() - started
     graph = template.at(BATCH_SIZE)
     is_linear = [operator in LINEAR for operator in graph.operators]
+    linear_macs = int(graph.macs[is_linear].sum())
     macs, parameters, used = _references(architecture, size)
+    folded_macs = 0 if macs == linear_macs else _macs_without_images(architecture, size)
     return {
         "architecture": architecture,
         "cpu_seconds": round(seconds, 4),
         "nodes": graph.node_count,
         "bytes": len(template.to_bytes()),
         "operators": dict(collections.Counter(graph.operators)),
-        "linear_macs": int(graph.macs[is_linear].sum()),
+        "linear_macs": linear_macs,
         "reference_macs": macs,
+        "image_macs": macs - folded_macs,
         "parameters": int(graph.parameters.sum()),
         "reference_parameters": parameters,
         "used_parameters": used,
@@ -90,6 +94,35 @@ def _references(architecture: str, size: int) -> tuple[int, int, int]:
     return counter.get_total_flops() // 2, parameters, sum(used.values())
 
 
+def _macs_without_images(architecture: str, size: int) -> int:
+    """MACs of calls whose result has no gradient path to the images, by PyTorch's own counter."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.overrides import TorchFunctionMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from profiler import zoo
+
+    counter = FlopCounterMode(display=False)
+    found = 0
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal found
+            before = counter.get_total_flops()
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and not result.requires_grad:
+                found += counter.get_total_flops() - before
+            return result
+
+    with torch.device("meta"):
+        model = zoo.create_model(architecture, size).eval().requires_grad_(False)
+        images = torch.empty(BATCH_SIZE, 3, size, size, requires_grad=True)
+    with counter, sdpa_kernel(SDPBackend.MATH), Watch():
+        model(images)
+    return found // 2
+
+
 def _attempt(architecture: str) -> dict[str, Any]:
     try:
         return profile(architecture)
@@ -99,7 +132,6 @@ def _attempt(architecture: str) -> dict[str, Any]:
 
 def report(results: list[dict[str, Any]], wall_s: float) -> None:
     done = [r for r in results if "refusal" not in r]
-    refused = [r for r in results if "refusal" in r]
     print(f"architectures {len(results)}, graphs {len(done)} ({len(done) / len(results):.2%})")
     if not done:
         return
@@ -115,6 +147,7 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
         ("parameters", "reference_parameters"),
         ("parameters", "used_parameters"),
         ("linear_macs", "reference_macs"),
+        ("linear_macs", "image_macs"),
     ):
         gaps = sorted(
             ((abs(r[ours] - r[reference]) / max(r[reference], 1), r["architecture"]) for r in done),
@@ -129,10 +162,13 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
 
     other = {name: n for name, n in operators.items() if name not in OPERATORS}
     print(f"operators: {len(operators)} kinds, {operators.total()} nodes; as Other: {other}")
-    reasons = collections.Counter(re.sub(r"^\S+ at \d+ px: ", "", r["refusal"]) for r in refused)
-    for reason, count in reasons.most_common():
-        names = [r["architecture"] for r in refused if r["refusal"].endswith(reason)]
-        print(f"refused {count}: {reason} ({', '.join(names[:5])})")
+    reasons: dict[str, list[str]] = {}
+    for r in results:
+        if "refusal" in r:
+            reason = re.sub(r"^\S+ at \d+ px: ", "", r["refusal"])
+            reasons.setdefault(reason, []).append(r["architecture"])
+    for reason, names in sorted(reasons.items()):
+        print(f"refused {len(names)}: {reason} ({', '.join(names[:5])})")
 
 
 def main() -> None:
