@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import and_, or_, select
+from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from profiler.environment import stack_fingerprint
 from profiler.errors import InputError, StoreError
 from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
+from store.asking import LabelFilter, restricted
 from store.database import Database, Insert, insert, insert_new, new_row, utc_now
 from store.leases import MAX_ATTEMPTS, count_failure, end_lease
 from store.records import AssignmentState, Recorded
@@ -123,6 +124,24 @@ class Recording(Database):
             if found is None:
                 raise InputError(f"no measurement has the id {measurement_id}")
             return _measurement(*found)
+
+    def each_measurement(self, wanted: LabelFilter) -> Iterator[Measurement]:
+        """Those behind the labels that pass the filter, or the attempts if it names an outcome.
+
+        They come in the order in which they were recorded, a few at a time.
+        """
+        query: Select[*tuple[Any, ...]] = (
+            select(MeasurementRow, ConfigurationRow, DeviceRow.key)
+            .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
+            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+            .order_by(MeasurementRow.id)
+            .execution_options(yield_per=BATCH)
+        )
+        if wanted.outcome is None:
+            query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
+        with self._reading() as session:
+            for row in session.execute(restricted(session, query, wanted)):
+                yield _measurement(*row)
 
 
 def _assignment_of(
