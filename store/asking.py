@@ -165,7 +165,9 @@ class Asking(Database):
         known = _columns_of(wanted)
         chosen = list(columns or known)
         by = known[sort.removeprefix("-")]
-        order = (by.desc() if sort.startswith("-") else by.asc()).nulls_last()
+        order = by.desc() if sort.startswith("-") else by.asc()
+        if by.property.columns[0].nullable:  # else an index could not serve
+            order = order.nulls_last()
         with self._reading() as session:
             query = _matching(session, wanted, [known[name].label(name) for name in chosen])
             rows = session.execute(query.order_by(order, known["id"]).limit(limit)).all()

@@ -114,23 +114,9 @@ class Labels(Database):
             row = session.get(ArchitectureGraphRow, (architecture, input_size))
         return [] if row is None or row.graph_hash is None else self.pairs_of_graph(row.graph_hash)
 
-    def measured_graphs(self, node_count: int, batch_size: int, device: str) -> dict[str, bytes]:
-        """The templates of so many nodes that have a label at this batch size on this device."""
-        graph, pair = GraphRow, ArchitectureGraphRow
-        measured = (
-            select(pair.graph_hash)
-            .join(
-                ConfigurationRow,
-                (ConfigurationRow.architecture == pair.architecture)
-                & (ConfigurationRow.input_size == pair.input_size),
-            )
-            .join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
-            .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
-            .where(ConfigurationRow.batch_size == batch_size, DeviceRow.key == device)
-        )
-        query = select(graph.content_hash, graph.template).where(
-            graph.node_count == node_count, graph.content_hash.in_(measured)
-        )
+    def graphs_of_size(self, node_count: int) -> dict[str, bytes]:
+        """The templates of so many nodes, as `GraphTemplate.to_bytes` gives them, by their hash."""
+        query = select(GraphRow.content_hash, GraphRow.template).filter_by(node_count=node_count)
         with self._reading() as session:
             return {row.content_hash: row.template for row in session.execute(query)}
 

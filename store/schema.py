@@ -109,7 +109,7 @@ class GraphRow(Base):
     content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     template: Mapped[bytes] = mapped_column(LargeBinary)
     """As `GraphTemplate.to_bytes` gives it."""
-    node_count: Mapped[int]
+    node_count: Mapped[int] = mapped_column(index=True)
 
     __table_args__ = _positive("node_count")
 
@@ -168,7 +168,7 @@ class ConfigurationRow(Base):
 
     id: Mapped[str] = mapped_column(String(20), primary_key=True)
     architecture: Mapped[str] = mapped_column(String(200), index=True)
-    family: Mapped[str] = mapped_column(String(64), index=True)
+    family: Mapped[str] = mapped_column(String(64))
     batch_size: Mapped[int]
     input_size: Mapped[int]
     precision: Mapped[str] = mapped_column(String(16))
@@ -176,7 +176,10 @@ class ConfigurationRow(Base):
     optimizer: Mapped[str] = mapped_column(String(16))
     phase: Mapped[str] = mapped_column(String(16))
 
-    __table_args__ = _positive("batch_size", "input_size")
+    __table_args__ = (
+        *_positive("batch_size", "input_size"),
+        Index(None, "family", "architecture"),  # a family's labels in the order of a query
+    )
 
 
 class NamedPoolRow(Base):
@@ -310,10 +313,10 @@ class MeasurementRow(Base):
     campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
     assignment_id: Mapped[str | None] = mapped_column(ForeignKey("assignments.id"), index=True)
     provenance: Mapped[Provenance]
-    outcome: Mapped[Outcome]
+    outcome: Mapped[Outcome] = mapped_column(index=True)
     failed_in: Mapped[str | None] = mapped_column(String(16))
     message: Mapped[str | None] = mapped_column(Text)
-    started_at: Mapped[str] = mapped_column(UtcTime)
+    started_at: Mapped[str] = mapped_column(UtcTime, index=True)
     duration_s: Mapped[float]
     step_samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
     """Every timed step as little-endian float32: a fifth of the room of JSON."""
@@ -363,7 +366,7 @@ class LabelRow(Base):
     """Memory ran out: it needs at least so much. The label is censored then."""
     power_w: Mapped[float | None]
     energy_j: Mapped[float | None]
-    created_at: Mapped[str] = mapped_column(UtcTime)
+    created_at: Mapped[str] = mapped_column(UtcTime, index=True)
 
     __table_args__ = (
         UniqueConstraint("configuration_id", "device_id", "protocol_name"),

@@ -173,7 +173,7 @@ class _Asked:
 
     def _labels(self, store: Store, device: str) -> list[LabelRecord]:
         if self.file is not None:
-            return store.labels_of(self._pairs_of_file(self.file, store, device), self.what, device)
+            return store.labels_of(self._pairs_of_file(self.file, store), self.what, device)
         own = (self.model, self.what.input_size)
         same = store.pairs_of_same_graph(*own)
         found = store.labels_of({own, *same}, self.what, device)
@@ -184,15 +184,14 @@ class _Asked:
         same = store.pairs_of_graph(graph_template(*own).content_hash)
         return store.labels_of(same, self.what, device)
 
-    def _pairs_of_file(self, file: GraphTemplate, store: Store, device: str) -> set[Pair]:
+    def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
         """Architectures and input sizes with the graph of a file."""
         wanted, batch = file.content_hash, file.fixed_batch_size
         if batch is None:
             return set(store.pairs_of_graph(wanted))
-        # The file knows one batch size only; which of the measured graphs become it at that one?
+        # The file knows one batch size only; which graphs that we have become it at that one?
         pairs: set[Pair] = set()
-        candidates = store.measured_graphs(len(file.operators), batch, device)
-        for content_hash, data in candidates.items():
+        for content_hash, data in store.graphs_of_size(len(file.operators)).items():
             graph = type(file).from_bytes(data).at(batch)
             if type(file).fixed(graph).content_hash == wanted:
                 pairs.update(store.pairs_of_graph(content_hash))
