@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from profiler.errors import InputError, TrappmError, one_line
+from profiler.errors import TrappmError, one_line
 from profiler.records import Configuration, Outcome, Protocol
 from store.exchange import Verdict
 from store.importers.sheets import known_input_size, published, read_sheet

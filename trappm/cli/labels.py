@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from profiler.errors import InputError
-from trappm.cli import label
+from trappm.cli import exchange, label
 from trappm.cli.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
 from trappm.cli.options import AsJson
 
@@ -19,6 +19,10 @@ app = typer.Typer(
 app.command(epilog="Example: trappm labels show 12")(label.show)
 app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --device cpu-2t")(
     label.lookup
+)
+app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
+app.command("import", epilog="Example: trappm labels import sheet.csv --source gpumemnet")(
+    exchange.import_
 )
 
 SHOWN = 200
