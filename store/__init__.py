@@ -2,8 +2,8 @@
 
 This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
 the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, leases,
-recording, labels, asking, snapshots. `schema` says what is true of the data, `migrations` how older
-data gets there.
+recording, canaries, labels, asking, snapshots. `schema` says what is true of the data, `migrations`
+how older data gets there.
 """
 
 from store.asking import LabelFilter

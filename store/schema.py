@@ -8,6 +8,7 @@
     campaigns <- campaign_pool, rounds <- assignments    what is to be measured, and why
     assignments <- measurements (every attempt)          the record: what came out
     measurements <- labels <- assignment_labels          what is learned from
+    canaries                                             whether a device is still itself
     campaigns <- snapshots <- snapshot_aliases, events
 
 Workload and record are apart: a configuration is stored once, however often it is measured. Names
@@ -41,6 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from profiler.canary import CanaryDecision
 from profiler.records import Outcome, Provenance
 from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 
@@ -78,7 +80,9 @@ def _enum(kind: type[enum.Enum]) -> Enum:
 _JSON = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 _BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
 
-_ENUMS = (Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role)
+_ENUMS = (
+    Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role, CanaryDecision,
+)  # fmt: skip
 
 
 class Base(DeclarativeBase):
@@ -387,6 +391,38 @@ class AssignmentLabelRow(Base):
 
     assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
     label_id: Mapped[int] = mapped_column(ForeignKey("labels.id"), index=True)
+
+
+class CanaryRow(Base):
+    """One reading of the canary: a `profiler.canary.CanaryReading`."""
+
+    __tablename__ = "canaries"
+
+    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
+    taken_at: Mapped[str] = mapped_column(UtcTime)
+    host: Mapped[str] = mapped_column(String(255))
+    device: Mapped[str] = mapped_column(String(64))
+    """Its key: a device may have readings before it has a measurement, and so a row."""
+    stack_fingerprint: Mapped[str] = mapped_column(String(64))
+    configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
+    protocol: Mapped[str] = mapped_column(String(64))
+    campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    outcome: Mapped[Outcome]
+    step_time_ms: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    power_w: Mapped[float | None]
+    reference_ms: Mapped[float | None]
+    relative_drift: Mapped[float | None]
+    decision: Mapped[CanaryDecision]
+    message: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        *_positive("step_time_ms", "memory_mib", "power_w", "reference_ms"),
+        CheckConstraint("step_time_ms IS NULL OR outcome = 'ok'", name="step_time"),
+        CheckConstraint("(message IS NULL) = (decision = 'ok')", name="message"),
+        Index(None, "device", "stack_fingerprint", "host", "taken_at"),
+    )
 
 
 class SnapshotRow(Base):

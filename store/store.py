@@ -7,6 +7,7 @@ from typing import Self
 
 from store.asking import Asking
 from store.campaigns import Campaigns
+from store.canaries import Canaries
 from store.database import make_engine
 from store.labels import Labels
 from store.leases import Leases
@@ -19,7 +20,9 @@ from store.sql import Sql
 from store.workloads import Workloads
 
 
-class Store(Workloads, Pools, Campaigns, Leases, Recording, Labels, Asking, Sql, Snapshots):
+class Store(
+    Workloads, Pools, Campaigns, Leases, Recording, Canaries, Labels, Asking, Sql, Snapshots
+):
     """The label store: each method is one transaction, and returns plain records.
 
     Any number of processes may have the same store open. Every method raises StoreError when the
