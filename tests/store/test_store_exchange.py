@@ -1,0 +1,202 @@
+"""Measurements to files and back, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_samples import configuration, measurement
+from test_store_contract import contents
+
+from profiler.errors import InputError
+from profiler.records import Measurement, Provenance, StepSummary
+from store import LabelFilter
+from store.exchange import export_file, read_file
+from store.importers import import_file
+
+FORMATS = ("parquet", "csv", "jsonl")
+
+amounts = st.floats(min_value=1e-6, max_value=1e9)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
+measurements = st.builds(
+    measurement,
+    st.builds(
+        configuration,
+        st.integers(1, 4096),
+        texts,
+        st.integers(1, 1024),
+        precision=st.sampled_from(["fp32", "amp-bf16"]),
+        phase=st.sampled_from(["train", "infer"]),
+    ),
+    st.sampled_from(["ok", "oom", "error"]),
+    attempt_key=st.uuids().map(lambda key: key.hex),
+    provenance=st.sampled_from(Provenance),
+    step_samples_ms=st.lists(amounts, max_size=5).map(tuple),
+    step=st.none()
+    | st.builds(
+        StepSummary,
+        median_ms=amounts,
+        mean_ms=amounts,
+        iqr_ms=amounts,
+        p95_ms=amounts,
+        forward_share=st.none() | st.floats(0, 1),
+    ),
+    memory_mib=st.none() | amounts,
+    power_w=st.none() | amounts,
+    memory_detail_mib=st.dictionaries(texts, st.floats(-1e9, 1e9)),
+    missing=st.dictionaries(texts, texts),
+    failed_in=st.none() | st.sampled_from(["create", '"', ""]),
+    message=st.none() | texts | st.sampled_from(["", '""', "a,b\r\nc"]),
+    environment=st.dictionaries(texts, st.none() | texts | st.integers(0, 9), min_size=1),
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(many=st.lists(measurements, max_size=4), suffix=st.sampled_from(FORMATS))
+def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
+    path = tmp_path / f"labels.{suffix}"
+    many = [Measurement.from_dict(m.to_dict()) for m in many]
+    assert export_file(many, path) == len(many)
+    assert [verdict.measurement for verdict in read_file(path)] == many
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
+    bound = {"capacity": 80_000.0}
+    store.record_many(
+        [
+            measurement(configuration(1)),
+            measurement(configuration(2), "oom", memory_detail_mib=bound),
+            measurement(configuration(4), "error"),
+        ]
+    )
+    path = tmp_path / f"labels.{suffix}"
+    assert export_file(store.each_measurement(LabelFilter()), path) == 2
+    before = contents(database_url)
+    report = import_file(store, path)
+    assert (report.rows, report.new) == (2, 0)
+    assert report.counts == {"imported": 1, "censored": 1}
+    assert contents(database_url) == before
+    assert export_file(store.each_measurement(LabelFilter(outcome="any")), path) == 3
+
+
+def lines(tmp_path, *rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(tmp_path, **changes):
+    path = tmp_path / "one.jsonl"
+    export_file([measurement()], path)
+    return json.loads(path.read_text()) | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "provenance"),
+    [
+        ({}, "measured"),
+        ({"fingerprint": "0" * 16}, "imported"),
+        ({"fingerprint": None}, "imported"),
+        ({"environment": {}}, "imported"),
+        ({"environment": {"torch": "9"}}, "imported"),
+        ({"provenance": "simulated", "environment": {}}, "simulated"),
+        ({"provenance": "imported"}, "imported"),
+    ],
+)
+def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, provenance):
+    (verdict,) = read_file(lines(tmp_path, row(tmp_path, **changes)))
+    assert verdict.measurement.provenance == provenance
+
+
+def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp_path):
+    ours = measurement(environment={"device": "cpu-2t", "measuring_version": 1})
+    other = measurement(environment={"device": "cpu-2t"})
+    found = [v.measurement for v in read_file(lines(tmp_path, ours.to_dict(), other.to_dict()))]
+    assert found == [ours, dataclasses.replace(other, provenance="imported")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_mib": -1}, "memory_mib is -1"),
+        ({"memory_mib": "1"}, "memory_mib is '1'"),
+        ({"memory_mib": 1e999}, "no JSON: Infinity"),
+        ({"step_median_ms": 0}, "step_median_ms is 0"),
+        ({"step_median_ms": None}, "step_median_ms is missing"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 10**20}, "batch_size is 1000"),
+        ({"architecture": "a" * 201}, "1 to 200 letters"),
+        ({"architecture": "a\0"}, "1 to 200 letters"),
+        ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"outcome": "great"}, "outcome is 'great'"),
+        ({"provenance": "guessed"}, "provenance is 'guessed'"),
+        ({"started_at": "yesterday"}, "ISO 8601"),
+        ({"started_at": "2026-01-01T00:00:00"}, "with a zone"),
+        ({"step_samples_ms": [1, "2"]}, "list of times"),
+        ({"step_samples_ms": 3}, "list of times"),
+        ({"missing": {"power_w": 3}}, "missing is"),
+        ({"environment": []}, "environment is"),
+        ({"protocol": {"name": "x", "steps": 3}}, "protocol has no 'steps'"),
+        ({"protocol": {"name": "x", "min_steps": 0}}, "at least one"),
+        ({"device": None}, "device is missing"),
+        ({"duration_s": None}, "duration_s is missing"),
+        ({"format_version": 2}, "format_version is 2"),
+        ({"surprise": 1}, "no column 'surprise'"),
+    ],
+)
+def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, message):
+    good = row(tmp_path)
+    path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
+    with pytest.raises(InputError, match=message) as caught:
+        import_file(store, path)
+    assert str(caught.value).startswith("rows.jsonl, row 2: ")
+    assert "\n" not in str(caught.value)
+    assert store.labels() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.parquet", b"PAR1 but not really PAR1"),
+        ("a.csv", b"architecture,batch_size\nresnet18,4\n"),
+        ("a.csv", b"architecture\n\xff\xfe\n"),
+        ("a.csv", b'architecture,message\n"' + b"x" * 200_000),
+        ("a.jsonl", b"[1, 2]\n"),
+        ("a.jsonl", b"{\n"),
+        ("a.jsonl", b"[" * 100_000 + b"\n"),
+        ("a.jsonl", b"{}\n"),
+        ("a.jsonl", b" " * (5 << 20)),
+        ("a.txt", b""),
+        ("gone.csv", None),
+    ],
+)
+def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, content):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=name) as caught:
+        import_file(store, path)
+    assert "\n" not in str(caught.value)
+    assert store.labels() == []
+
+
+def test_numbers_in_csv_are_checked_as_in_the_others(store, tmp_path):
+    path = tmp_path / "labels.csv"
+    export_file([measurement()], path)
+    with path.open(newline="") as file:
+        header, cells = csv.reader(file)
+    for value in ("nan", "inf", "-3", "many", "9" * 50):
+        cells[header.index("memory_mib")] = value
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([header, cells])
+        with pytest.raises(InputError, match="memory_mib is"):
+            import_file(store, path)
