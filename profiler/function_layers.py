@@ -177,6 +177,46 @@ def _pair(size: int | Sequence[int]) -> list[int]:
     return sizes * 2 if len(sizes) == 1 else sizes
 
 
+def lstm(call: Call) -> list[Value]:
+    """A node for each layer, both directions in one; it wants time first, and splits directions."""
+    x, weights = call.input, call.sequence("params")
+    directions = 2 if call["bidirectional"] else 1
+    each = len(weights) // (call["num_layers"] * directions)
+    if call["batch_first"]:
+        x = transpose_of(call, x, (x.shape[1], x.shape[0], x.shape[2]))
+    steps, batch, _ = x.shape
+    last: list[list[Value]] = [[], []]
+    for layer in range(call["num_layers"]):
+        own = weights[layer * directions * each : (layer + 1) * directions * each]
+        width = own[0].shape[0] // 4
+        packed = [
+            Value((directions, *own[i].shape), weights=_weights(own[i::each])) for i in (0, 1)
+        ]
+        packed += [Value((directions, 8 * width), weights=_weights(own))] if each > 2 else []
+        state = (directions, batch, width)
+        y, *ends = call.builder.emit(
+            "LSTM", [x, *packed], (steps, directions, batch, width), state, state
+        )
+        for kept, end in zip(last, ends, strict=True):
+            kept.append(end)
+        if directions == 1:
+            x = call.emit("Squeeze", y, shape=(steps, batch, width))
+        else:
+            y = transpose_of(call, y, (steps, batch, directions, width))
+            x = call.emit("Reshape", y, shape=(steps, batch, directions * width))
+    if call["batch_first"]:
+        x = transpose_of(call, x, call.shapes[0])
+    states = [
+        kept[0] if len(kept) == 1 else call.emit("Concat", *kept, shape=shape)
+        for kept, shape in zip(last, call.shapes[1:], strict=True)
+    ]
+    return [x, *states]
+
+
+def _weights(values: Sequence[Value]) -> frozenset[int]:
+    return frozenset[int]().union(*(value.weights for value in values))
+
+
 def unfold(call: Call) -> list[Value]:
     """Neighbourhoods as columns: two gathers along rows and columns of the padded image."""
     x = call.input

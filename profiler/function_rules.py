@@ -48,6 +48,7 @@ def _table() -> dict[str, Rule]:
         "lerp": tensors.lerp,
         "linalg_vector_norm": tensors.vector_norm,
         "linear": layers.linear,
+        "lstm": layers.lstm,
         "masked_fill": tensors.masked_fill,
         "max_pool2d": layers.max_pool,
         "mish": layers.mish,

@@ -192,6 +192,30 @@ def test_places_given_as_numbers_gather_and_overlapping_windows_are_taken_out_on
     assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
 
 
+class Rows(nn.Module):
+    """Reads an image as a sequence of columns, as Sequencer does."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 5, num_layers=layers, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.lstm(x.flatten(2).transpose(1, 2))[0]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_is_a_node_a_layer_as_in_the_file(tmp_path, layers):
+    model, file = Rows(layers).eval(), tmp_path / "rows.onnx"
+    images = (torch.randn(2, 3, 4, 4),)
+    torch.onnx.export(
+        model, images, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
+    )
+    template = module_template(model, 4)
+    assert template.content_hash == read_onnx(file).content_hash
+    assert collections.Counter(template.operators)["LSTM"] == layers
+    assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
+
+
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(InputError, match="input size is 0"):
         module_template("resnet18", 0)
