@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-LINEAR = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+LINEAR = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "MatMul"})
 DEFAULT_SIZE = 224
 BATCH_SIZE = 2
 
@@ -155,13 +155,7 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
         )
         unequal = [f"{name} {gap:.2%}" for gap, name in gaps if gap]
         print(f"{ours} against {reference}: {len(unequal)} differ: {', '.join(unequal[:12])}")
-    operators = collections.Counter[str]()
-    for r in done:
-        operators.update(r["operators"])
-    from profiler.features import OPERATORS
-
-    other = {name: n for name, n in operators.items() if name not in OPERATORS}
-    print(f"operators: {len(operators)} kinds, {operators.total()} nodes; as Other: {other}")
+    _report_operators(done)
     reasons: dict[str, list[str]] = {}
     for r in results:
         if "refusal" in r:
@@ -169,6 +163,24 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
             reasons.setdefault(reason, []).append(r["architecture"])
     for reason, names in sorted(reasons.items()):
         print(f"refused {len(names)}: {reason} ({', '.join(names[:5])})")
+
+
+def _report_operators(done: list[dict[str, Any]]) -> None:
+    """How much of all graphs the features know by name, and each operator's share."""
+    from profiler.features import OPERATORS
+
+    nodes, architectures = collections.Counter[str](), collections.Counter[str]()
+    for r in done:
+        nodes.update(r["operators"])
+        architectures.update(r["operators"].keys())
+    known = sum(count for name, count in nodes.items() if name in OPERATORS)
+    print(
+        f"operators: {len(nodes)} kinds, {nodes.total()} nodes, "
+        f"{known / nodes.total():.2%} of them known to the features by name"
+    )
+    for name, count in nodes.most_common():
+        told = "" if name in OPERATORS else "  as Other"
+        print(f"  {name:24} {count:8} nodes {architectures[name]:6} architectures{told}")
 
 
 def main() -> None:
