@@ -6,7 +6,9 @@ segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; 
 free block is taken and split, neighbours merge when freed, and no segment is given back. So the
 reserved memory, which is what the device loses, includes rounding and fragmentation.
 
-What is simulated is a step in fp32 on contiguous tensors, without AMP or compilation.
+What is simulated is a step in fp32 on contiguous tensors, without AMP or compilation: where a
+configuration asks for another precision or memory format, the answer is still that of fp32 and
+contiguous, and whoever passes it on has to say so.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 STATES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2}
 """Tensors of a parameter's size that each optimizer keeps."""
+
+TEMPORARIES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 0, Optimizer.ADAM: 1}
+"""Tensors of a parameter's size that each optimizer makes for all parameters at once in its step
+and then frees: Adam the roots of its second moments (`_foreach_sqrt` in torch/optim/adam.py; for
+all parameters at once is CUDA's default)."""
 
 STEPS = 2
 """The second step differs from the first: gradients and optimizer states are there before it."""
@@ -62,7 +69,7 @@ def simulate_memory(
     trace: StepTrace,
     batch_size: int,
     optimizer: Optimizer = Optimizer.SGD,
-    gradients_kept: bool = True,
+    gradients_kept: bool = False,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
     """Replays two training steps at this batch size.
@@ -70,9 +77,10 @@ def simulate_memory(
     Args:
         trace: of a step in fp32.
         batch_size: any, not only the traced ones.
-        optimizer: its states are allocated after the first step.
+        optimizer: its states are allocated in its first step.
         gradients_kept: whether gradients live on until the next backward pass adds to them, as in
-            the published A100 measurements, or `zero_grad` frees them before the second step.
+            the published A100 measurements; by default `zero_grad` frees them at the start of each
+            step, as in our protocol (`profiler.step`).
         workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
 
     Raises:
@@ -101,8 +109,11 @@ def _replay(
     shares: Mapping[int, float],
 ) -> Allocator:
     allocator = Allocator()
-    parameters = _units(trace.parameter_bytes).tolist()
-    for size in (*parameters, *_units(trace.buffer_bytes).tolist()):
+    parameters, buffers = (
+        [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
+        for sizes in (trace.parameter_bytes, trace.buffer_bytes)
+    )
+    for size in (*parameters, *buffers):
         allocator.allocate(size)
     events = _events(trace, batch_size, shares)
     kept = frozenset(trace.gradients.tolist())
@@ -114,9 +125,12 @@ def _replay(
             gradients = {}
         gradients = _replay_step(allocator, events, kept, gradients)
         if step == 0:
-            for _ in range(STATES_PER_PARAMETER[optimizer]):
-                for size in parameters:
+            for size in parameters:
+                for _ in range(STATES_PER_PARAMETER[optimizer]):
                     allocator.allocate(size)
+        passing = parameters * TEMPORARIES_PER_PARAMETER[optimizer]
+        for block in [allocator.allocate(size) for size in passing]:
+            allocator.free(block)
     return allocator
 
 
@@ -141,7 +155,7 @@ def _events(
     else:
         sizes[scratch] = 0
     units = _units(sizes)
-    asked = units > 0  # an empty tensor takes no memory
+    asked = units > 0
     units[trace.kinds == Event.FREE] = 0
     blocks = np.where(scratch, -1, blocks)
     return list(zip(blocks[asked].tolist(), units[asked].tolist(), strict=True))

@@ -64,9 +64,9 @@ class StepProfile:
         self,
         batch_size: int,
         optimizer: Optimizer = Optimizer.SGD,
-        gradients_kept: bool = True,
+        gradients_kept: bool = False,
     ) -> SimulatedMemory:
-        """GPU memory of the step at this batch size; see `simulate_memory`."""
+        """GPU memory of the step at this batch size in fp32; see `simulate_memory`."""
         return simulate_memory(self.trace, batch_size, optimizer, gradients_kept)
 
     def to_bytes(self) -> bytes:

@@ -65,8 +65,8 @@ def trace_step(
     slope, rest = divmod(second.saved - first.saved, span)
     if rest:
         raise UnsupportedModelError("what autograd keeps does not grow evenly with the batch size")
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    fixed = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    parameters = [p for p in model.parameters() if id(p) in first.trained]
+    fixed = [*(p for p in model.parameters() if id(p) not in first.trained), *model.buffers()]
     trace = StepTrace(
         kinds=events[:, 0].astype(np.int8),
         blocks=events[:, 1].astype(np.int32),
@@ -134,6 +134,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.closed = False
         self.gradients: set[int] = set()
+        self.trained: set[int] = set()
+        """Ids of the parameters that got a gradient."""
         self.saved = 0
         """Bytes that autograd keeps, once the forward pass has ended."""
         self._backward = False
@@ -188,6 +190,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
+                self.trained.add(id(parameter))
                 number = self._live.get(parameter.grad.untyped_storage()._cdata)
                 if number is not None:
                     self.gradients.add(number)

@@ -70,9 +70,9 @@ class StepTrace:
     gradients: npt.NDArray[np.int32]
     """Numbers of the blocks that are gradients of parameters: they outlive the step."""
     parameter_bytes: IntArray
-    """Bytes of each trainable parameter."""
+    """Bytes of each parameter that gets a gradient: the optimizer keeps its states for these."""
     buffer_bytes: IntArray
-    """Bytes of each buffer and frozen parameter."""
+    """Bytes of each buffer and of every other parameter."""
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES
 
     def __post_init__(self) -> None:

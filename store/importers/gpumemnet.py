@@ -147,7 +147,8 @@ def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
 
     smallest = runs[0]
     try:
-        live_mib = step_profile(architecture, input_size).memory(smallest.batch_size).live_mib
+        step = step_profile(architecture, input_size)
+        live_mib = step.memory(smallest.batch_size, gradients_kept=True).live_mib
     except TrappmError as error:
         return f"timm's model cannot be traced to compare: {one_line(error)}"
     low, high = SAME_MODEL
