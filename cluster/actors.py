@@ -85,8 +85,8 @@ class CampaignActor:
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
 
-    def run(self) -> str | None:
-        """Runs to the end; the snapshot's id, or None when it was stopped."""
+    def run(self) -> bool:
+        """Runs to the end; False when it was stopped on its way."""
         from store import Home, Store
 
         home = Home(self._home_path)
@@ -112,9 +112,10 @@ class CampaignActor:
             if self._stop.is_set():
                 self._campaign.stop()
             try:
-                return self._campaign.run()
+                self._campaign.run()
             except CampaignStopped:
-                return None
+                return False
+            return True
 
     def stop(self) -> None:
         self._stop.set()

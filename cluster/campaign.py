@@ -7,7 +7,8 @@
                               -> snapshot
 
 SQL is the truth: the loop keeps nothing in memory that it could not read back, so that a campaign
-killed at any moment goes on from the last recorded measurement. It knows no Ray: a `Crew` measures
+killed at any moment goes on from the last recorded measurement. Workers whose canary says that they
+are no longer what they were measure no more. It knows no Ray: a `Crew` measures
 and a `Learner` learns, and on a CPU device never both at once, since they share the cores.
 """
 
@@ -25,8 +26,10 @@ from typing import Any
 import numpy as np
 
 from cluster.budget import check_budget, pool_of, without_refused
-from cluster.crew import Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
+from cluster.canaries import Canaries
+from cluster.crew import CanaryCheck, Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
 from cluster.progress import Pace, Progress, measurement_line, round_line
+from cluster.rehearsal import rehearsal_line, unfit_to_publish
 from cluster.spec import CampaignSpec
 from profiler.errors import CampaignError, StoreError
 from profiler.records import METRICS, Configuration
@@ -38,6 +41,10 @@ LEASE_S = 900.0
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
     """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class CanaryStopError(CampaignError):
+    """The canary stopped the last worker of a device that is still needed."""
 
 
 class Campaign:
@@ -65,19 +72,25 @@ class Campaign:
         self._progress = Progress()
         self._stop = threading.Event()
         self._pace = Pace(spec)
+        self._canaries = Canaries(store, campaign_id, spec.canary)
 
     def stop(self) -> None:
         """Asks a running campaign to stop; what is being measured is measured again later."""
         self._stop.set()
 
-    def run(self) -> str:
-        """Runs to the end and returns the snapshot's id.
+    def run(self) -> str | None:
+        """Runs to the end.
+
+        Returns:
+            The snapshot's id; None if its labels are of no hardware, and nothing is published.
 
         Raises:
             CampaignStopped: `stop` was called; the campaign is paused.
+            CanaryStopError: no worker is left that may measure; the campaign is paused.
             TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
         """
         self.store.set_campaign_state(self.id, "running")
+        self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
             self.store.release_leases(self.id)
             self.store.reopen_failed(self.id)
@@ -85,18 +98,24 @@ class Campaign:
             self._prepare_learner()
             for number in range(2 + self.spec.rounds.count):
                 self._round(number)
-            snapshot_id = self._publish()
+            unfit = unfit_to_publish(self._labels())
+            snapshot_id = None if unfit else self._publish()
         except CampaignStopped:
             for finished in self.crew.wait(timeout_s=0):  # what has come back is not thrown away
                 self._take(finished)
             self._end("paused", "stopped on request")
+            raise
+        except CanaryStopError as stop:
+            self._end("paused", str(stop))
             raise
         except Exception as error:
             # If it is the store that fails, its first error is the one to tell.
             with contextlib.suppress(StoreError):
                 self._end("failed", str(error))
             raise
-        self._end("finished", f"snapshot {snapshot_id}")
+        if unfit:
+            self._tell(news=f"no snapshot is published: {unfit}")
+        self._end("finished", f"no snapshot: {unfit}" if unfit else f"snapshot {snapshot_id}")
         return snapshot_id
 
     # Preparation: pool, graphs, encoder.
@@ -219,8 +238,14 @@ class Campaign:
             self._tell(news=f"{worker.device}: {count} labels taken from earlier campaigns")
 
     def _start_one(self, number: int) -> bool:
-        """Starts the next assignment; one only, since two devices can share one host."""
+        """Starts the next task; one only, since two devices can share one host."""
         for worker in self.crew.idle():
+            if worker in self._canaries.stopped:
+                continue
+            if self._canaries.is_due(worker) and self._is_needed(worker.device):
+                self.crew.start(worker, self._canaries.check(), self.protocol)
+                self._show_counts(number)
+                return True
             assignment = self.store.lease(
                 self.id,
                 worker.device,
@@ -229,27 +254,42 @@ class Campaign:
                 max_attempts=self.spec.max_attempts,
             )
             if assignment is not None:
+                self._canaries.count_measurement(worker)
                 self.crew.start(worker, assignment, self.protocol)
                 self._show_counts(number)
                 return True
         return False
 
+    def _is_needed(self, device: str) -> bool:
+        return bool(self.store.assignments(self.id, device=device, state="open"))
+
     def _take(self, finished: Finished) -> None:
-        assignment, measurement = finished.assignment, finished.measurement
-        if measurement is None:
+        worker, task, measurement = finished.worker, finished.task, finished.measurement
+        if isinstance(task, CanaryCheck):
+            self._tell(news=self._canaries.take(finished))
+        elif measurement is None:
             loss = finished.loss or "the worker was lost"
-            self.store.give_up_lease(assignment.id, loss, max_attempts=self.spec.max_attempts)
-            self._tell(news=f"{assignment.device}  {assignment.configuration}  {loss}")
-            return
-        self.store.record(
-            measurement, assignment_id=assignment.id, max_attempts=self.spec.max_attempts
-        )
-        self._pace.measured(measurement.device, measurement.duration_s)
-        self._tell(news=measurement_line(measurement))
+            self._canaries.forget(worker)
+            self.store.give_up_lease(task.id, loss, max_attempts=self.spec.max_attempts)
+            self._tell(news=f"{task.device}  {task.configuration}  {loss}")
+        else:
+            self.store.record(
+                measurement, assignment_id=task.id, max_attempts=self.spec.max_attempts
+            )
+            self._pace.measured(measurement.device, measurement.duration_s)
+            self._tell(news=measurement_line(measurement))
 
     def _wait_for_workers(self, missing: set[str]) -> None:
         """Nothing runs and nothing could start, though something is open."""
         lost = sorted(missing - set(self.crew.awaited()))
+        stopped = [f"{w.device}: {why}" for w, why in self._canaries.stopped.items()
+                   if w.device in lost]  # fmt: skip
+        if stopped:
+            raise CanaryStopError(
+                f"the canary stopped the last worker of {'; '.join(stopped)}; see what became of "
+                "its host (other programs, clocks, cooling) and go on, with a fresh canary, with: "
+                f"trappm campaign resume {self.id}"
+            )
         if lost:
             raise CampaignError(
                 f"no worker is left for device {', '.join(lost)}; start a node with it "
@@ -333,7 +373,7 @@ class Campaign:
             done=ended.total(),
             total=sum(self.spec.budget(d) for d in self.spec.devices.keys),
             eta_s=self._pace.eta_s(ended, number),
-            current=tuple(f"{w.device}: {a.configuration}" for w, a in self.crew.running()),
+            current=tuple(f"{w.device}: {t.configuration}" for w, t in self.crew.running()),
         )
 
     def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:

@@ -6,8 +6,9 @@ tests drive the same loop with a crew of their own.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +31,23 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class CanaryCheck:
+    """The canary, to be measured once more."""
+
+    configuration: Configuration
+    attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+Task = Assignment | CanaryCheck
+"""What a worker measures; both have a configuration and an attempt key."""
+
+
+@dataclass(frozen=True)
 class Finished:
     """A measurement that came back, or the news that its worker was lost."""
 
     worker: Worker
-    assignment: Assignment
+    task: Task
     measurement: Measurement | None
     loss: str | None = None
     """Why there is no measurement."""
@@ -66,7 +79,7 @@ class ProfiledGraph:
 
 
 class Crew(Protocol):
-    """Profilers: they make graphs, and measure one assignment each at a time."""
+    """Profilers: they make graphs, and measure one task each at a time."""
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
@@ -84,11 +97,9 @@ class Crew(Protocol):
         """Those that may start now without disturbing a running measurement."""
         ...
 
-    def start(
-        self, worker: Worker, assignment: Assignment, protocol: MeasuringProtocol
-    ) -> None: ...
+    def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...
 
-    def running(self) -> Sequence[tuple[Worker, Assignment]]: ...
+    def running(self) -> Sequence[tuple[Worker, Task]]: ...
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
         """What has finished; returns early when something has."""

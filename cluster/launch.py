@@ -43,6 +43,10 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for what can be seen to fail before anything is started or stored."""
     check_budget(spec, without_refused(pool_of(spec, store), store))
+    if spec.canary is not None:
+        from profiler.zoo import architectures  # brings in torch and timm
+
+        architectures([spec.canary.configuration.architecture])
     if address is None:
         for device in spec.devices.keys:
             open_device(device)
@@ -84,8 +88,8 @@ def run_campaign(
     *,
     address: str | None,
     watch: Callable[[Progress], None],
-) -> str | None:
-    """Runs a campaign to its end, or to Ctrl-C; the snapshot's id, or None when stopped.
+) -> bool:
+    """Runs a campaign to its end, or to Ctrl-C; False when it was stopped.
 
     Raises:
         CampaignError: it runs already, or cannot go on; nothing recorded is lost.
@@ -116,7 +120,7 @@ def _run(
     spec: CampaignSpec,
     address: str | None,
     watch: Callable[[Progress], None],
-) -> str | None:
+) -> bool:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -136,8 +140,8 @@ def _run(
             seen += len(state["lines"])
             watch(Progress(**state))
             if done:
-                snapshot_id: str | None = ray.get(running)
-                return snapshot_id
+                ended: bool = ray.get(running)
+                return ended
         except KeyboardInterrupt:
             if stopping:
                 raise  # a second Ctrl-C: leave at once, what is recorded is safe

@@ -25,15 +25,16 @@ from cluster.crew import (
     Finished,
     OnProgress,
     ProfiledGraph,
+    Task,
     TrainingLabel,
     Worker,
 )
 from cluster.graphs import ENDED_ITS_PROCESS, profile_graph
+from cluster.rehearsal import runs_nothing
 from cluster.runtime import here, placement
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Configuration, is_cpu_device
 from profiler.records import Protocol as MeasuringProtocol
-from store import Assignment
 
 POLL_S = 0.2
 
@@ -75,7 +76,7 @@ class RayCrew:
         self._actors: dict[str, Any] = {}
         self._joining: dict[Any, str] = {}
         self._workers: dict[str, Worker] = {}
-        self._running: dict[Any, tuple[Worker, Assignment]] = {}
+        self._running: dict[Any, tuple[Worker, Task]] = {}
         for device in devices:
             self._actors[device] = (
                 ray.remote(ProfilerActor)
@@ -111,21 +112,21 @@ class RayCrew:
 
     def idle(self) -> Sequence[Worker]:
         busy = {worker.name for worker, _ in self._running.values()}
-        busy_cores = {w.host for w, _ in self._running.values() if is_cpu_device(w.device)}
+        busy_cores = {w.host for w, _ in self._running.values() if uses_cores(w.device)}
         return [
             worker
             for worker in self.workers()
             if worker.name not in busy
-            and not (is_cpu_device(worker.device) and worker.host in busy_cores)
+            and not (uses_cores(worker.device) and worker.host in busy_cores)
         ]
 
-    def start(self, worker: Worker, assignment: Assignment, protocol: MeasuringProtocol) -> None:
+    def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
         reference = self._actors[worker.device].measure.remote(
-            assignment.configuration, protocol, f"{assignment.id}-{assignment.attempts}"
+            task.configuration, protocol, task.attempt_key
         )
-        self._running[reference] = (worker, assignment)
+        self._running[reference] = (worker, task)
 
-    def running(self) -> Sequence[tuple[Worker, Assignment]]:
+    def running(self) -> Sequence[tuple[Worker, Task]]:
         return list(self._running.values())
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
@@ -136,16 +137,16 @@ class RayCrew:
         return [self._collect(reference) for reference in ready]
 
     def _collect(self, reference: Any) -> Finished:
-        worker, assignment = self._running.pop(reference)
+        worker, task = self._running.pop(reference)
         try:
-            return Finished(worker, assignment, ray.get(reference))
+            return Finished(worker, task, ray.get(reference))
         except RayTaskError as error:
-            return Finished(worker, assignment, None, f"the profiler failed: {error.cause}")
+            return Finished(worker, task, None, f"the profiler failed: {error.cause}")
         except RayError as error:
             # Started again, it may be on another node: it joins anew, with its new facts.
             del self._workers[worker.device]
             self._ask_to_join(worker.device)
-            return Finished(worker, assignment, None, f"the profiler died: {_first_line(error)}")
+            return Finished(worker, task, None, f"the profiler died: {_first_line(error)}")
 
 
 class LearnerProxy:
@@ -201,6 +202,11 @@ class LearnerProxy:
             raise CampaignError(
                 f"the learner died ({_first_line(error)}); nothing recorded is lost"
             ) from error
+
+
+def uses_cores(device: str) -> bool:
+    """Whether its measurements keep the host's cores busy, and so disturb others of the kind."""
+    return is_cpu_device(device) or runs_nothing(device)
 
 
 def _result(reference: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from cluster.rehearsal import runs_nothing
 from profiler.devices import local_devices
 from profiler.errors import CampaignError, DeviceError
 from profiler.records import is_cpu_device
@@ -35,7 +36,12 @@ _FOLDER_PREFIX = "trappm-ray-"
 
 
 def placement(device: str) -> dict[str, Any]:
-    """Ray options that put a profiler actor on a node that has this device."""
+    """Ray options that put a profiler actor on a node that has this device.
+
+    One that runs nothing needs no such node, and stays here, where its file is.
+    """
+    if runs_nothing(device):
+        return here()
     if is_cpu_device(device):
         return {"num_cpus": 0, "label_selector": {CPU_LABEL: "true"}}
     return {"num_gpus": 1, "label_selector": {ACCELERATOR_LABEL: device.upper()}}
@@ -58,6 +64,8 @@ def require_nodes(devices: tuple[str, ...]) -> None:
 
     nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
     for device in devices:
+        if runs_nothing(device):
+            continue
         ((key, value),) = placement(device)["label_selector"].items()
         if any(labels.get(key) == value for labels in nodes):
             continue

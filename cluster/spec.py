@@ -11,14 +11,16 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.yaml_file import parse, read_text
+from profiler.canary import CanaryPlan
 from profiler.errors import InputError
 from profiler.pool import PoolGroup, PoolSpec
 from profiler.protocols import PROTOCOLS, protocol_named
+from profiler.records import Configuration
 from profiler.records import Protocol as MeasuringProtocol
 
 
@@ -26,11 +28,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
+"""Any key of `profiler.devices`, such as `a100`, `simulated:a100` or `replay:FILE`."""
+
+
 class Devices(_Part):
     """Where to measure: a source device and, if transfer is wanted, a target device."""
 
-    source: str
-    target: str | None = None
+    source: DeviceKey
+    target: DeviceKey | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,6 +80,8 @@ class CampaignSpec(_Part):
     initial: Share
     rounds: Rounds
     max_attempts: int = Field(default=3, ge=1, le=10)
+    canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
+    """How the devices are watched while they measure; `false` or `null`: not at all."""
     pool: str | PoolSpec
     """The name of a pool that `trappm pool build` made, or the groups of one of its own."""
 
@@ -83,6 +91,11 @@ class CampaignSpec(_Part):
         if isinstance(pool, dict) and "name" in pool:
             raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
         return pool
+
+    @field_validator("canary", mode="before")
+    @classmethod
+    def _no_canary(cls, canary: object) -> object:
+        return None if canary is False else canary
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -153,5 +166,6 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """
     parts = (
         CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
+        CanaryPlan, Configuration,
     )  # fmt: skip
     return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)

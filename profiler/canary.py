@@ -47,7 +47,7 @@ class CanaryPlan:
         InputError: a bound or interval that is not above 0, or bounds in the wrong order.
     """
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
     configuration: Configuration = REFERENCE
     every_measurements: int = 50
@@ -194,11 +194,10 @@ def _is_beyond(reading: CanaryReading, plan: CanaryPlan) -> bool:
     return reading.outcome not in {Outcome.OK, Outcome.UNSTABLE}
 
 
-class Canary:
-    """Says when a reading is due and takes it; for one node and device.
+class CanaryWatch:
+    """Knows when a reading is due and what one says; for one node and device.
 
     Args:
-        measure: one measurement of this configuration here, under the protocol of the labels.
         history: readings of this node from before, such as from the store; the oldest first.
         reference_ms: see `read_canary`.
         clock: seconds that never go backwards.
@@ -207,37 +206,24 @@ class Canary:
     def __init__(
         self,
         plan: CanaryPlan,
-        measure: Callable[[Configuration], Measurement],
         *,
         history: Iterable[CanaryReading] = (),
         reference_ms: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
-        self._measure = measure
         self._reference_ms = reference_ms
         self._clock = clock
         self._measurements = 0
         self._read_at: float | None = None
         self.readings = list(history)
 
-    def check(self) -> CanaryReading | None:
-        """A new reading where one is due, or None: then it is a measurement's turn.
+    def is_due(self) -> bool:
+        """Whether the canary is to be measured next. It is at first, in every process.
 
-        Call it until it returns None, before each measurement. The first call takes a reading, in
-        every process. One that was not `ok` is confirmed at once; after that, mild
-        drift is no reason to measure the canary more often than before.
+        A reading that was not `ok` is confirmed at once; after that, mild drift is no reason to
+        measure the canary more often than before.
         """
-        if not self._is_due():
-            self._measurements += 1
-            return None
-        measurement = self._measure(self._plan.configuration)
-        reading = read_canary(measurement, self.readings, self._plan, self._reference_ms)
-        self.readings.append(reading)
-        self._read_at, self._measurements = self._clock(), 0
-        return reading
-
-    def _is_due(self) -> bool:
         return (
             self._read_at is None
             or self._is_to_confirm()
@@ -245,7 +231,43 @@ class Canary:
             or self._clock() - self._read_at >= self._plan.every_s
         )
 
+    def count_measurement(self) -> None:
+        """Notes that a measurement of something else is taken."""
+        self._measurements += 1
+
+    def take(self, measurement: Measurement) -> CanaryReading:
+        """What this measurement of the canary says; the next one is due later, or at once."""
+        reading = read_canary(measurement, self.readings, self._plan, self._reference_ms)
+        self.readings.append(reading)
+        self._read_at, self._measurements = self._clock(), 0
+        return reading
+
     def _is_to_confirm(self) -> bool:
         latest = self.readings[-self._plan.confirmations :]
         off = [reading.decision is not CanaryDecision.OK for reading in latest]
         return off[-1] and (_is_beyond(self.readings[-1], self._plan) or not all(off))
+
+
+class Canary(CanaryWatch):
+    """A watch that takes its readings itself.
+
+    Args:
+        measure: one measurement of this configuration here, under the protocol of the labels.
+        watch: of a `CanaryWatch`.
+    """
+
+    def __init__(
+        self, plan: CanaryPlan, measure: Callable[[Configuration], Measurement], **watch: Any
+    ) -> None:
+        super().__init__(plan, **watch)
+        self._measure = measure
+
+    def check(self) -> CanaryReading | None:
+        """A new reading where one is due, or None: then it is a measurement's turn.
+
+        Call it until it returns None, before each measurement.
+        """
+        if not self.is_due():
+            self.count_measurement()
+            return None
+        return self.take(self._measure(self._plan.configuration))

@@ -97,6 +97,8 @@ class Configuration:
         InputError: a batch or input size below 1, or an empty architecture name.
     """
 
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
     architecture: str
     """A timm model name, such as `resnet18`."""
     batch_size: int

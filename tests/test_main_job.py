@@ -33,6 +33,13 @@ SPEC = {
         "unstable_relative_iqr": 1e9,
         "unstable_lost_share": 1.0,
     },
+    "canary": {
+        "configuration": {"architecture": "test_resnet", "batch_size": 2, "input_size": 64},
+        "every_measurements": 10,
+        "drifting_relative": 1e9,
+        "stop_relative": 1e9,
+        "confirmations": 100,
+    },
     "learner": "laptop",
     "evaluation": {"source": 4, "target": 2, "architecture_share": 0.3},
     "initial": {"source": 6, "target": 4},

@@ -117,8 +117,8 @@ def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) 
     from trappm.display import Display
 
     with Display(campaign_id, spec) as display:
-        snapshot_id = run_campaign(home, campaign_id, spec, address=address, watch=display.show)
-    if snapshot_id is None:
+        ended = run_campaign(home, campaign_id, spec, address=address, watch=display.show)
+    if not ended:
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with Store.open(home.database_url) as store:

@@ -1,0 +1,200 @@
+"""A crew and a learner for tests of the campaign loop: every fault on demand, nothing is trained.
+
+The crew makes its measurements up; the store and the loop are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from cluster.campaign import Campaign
+from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph, Worker
+from cluster.launch import spec_of
+from cluster.spec import CampaignSpec, parse_spec
+from profiler.environment import utc_now
+from profiler.records import (
+    GraphTemplate,
+    Measurement,
+    Outcome,
+    Provenance,
+    StepSummary,
+)
+
+SPEC = {
+    "name": "tiny",
+    "seed": 7,
+    "devices": {"source": "cpu-2t", "target": "cpu-1t"},
+    "evaluation": {"source": 3, "target": 2, "architecture_share": 0.3},
+    "initial": {"source": 4, "target": 2},
+    "rounds": {"count": 2, "source": 2, "target": 1},
+    "pool": {
+        "groups": [
+            {
+                "architectures": ["resnet10t", "resnet14t", "resnet18", "vgg11", "convnext_atto"],
+                "batch_sizes": [1, 2, 4],
+                "input_sizes": [64],
+            }
+        ]
+    },
+}
+BUDGET = {"cpu-2t": 3 + 4 + 2 * 2, "cpu-1t": 2 + 2 + 2 * 1}
+
+
+def spec(**changes) -> CampaignSpec:
+    return parse_spec(yaml.safe_dump(SPEC | changes), origin="test")
+
+
+def template() -> bytes:
+    sizes = {n: np.ones((2, 6), np.int64) for n in ("input_shapes", "output_shapes")}
+    sizes |= {n: np.ones(2, np.int64) for n in ("macs", "memory_bytes")}
+    return GraphTemplate(
+        operators=("Conv", "Relu"),
+        edges=np.array([[0, 1]]),
+        constant=sizes,
+        slope=sizes,
+        parameters=np.ones(2, np.int64),
+    ).to_bytes()
+
+
+class FakeCrew:
+    """A worker for each device, on one host; `faults` maps the n-th start to what then happens, and
+    `poison` happens whenever the first configuration is measured. `canary` maps a worker to what
+    its canary takes, time after time: milliseconds, an outcome, or "lost"."""
+
+    def __init__(self, faults=None, stop_after=None, poison=None, canary=None, workers=()):
+        self.faults = dict(faults or {})
+        self.poison = poison
+        self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
+        self.done: list[tuple[str, str]] = []
+        self._names = workers or [("w-cpu-2t", "cpu-2t"), ("w-cpu-1t", "cpu-1t")]
+        self.starts: list[tuple[str, str]] = []
+        self.most_at_once = 0
+        self.stop_after = stop_after
+        self.campaign = None
+        self._running = []
+
+    def profile(self, pairs):
+        for architecture, size in pairs:
+            if architecture == "vgg11":
+                yield ProfiledGraph(architecture, size, None, "too small an input")
+            else:
+                yield ProfiledGraph(architecture, size, template(), None)
+
+    def workers(self):
+        return [Worker(name, device, "host", "stack") for name, device in self._names]
+
+    def awaited(self):
+        return []
+
+    def idle(self):
+        return [] if self._running else self.workers()
+
+    def running(self):
+        return list(self._running)
+
+    def start(self, worker, task, protocol):
+        self._running.append((worker, task))
+        self.most_at_once = max(self.most_at_once, len(self._running))
+        self._protocol = protocol
+        is_canary = isinstance(task, CanaryCheck)
+        self.done.append((worker.name, "canary" if is_canary else "label"))
+        if is_canary:
+            return
+        self.starts.append((worker.device, task.configuration.id))
+        if self.stop_after is not None and len(self.starts) >= self.stop_after:
+            self.campaign.stop()
+
+    def wait(self, timeout_s):
+        finished = []
+        for worker, task in self._running:
+            cost, fault = 10.0 * task.configuration.batch_size, None
+            if isinstance(task, CanaryCheck):
+                left = self.canary.get(worker.name)
+                reading = left.pop(0) if left else cost
+                cost, fault = (cost, reading) if isinstance(reading, str) else (reading, None)
+            else:
+                fault = self.faults.pop(len(self.starts), None)
+                if self.poison and self.starts[-1] == self.starts[0]:
+                    fault = self.poison
+            lost = fault == "lost"
+            measurement = None if lost else self._measure(worker, task, cost, fault)
+            finished.append(Finished(worker, task, measurement, "the profiler died"))
+        self._running = []
+        return finished
+
+    def _measure(self, worker, task, cost, fault):
+        outcome = Outcome(fault or "ok")
+        configuration = task.configuration
+        simulated = worker.device.startswith("simulated:")
+        ok = outcome is Outcome.OK
+        return Measurement(
+            configuration=configuration,
+            device=worker.device,
+            outcome=outcome,
+            protocol=self._protocol,
+            started_at=utc_now(),
+            duration_s=1.0,
+            attempt_key=task.attempt_key,
+            provenance=Provenance.SIMULATED if simulated else Provenance.MEASURED,
+            step_samples_ms=(cost,) * 8 if ok else (),
+            step=StepSummary(median_ms=cost, mean_ms=cost, iqr_ms=0, p95_ms=cost) if ok else None,
+            memory_mib=100.0 if ok else None,
+            missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
+            message=None if ok else f"made to end as {outcome}",
+            failed_in=None if ok else "measure",
+            environment={"stack_fingerprint": "stack", "host": worker.name},
+        )
+
+
+class FakeLearner:
+    """Picks the first candidates; remembers what it was given."""
+
+    def __init__(self):
+        self.fits: list[Counter] = []
+        self.seen_roles = set()
+
+    def set_pool(self, pool, on_progress):
+        self.pool = {c.id: c for c, _ in pool}
+        on_progress(1, 1)
+
+    def fit(self, labels, on_progress):
+        self.fits.append(Counter((x.device, x.role) for x in labels))
+        self.train = {
+            self.pool[x.configuration_id].architecture for x in labels if x.role == "train"
+        }
+        self.evaluate = {
+            self.pool[x.configuration_id].architecture for x in labels if x.role == "evaluate"
+        }
+        devices = {x.device: {} for x in labels if x.role == "train"}
+        return {"devices": devices, "labels": {}, "evaluation": []}
+
+    def choose(self, device, count, *, candidates, labelled, seed):
+        assert not set(candidates) & set(labelled)
+        return [Choice(c, {"rank": i}) for i, c in enumerate(sorted(candidates)[:count])]
+
+    def publish(self, registry, fields):
+        return {"id": "snap1", "folder": "snap1", "manifest": {"heads": {}, **fields}}
+
+
+def campaign(store, crew, learner=None, campaign_id=None, **changes):
+    if campaign_id is None:
+        record = store.create_campaign("tiny", spec(**changes).model_dump(mode="json"), 7)
+        campaign_id = record.id
+    crew.campaign = Campaign(
+        store=store,
+        campaign_id=campaign_id,
+        spec=spec_of(store.campaign(campaign_id)),
+        crew=crew,
+        learner=learner or FakeLearner(),
+        snapshots=Path("unused"),
+        watch=lambda progress: setattr(crew, "told", progress.lines),
+    )
+    return crew.campaign
+
+
+def labels_by_device(store, campaign_id):
+    return Counter(label.device for label in store.campaign_labels(campaign_id))
