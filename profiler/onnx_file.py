@@ -7,6 +7,7 @@ anything is computed from it. What the file stores is in `onnx_stored`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,14 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
-from profiler.errors import ModelFileError, UnsupportedModelError, one_line
+from profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
+from profiler.files import read_plain
+from profiler.onnx_inputs import (
+    image_input,
+    image_shape,
+    refuse_what_is_no_weight,
+    supplied_weights,
+)
 from profiler.onnx_stored import FLOATS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
@@ -26,22 +34,13 @@ BUFFERS_KEY = "trappm.buffers"
 MAX_BYTES = 2 << 30
 """A protobuf message cannot be larger."""
 MAX_NODES = 20_000
-"""Four times what the largest timm model has."""
+"""Twice what the largest timm model has."""
+
+MAX_CONNECTIONS = 200_000
+"""Inputs and outputs of all nodes together; ten times what the largest timm model has."""
 
 _MAX_DEPTH = 64
 """Of functions that call functions."""
-
-_SHAPE_LIKE = 64
-"""Tensors of at most this many elements keep their values, which may be shapes or scales."""
-
-_FLOATS = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
 
 
 class Operation(NamedTuple):
@@ -114,8 +113,7 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     graph = model.graph
     if not graph.node:
         raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
-    if len(graph.node) > MAX_NODES:
-        raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
+    _check_counts(path, len(graph.node), sum(map(_connections, graph.node)))
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
     stored = Stored(path)
@@ -125,15 +123,18 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         if tensor.data_type in FLOATS and tensor.dims:
             parameters[tensor.name] = check_size(path, tensor.name, tensor.dims)
         stored.add(tensor.name, tensor)
-    image = _image_input(path, graph, stored)
-    for value in graph.input:
-        name = value.name
-        if name != image.name and name not in stored.weights and name not in stored.constants:
-            kind, shape = stored.weights[name] = _supplied(path, value, image.name)
-            if kind in FLOATS:
-                parameters[name] = check_size(path, name, shape)
+    image = image_input(path, graph, stored)
+    known = {image.name, *stored.weights, *stored.constants}
+    others = [value for value in graph.input if value.name not in known]
+    supplied = supplied_weights(path, others, image.name)
+    stored.weights.update(supplied)
     _refuse_control_flow(path, graph.node)
     operations = list(_operations(path, graph, stored))
+    if supplied and not _is_ours(model):
+        refuse_what_is_no_weight(path, operations, image, supplied, parameters.keys())
+    for name, (kind, shape) in supplied.items():
+        if kind in FLOATS:
+            parameters[name] = math.prod(shape)
     for name in _declared_buffers(model).union(_running_statistics(operations)):
         parameters.pop(name, None)
     del graph.value_info[:]
@@ -145,7 +146,7 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         operations=operations,
         image=image.name,
         image_kind=image.type.tensor_type.elem_type,
-        image_shape=_image_shape(image),
+        image_shape=image_shape(image),
         outputs=[output.name for output in graph.output],
         constants=stored.constants,
         weights=stored.weights,
@@ -167,12 +168,9 @@ def attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise ModelFileError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
-        model: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, max_bytes))
+    except InputError as error:
+        raise ModelFileError(str(error)) from error
     except DecodeError as error:
         raise ModelFileError(
             f"{path} is not an ONNX file, or is cut short; export the model again"
@@ -185,31 +183,46 @@ def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without functions; how large it will be is found out before."""
     bodies = {(function.domain, function.name): function for function in model.functions}
-    sizes: dict[tuple[str, str], int] = {}
+    sizes: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int]:
+        """Nodes, and their inputs and outputs."""
         if depth > _MAX_DEPTH:
             raise ModelFileError(
                 f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
             )
-        total = 0
+        count = connections = 0
         for node in nodes:
             key = (node.domain, node.op_type)
             if key in bodies and key not in sizes:
                 sizes[key] = size(bodies[key].node, depth + 1)
-            total += sizes.get(key, 1)
-        return total
+            inside = sizes.get(key, (1, 0))
+            count += inside[0]
+            connections += inside[1] + _connections(node)
+        return count, connections
 
     for function in model.functions:
         _refuse_control_flow(path, function.node)
     _refuse_control_flow(path, model.graph.node)
-    nodes = size(model.graph.node, 0)
-    if nodes > MAX_NODES:
-        raise ModelFileError(f"{path} has {nodes} nodes, functions expanded; at most {MAX_NODES}")
+    _check_counts(path, *size(model.graph.node, 0), " (functions expanded)")
     try:
         return inliner.inline_local_functions(model)
     except Exception as error:
         raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
+
+
+def _connections(node: onnx.NodeProto) -> int:
+    return len(node.input) + len(node.output)
+
+
+def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> None:
+    if nodes > MAX_NODES:
+        raise ModelFileError(f"{path} has {nodes} nodes{how}; at most {MAX_NODES}")
+    if connections > MAX_CONNECTIONS:
+        raise ModelFileError(
+            f"{path}: its nodes have {connections} inputs and outputs{how}; at most "
+            f"{MAX_CONNECTIONS}"
+        )
 
 
 def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
@@ -244,46 +257,6 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
         yield Operation(operator, domain, inputs, outputs, attributes, node)
 
 
-def _image_input(path: Path, graph: onnx.GraphProto, stored: Stored) -> onnx.ValueInfoProto:
-    """The first input of rank 4, preferring one whose batch axis is open: weights are closed."""
-    candidates: list[onnx.ValueInfoProto] = [
-        value
-        for value in graph.input
-        if value.type.tensor_type.elem_type in (*FLOATS, onnx.TensorProto.UINT8)
-        and len(value.type.tensor_type.shape.dim) == 4
-        and value.name not in stored.weights
-        and value.name not in stored.constants
-    ]
-    if not candidates:
-        raise ModelFileError(
-            f"{path} has no image-like input; one of four axes (batch, channels, height, width) "
-            "is needed"
-        )
-    dynamic = [candidate for candidate in candidates if _image_shape(candidate)[0] is None]
-    if len(dynamic) > 1:
-        names = ", ".join(value.name for value in dynamic)
-        raise UnsupportedModelError(f"{path} has several image inputs ({names}); one is supported")
-    return (dynamic or candidates)[0]
-
-
-def _image_shape(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    axes = value.type.tensor_type.shape.dim
-    return tuple(axis.dim_value if axis.dim_value > 0 else None for axis in axes)
-
-
-def _supplied(path: Path, value: onnx.ValueInfoProto, image: str) -> Kind:
-    """Type and shape of an input beside the image, which must be a weight."""
-    kind = value.type.tensor_type
-    shape = tuple(axis.dim_value for axis in kind.shape.dim)
-    if not kind.HasField("shape") or min(shape, default=1) < 1:
-        raise UnsupportedModelError(
-            f"{path}: input {value.name!r} beside the image {image!r} has no fixed shape; "
-            "models of one image input are supported"
-        )
-    check_size(path, value.name, shape)
-    return kind.elem_type, shape
-
-
 def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
     """Running means and variances are updated, but not trained."""
     for operation in operations:
@@ -303,6 +276,11 @@ def _declared_buffers(model: onnx.ModelProto) -> set[str]:
 
 
 _TORCH_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def _is_ours(model: onnx.ModelProto) -> bool:
+    """Whether our exporter says that it wrote the file: all inputs but one are weights then."""
+    return any(entry.key == BUFFERS_KEY for entry in model.metadata_props)
 
 
 def _listed_buffers(model: onnx.ModelProto) -> set[str]:

@@ -7,6 +7,7 @@ alone. So a file with weights, without them, or with its external data absent re
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -147,6 +148,9 @@ def _check_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
 
 def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
     try:
+        location = {entry.key: entry.value for entry in tensor.external_data}["location"]
+        if not stat.S_ISREG((path.parent / location).stat().st_mode):
+            raise OSError(f"{location!r} is no plain file")  # a pipe would be waited for
         # What is small is read as such, however large the file of the others may be.
         item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         others = [entry for entry in tensor.external_data if entry.key != "length"]

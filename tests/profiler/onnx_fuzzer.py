@@ -143,7 +143,16 @@ def ask_for_a_giant(graph, data):
     node.input[slot] = "enormous"
 
 
-EDITS = [edit_node, edit_attribute, edit_tensor, edit_interface, ask_for_a_giant]
+def fan_in(graph, data):
+    """One node that takes the same tensor again and again."""
+    node = data.draw(st.sampled_from(list(graph.node)))
+    if node.input:
+        times = data.draw(st.sampled_from([2, 1000, 90_000, 300_000]))
+        node.op_type = data.draw(st.sampled_from([node.op_type, "Sum", "Concat", "Max", "Einsum"]))
+        node.input.extend([node.input[0]] * times)
+
+
+EDITS = [edit_node, edit_attribute, edit_tensor, edit_interface, ask_for_a_giant, fan_in]
 
 
 def damaged(data) -> bytes:

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -156,6 +158,91 @@ def test_two_image_inputs_are_refused(write):
         read_onnx(write(helper.make_node("Add", ["x", "z"], ["y"]), inputs=[IMAGE, other]))
 
 
+def tensor_input(name, *shape):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+PICTURE = tensor_input("x", 2, 3, 32, 32)
+FEATURES = tensor_input("y", 2, 8, 32, 32)
+CONV = {"pads": [1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("weights", ["inside", "left out"])
+@pytest.mark.parametrize(
+    ("nodes", "other"),
+    [
+        (["Add x z t", "Conv t w y"], tensor_input("z", 2, 3, 32, 32)),
+        (["Conv x w a", "Conv z w b", "Add a b y"], tensor_input("z", 2, 3, 32, 32)),
+        (["MatMul x z t", "Conv t w y"], tensor_input("z", 2, 3, 32, 32)),
+    ],
+    ids=["added", "in a convolution of its own", "as the factor of a product"],
+)
+def test_a_second_image_of_fixed_size_is_no_weight(write, nodes, other, weights):
+    calls = [node.split() for node in nodes]
+    path = write(
+        *(helper.make_node(op, names, [out], **(CONV if op == "Conv" else {}))
+          for op, *names, out in calls),
+        **kernel(weights, PICTURE, other), outputs=[FEATURES],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=r"input 'z' of shape \[2, 3, 32, 32\]"):
+        read_onnx(path)
+
+
+def kernel(weights, *inputs):
+    if weights == "left out":
+        return {"inputs": [*inputs, tensor_input("w", 8, 3, 3, 3)]}
+    stored = helper.make_tensor("w", TensorProto.FLOAT, [8, 3, 3, 3], np.zeros(216))
+    return {"inputs": inputs, "initializers": [stored]}
+
+
+RELU_OF_T = helper.make_node("Relu", ["t"], ["y"])
+SCORES = tensor_input("y", 2, 3, 32, 32)
+SCALED = [
+    helper.make_node("Mul", ["x", "z"], ["t"]),
+    helper.make_node("Conv", ["t", "w"], ["y"], **CONV),
+]
+
+
+def test_what_a_model_is_given_when_it_runs_is_no_weight(write):
+    scale = tensor_input("z", 1, 3, 1, 1)
+    inside = kernel("inside", PICTURE, scale)
+    with pytest.raises(UnsupportedModelError, match=r"input 'z' .* is not a weight"):
+        read_onnx(write(*SCALED, **inside, outputs=[FEATURES]))
+    with pytest.raises(UnsupportedModelError, match=r"input 'z' .* is not a weight"):
+        read_onnx(write(SCALED[0], RELU_OF_T, inputs=[PICTURE, scale], outputs=[SCORES]))
+    # Beside a kernel that is left out, it is the scale of a layer that is left out too.
+    left_out = write(*SCALED, **kernel("left out", PICTURE, scale), outputs=[FEATURES])
+    assert read_onnx(left_out).parameters.tolist() == [3, 216]
+
+
+def test_a_weight_is_told_by_its_use_through_what_is_folded(write):
+    """As a linear layer whose exporter folds nothing, beside another whose weight is stored."""
+    result = tensor_input("y", 2, 3, 32, 5)
+    stored = helper.make_tensor("v", TensorProto.FLOAT, [7, 5], np.zeros(35))
+    path = write(
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["a"]),
+        helper.make_node("MatMul", ["a", "v"], ["y"]),
+        inputs=[PICTURE, tensor_input("w", 7, 32), tensor_input("unused", 2, 3)],
+        outputs=[result],
+        initializers=[stored],
+    )
+    assert read_onnx(path).parameters.tolist() == [7 * 32, 35]
+
+
+def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for path in (tmp_path / "pipe.onnx", Path("/dev/zero")):
+        with pytest.raises(ModelFileError, match="no plain file"):
+            read_onnx(path)
+    os.mkfifo(tmp_path / "shape.bin")
+    tensor = TensorProto(name="s", data_type=TensorProto.INT64, dims=[2])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="shape.bin")
+    with pytest.raises(ModelFileError, match="no plain file"):
+        read_onnx(write(helper.make_node("Reshape", ["x", "s"], ["y"]), initializers=[tensor]))
+
+
 def test_nodes_out_of_order_are_refused(write):
     loop = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Add", ["x", "a"], ["b"])]
     with pytest.raises(ModelFileError, match="not a valid ONNX model"):
@@ -288,7 +375,7 @@ def function(name, *calls):
         ([function("f0", "f0")], "call themselves"),
         ([function("f0", "f1"), function("f1", "f0", "f0")], "call themselves"),
         ([function(f"f{i}", *(f"f{i + 1}",) * 2) for i in range(40)] + [function("f40", "Relu")],
-         "nodes, functions expanded"),
+         r"nodes \(functions expanded\)"),
     ],
     ids=["recursion", "mutual recursion", "a billion laughs"],
 )  # fmt: skip
@@ -314,6 +401,25 @@ def test_too_many_nodes_are_refused(write):
 def test_a_node_without_an_output_is_refused(write, node):
     with pytest.raises(ModelFileError, match="no input or output"):
         read_onnx(write(node, RELU))
+
+
+def test_too_many_inputs_of_nodes_are_refused(write):
+    many = [helper.make_node("Sum", ["x"] * 100_000, [name]) for name in ("a", "b")]
+    with pytest.raises(ModelFileError, match="have 200005 inputs and outputs; at most 200000"):
+        read_onnx(write(*many, helper.make_node("Add", ["a", "b"], ["y"])))
+
+
+def test_too_many_inputs_in_functions_are_refused_before_they_are_expanded(write):
+    path = write(*(helper.make_node("f", ["x"], [name], domain="my") for name in ("t", "y")))
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    fan_in = function("f", "Relu")
+    fan_in.node[0].op_type = "Sum"
+    fan_in.node[0].input.extend(["a"] * 100_000)
+    model.functions.append(fan_in)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match=r"200008 inputs and outputs \(functions expanded\)"):
+        read_onnx(path)
 
 
 LATEST = onnx.defs.onnx_opset_version()

@@ -1,0 +1,33 @@
+"""Reads files that anyone may name: plain ones only, and never more than is asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from profiler.errors import InputError
+
+
+def read_plain(path: Path, max_bytes: int) -> bytes:
+    """What a plain file holds; a pipe or a device could go on without end, or never begin.
+
+    Raises:
+        InputError: it cannot be read, is no plain file, or is larger than `max_bytes`.
+    """
+    try:
+        # Without the flag, opening a pipe would wait for somebody to write.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise InputError(f"cannot read {path}: it is no plain file")
+            if found.st_size > max_bytes:
+                raise InputError(f"{path} has {found.st_size:,} bytes; at most {max_bytes:,}")
+            content = file.read(max_bytes + 1)  # it may be growing
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot read {path}: {reason}") from error
+    if len(content) > max_bytes:
+        raise InputError(f"{path} has more than {max_bytes:,} bytes")
+    return content
