@@ -1,12 +1,13 @@
 """How well simulated memory meets measured A100 memory, and what it costs to simulate.
 
-    python benchmarks/memory_simulation.py ../shared/data --traces FILE [--limit N] [--fit]
+    python benchmarks/memory_simulation.py ../shared/data --traces FILE [--unseen N] [--fit]
 
 Traces each architecture of the published sheet (see that folder's README) into FILE, which a later
 call goes on with; replays the traces at the measured batch sizes; fits two coefficients, `c0 + c1 *
 reserved`, on half of the architectures (or families), and reports errors on the other half: usable
 rows, spikes included, and both halves in turn. `--fit` looks for the constants of
-`memory_simulation.WORKSPACE_SHARE` on the first half of the architectures instead.
+`memory_simulation.WORKSPACE_SHARE` on the first half of the architectures instead; it was run with
+`--limit 200`, so `--unseen 200` judges on architectures that had no part in them.
 """
 
 from __future__ import annotations
@@ -178,13 +179,17 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="file to keep traces in")
     parser.add_argument("--limit", type=int, help="so many architectures, drawn at random")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument(
+        "--unseen", type=int, default=0, metavar="N", help="leave out the first N of those drawn"
+    )
     parser.add_argument("--fit", action="store_true", help="look for the workspace shares")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     sheet = pd.read_csv(arguments.data / "a100_40gb_train_memory.csv")
     sheet = sheet.merge(pd.read_csv(arguments.data / "a100_40gb_train_memory_quality.csv"))
     names = np.random.default_rng(SEED).permutation(sorted(sheet.architecture.unique()))
-    traced = collect(names[: arguments.limit].tolist(), arguments.traces, arguments.processes)
+    names = names[arguments.unseen : arguments.limit]
+    traced = collect(names.tolist(), arguments.traces, arguments.processes)
     refused = traced[traced["refusal"].notna()] if "refusal" in traced else traced[:0]
     tasks = [
         (row.architecture, row.profile, tuple(arguments.batch_sizes))
