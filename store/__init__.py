@@ -27,6 +27,7 @@ from store.records import (
     SnapshotRecord,
 )
 from store.store import Store
+from store.waiting import Patience
 
 __all__ = [
     "Assignment",
@@ -37,6 +38,7 @@ __all__ = [
     "Home",
     "LabelFilter",
     "LabelRecord",
+    "Patience",
     "PlannedAssignment",
     "PoolPart",
     "PoolRecord",

@@ -15,28 +15,53 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.orm import Session
 
 from profiler.errors import StoreAccessError, StoreError, one_line
 from store.schema import Base
+from store.waiting import Patience, StoreAwayError, is_one_transaction, waits
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
 
 _BEGIN = "sqlite_begin"
 
+_AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
+"""What SQLite says while others hold the database, its disk is away, or there is no room."""
+
+_ASKED_TO_STOP = "57014"
+"""PostgreSQL's one operational error that is about the statement, not about the server."""
+
+_POSTGRESQL_OPTIONS = {
+    "connect_timeout": 10,
+    # A server that vanished with its network is noticed within about a minute.
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 60_000,
+}
+
 Insert = sqlite.Insert | postgresql.Insert
 
 
 class Database:
-    """An opened database; what the store does with it stands in the classes derived from this."""
+    """An opened database; what the store does with it stands in the classes derived from this.
 
-    def __init__(self, engine: Engine) -> None:
+    Their public methods are one transaction each, and are tried again while the database is away.
+    """
+
+    def __init__(self, engine: Engine, patience: Patience) -> None:
         self._engine = engine
+        self._patience = patience
         self._writer = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if is_one_transaction(name, method):
+                setattr(cls, name, waits(method))
 
     def close(self) -> None:
         self._engine.dispose()
@@ -66,21 +91,30 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):  # no trace of it: parts of a password may stand in there
         raise StoreAccessError(
-            "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db"
-        ) from error
+            "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db or "
+            "postgresql+psycopg://user@host:5432/labels"
+        ) from None
+    if "@" in (parsed.host or ""):
+        raise StoreAccessError(
+            "the database's address has more than one @; write one in a password as %40"
+        )
     system = parsed.get_backend_name()
     if system not in {"sqlite", "postgresql"}:
         raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
-    # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
-    options: dict[str, Any] = {"json_serializer": json.JSONEncoder(allow_nan=False).encode}
+    options: dict[str, Any] = {"json_serializer": _to_json}
     if system == "sqlite":
         options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
+    else:
+        named = parsed.query
+        options["connect_args"] = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in named}
     try:
         engine = create_engine(parsed, **options)
     except (SQLAlchemyError, ImportError) as error:
-        raise StoreAccessError(f"cannot use the database {parsed}: {one_line(error)}") from error
+        raise StoreAccessError(
+            f"cannot use the database {_told(parsed)}: {one_line(error)}"
+        ) from error
     if system == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -133,18 +167,41 @@ def address(engine: Engine) -> str:
     """Where the database is, for a message: without a password, a SQLite file by its path."""
     url = engine.url
     if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
-        path = unquote(urlsplit(url.database).path)
-        url = url.set(database=str(path), query={})
-    return str(url)
+        url = url.set(database=str(unquote(urlsplit(url.database).path)))
+    return _told(url)
+
+
+def _told(url: URL) -> str:
+    """A URL without what nobody else is to know: a password, which may stand in its query too."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
     name = getattr(cause, "sqlite_errorname", "")
     if name.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
-    elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        kind = StoreError
+    elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
+        kind = StoreAwayError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
+
+
+def _is_away(engine: Engine, cause: BaseException) -> bool:
+    """Whether the same may succeed later; of PostgreSQL also that two stood in each other's way."""
+    if engine.dialect.name == "sqlite":
+        return getattr(cause, "sqlite_errorname", "").startswith(_AWAY)
+    driver = engine.dialect.loaded_dbapi
+    return (
+        isinstance(cause, driver.OperationalError | driver.InterfaceError)
+        and getattr(cause, "sqlstate", None) != _ASKED_TO_STOP
+    )
+
+
+def _to_json(value: object) -> str:
+    # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:  # which the driver of PostgreSQL would pass on as it is
+        raise StoreError(f"the label store keeps JSON, and this is none: {error}") from error
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

@@ -7,17 +7,20 @@
       |                    interruption, which does not count
       +--> failed          after `max_attempts` failures
 
-A worker that vanishes without a word loses its lease by time; `heartbeat` keeps a long one alive.
+A worker that vanishes without a word loses its lease by time, and one that is still there keeps it
+with a `heartbeat` now and then. The time is the database's, so that hosts whose clocks differ agree
+on what has expired. A result that comes in after its lease was lost is kept all the same.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy.orm import Session
 
 from store.campaigns import add_event, assignment_of
-from store.database import Database, utc_now
+from store.database import Database
 from store.records import Assignment, AssignmentState, RoundState
 from store.schema import AssignmentRow, ConfigurationRow, RoundRow
 
@@ -50,11 +53,12 @@ class Leases(Database):
         A lease that has expired counts as a failure, and its assignment as open again.
         """
         with self._writing() as session:
+            now = _time(session)
             waiting = or_(
                 AssignmentRow.state == AssignmentState.OPEN,
                 and_(
                     AssignmentRow.state == AssignmentState.LEASED,
-                    AssignmentRow.lease_expires_at <= utc_now(),
+                    AssignmentRow.lease_expires_at <= now.isoformat(),
                 ),
             )
             query = (
@@ -78,17 +82,27 @@ class Leases(Database):
                 row.state = AssignmentState.LEASED
                 row.attempts += 1
                 row.worker = worker
-                row.lease_expires_at = _in(lease_s)
+                row.lease_expires_at = _after(now, lease_s)
                 return assignment_of(row, configuration)
             return None
 
-    def heartbeat(self, assignment_id: str, worker: str, lease_s: float) -> bool:
-        """Prolongs a lease; False if the worker does not hold it any more and should stop."""
+    def heartbeat(self, lease: Assignment, lease_s: float) -> bool:
+        """Prolongs a lease by so many seconds from now on.
+
+        One that has expired is prolonged too, as long as nobody else was given the assignment.
+
+        Args:
+            lease: as it was given by `lease`: the same worker's next lease of it is another.
+            lease_s: several times longer than the pause until the next heartbeat.
+
+        Returns:
+            False if the lease is lost, and the worker should stop.
+        """
         with self._writing() as session:
-            row = session.get(AssignmentRow, assignment_id, with_for_update=True)
-            if row is None or row.worker != worker:
+            row = session.get(AssignmentRow, lease.id, with_for_update=True)
+            if row is None or (row.worker, row.attempts) != (lease.worker, lease.attempts):
                 return False
-            row.lease_expires_at = _in(lease_s)
+            row.lease_expires_at = _after(_time(session), lease_s)
             return True
 
     def give_up_lease(
@@ -145,5 +159,13 @@ def end_lease(row: AssignmentRow, state: AssignmentState) -> None:
     row.state, row.worker, row.lease_expires_at = state, None, None
 
 
-def _in(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+def _time(session: Session) -> datetime:
+    """Now, by the one clock that all who use this database share."""
+    if session.get_bind().dialect.name == "sqlite":
+        return datetime.now(UTC)  # they are all on one host
+    now: datetime = session.scalars(select(func.clock_timestamp())).one()
+    return now
+
+
+def _after(now: datetime, seconds: float) -> str:
+    return (now + timedelta(seconds=seconds)).isoformat()

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -32,6 +33,7 @@ from store.schema import (
     LabelRow,
     MeasurementRow,
 )
+from store.waiting import in_parts
 from store.workloads import configuration_of, insert_configurations
 
 _FINAL = {Outcome.OK, Outcome.OOM, Outcome.UNSUPPORTED}
@@ -90,6 +92,7 @@ class Recording(Database):
                 is_new=bool(new),
             )
 
+    @in_parts
     def record_many(self, measurements: Iterable[Measurement]) -> int:
         """Keeps attempts of no campaign, as `record` does, a transaction for each BATCH of them.
 
@@ -103,9 +106,12 @@ class Recording(Database):
         count = 0
         left = map(_with_possible_metrics, measurements)
         while batch := [*itertools.islice(left, BATCH)]:
-            with self._writing() as session:
-                count += len(_insert(session, batch, _device_ids(session, batch)))
+            count += self._patience(partial(self._record_batch, batch))
         return count
+
+    def _record_batch(self, batch: Sequence[Measurement]) -> int:
+        with self._writing() as session:
+            return len(_insert(session, batch, _device_ids(session, batch)))
 
     def measurement(self, measurement_id: int) -> Measurement:
         """An attempt with its raw samples, which are kept to float32 precision.

@@ -8,6 +8,7 @@ from typing import Self
 from store.asking import Asking
 from store.campaigns import Campaigns
 from store.canaries import Canaries
+from store.checks import Checks
 from store.database import make_engine
 from store.labels import Labels
 from store.leases import Leases
@@ -17,26 +18,44 @@ from store.reading import engine_to_read
 from store.recording import Recording
 from store.snapshots import Snapshots
 from store.sql import Sql
+from store.stats import Statistics
+from store.waiting import IMPATIENT, Patience
 from store.workloads import Workloads
 
 
 class Store(
-    Workloads, Pools, Campaigns, Leases, Recording, Canaries, Labels, Asking, Sql, Snapshots
+    Workloads,
+    Pools,
+    Campaigns,
+    Leases,
+    Recording,
+    Canaries,
+    Labels,
+    Asking,
+    Sql,
+    Snapshots,
+    Checks,
+    Statistics,
 ):
     """The label store: each method is one transaction, and returns plain records.
 
     Any number of processes may have the same store open. Every method raises StoreError when the
-    database refuses; nothing is half done then.
+    database refuses; nothing is half done then. While the database is away it waits, as `Patience`
+    says.
     """
 
     @classmethod
-    def open(cls, url: str) -> Self:
+    def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Opens the database at an SQLAlchemy URL and brings it to the newest schema.
+
+        Args:
+            url: of the database.
+            patience: for how long each method waits for a database that has gone away since then.
 
         Raises:
             StoreAccessError: it is no database, not ours, made by a newer version, or not writable.
         """
-        store = cls(make_engine(url))
+        store = cls(make_engine(url), patience or Patience())
         try:
             upgrade(store._engine, store._writer)
         except BaseException:
@@ -53,7 +72,7 @@ class Store(
             StoreAccessError: it cannot be read, is not ours, or has another schema than this
                 version's.
         """
-        store = cls(engine_to_read(url))
+        store = cls(engine_to_read(url), IMPATIENT)
         try:
             require_newest(store._engine)
         except BaseException:

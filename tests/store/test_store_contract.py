@@ -262,7 +262,7 @@ def test_an_expired_lease_is_given_to_another_and_counts_as_a_failure(store):
     again = store.lease(campaign_id, DEVICE, "other", 60)
     assert again.id == lost.id
     assert (again.attempts, again.failures, again.worker) == (2, 1, "other")
-    assert not store.heartbeat(lost.id, "lost", 60)
+    assert not store.heartbeat(lost, 60)
     assert "lost" in store.events(campaign_id)[0].message["message"]
 
 
@@ -315,10 +315,24 @@ def test_what_was_given_up_in_a_closed_round_stays_so(store):
 def test_a_heartbeat_keeps_a_lease(store):
     campaign_id = campaign_with(store, [configuration()])
     lease = store.lease(campaign_id, DEVICE, "w", 0)
-    assert store.heartbeat(lease.id, "w", 60)
+    assert store.heartbeat(lease, 60)
     assert store.lease(campaign_id, DEVICE, "other", 60) is None
-    assert not store.heartbeat(lease.id, "other", 60)
-    assert not store.heartbeat("nope", "w", 60)
+    assert not store.heartbeat(dataclasses.replace(lease, worker="other"), 60)
+    assert not store.heartbeat(dataclasses.replace(lease, id="nope"), 60)
+
+
+def test_a_heartbeat_keeps_no_lease_that_ended_even_if_the_same_worker_has_it_again(store):
+    campaign_id = campaign_with(store, [configuration()])
+    first = store.lease(campaign_id, DEVICE, "w", 60)
+    store.give_up_lease(first.id, "silent")
+    assert not store.heartbeat(first, 60)
+    again = store.lease(campaign_id, DEVICE, "w", 0)
+    assert (again.id, again.worker) == (first.id, first.worker)
+    assert not store.heartbeat(first, 60)
+    assert store.assignments(campaign_id)[0].lease_expires_at == again.lease_expires_at
+    assert store.heartbeat(again, 60)
+    store.record(measurement(attempt_key=again.attempt_key), assignment_id=again.id)
+    assert not store.heartbeat(again, 60)
 
 
 def test_a_lost_worker_gives_its_lease_back_with_the_reason(store):

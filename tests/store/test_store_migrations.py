@@ -17,6 +17,7 @@ import store.migrate
 from profiler.errors import InputError, StoreAccessError, StoreError
 from store import Store
 from store.schema import Base
+from store.waiting import Patience
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_what_the_user_can_mend_is_bad_input_and_a_busy_database_is_not(tmp_path
     url = f"sqlite:///{tmp_path / 'labels.db'}"
     Store.open(url).close()
     engine = create_engine(url)
-    with engine.connect() as other, Store.open(url) as waiting:
+    with engine.connect() as other, Store.open(url, Patience(wait_s=0)) as waiting:
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="locked") as caught:
             waiting.record(measurement())

@@ -1,0 +1,117 @@
+"""Waiting for a database that has gone away, so that a campaign outlives its restart.
+
+Each method of the store is one transaction: one that failed has left nothing behind, and is tried
+again, with pauses that grow and differ from worker to worker. What it was given waits with it, a
+measurement too. Whether a commit that got no answer was done, nobody can know; recording is told by
+the attempt key that it was. Done twice, nothing else does harm: a lease that nobody saw lapses.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
+from tenacity.stop import stop_before_delay
+
+from profiler.errors import StoreError
+
+WAIT_S = 600.0
+"""How long a database may be away: time to restart it, or the machine that it runs on."""
+
+_LONGEST_PAUSE_S = 15.0
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class StoreAwayError(StoreError):
+    """The database cannot be reached now, or is busy; the same may succeed later."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store waits for its database, in seconds, and whom it tells that it does."""
+
+    wait_s: float = WAIT_S
+    tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
+
+    def __call__(self, do: Callable[[], Any]) -> Any:
+        """Does it, again and again while the database is away.
+
+        Raises:
+            StoreError: it did not come back in time.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type(StoreAwayError),
+            wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
+            stop=stop_before_delay(self.wait_s),
+            before_sleep=self._tell_once,
+            retry_error_callback=_give_up,
+        )
+        result = retrying(do)
+        if retrying.statistics["attempt_number"] > 1:
+            waited_s = retrying.statistics["delay_since_first_attempt"]
+            self.tell(f"the label store answers again, after {waited_s:.0f} s")
+        return result
+
+    def _tell_once(self, state: RetryCallState) -> None:
+        if state.attempt_number == 1:
+            self.tell(f"{_error_of(state)}; trying again for up to {self.wait_s:.0f} s")
+
+
+IMPATIENT = Patience(wait_s=0.0)
+"""For those who only ask: they are told at once, and ask again."""
+
+
+def waits(method: _Function) -> _Function:
+    """The method of a Database with `_patience`, tried again while the database is away."""
+
+    @functools.wraps(method)
+    def patient(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        values = [_readable_twice(value) for value in arguments]
+        named = {name: _readable_twice(value) for name, value in keywords.items()}
+        return self._patience(functools.partial(method, self, *values, **named))
+
+    return patient  # type: ignore[return-value]
+
+
+def _readable_twice(value: Any) -> Any:
+    """An iterator can be read only once, and the method may need it again."""
+    return tuple(value) if isinstance(value, Iterator) else value
+
+
+def in_parts(method: _Function) -> _Function:
+    """Marks a method of several transactions, which must be tried again one by one."""
+    method.__dict__["in_parts"] = True
+    return method
+
+
+def is_one_transaction(name: str, method: Any) -> bool:
+    """Whether this is a public method, to be tried again as a whole."""
+    return (
+        inspect.isfunction(method)
+        and not name.startswith("_")
+        and not inspect.isgeneratorfunction(method)
+        and not hasattr(method, "in_parts")
+    )
+
+
+def _give_up(state: RetryCallState) -> Any:
+    error = _error_of(state)
+    if state.attempt_number == 1:
+        raise error  # no time to wait was given
+    raise StoreError(
+        f"{error}; waited {state.seconds_since_start or 0:.0f} s for it in vain. What was recorded "
+        "is safe: see that the database runs, can be reached and has room, then go on (a campaign "
+        "with: trappm campaign resume)"
+    ) from error
+
+
+def _error_of(state: RetryCallState) -> BaseException:
+    error = state.outcome.exception() if state.outcome else None
+    assert error is not None  # noqa: S101  (only a failure is tried again)
+    return error
