@@ -37,14 +37,23 @@ def upgrade(engine: Engine, writer: Engine) -> None:
                 _run_alembic(connection)
 
 
+def schema_of(engine: Engine) -> str | None:
+    """The schema of the database, None if it is empty.
+
+    Raises:
+        StoreAccessError: not a database, not ours, or made by a newer version.
+    """
+    with told_as_store_error(engine, StoreAccessError), engine.connect() as connection:
+        return _revision(connection)
+
+
 def require_newest(engine: Engine) -> None:
     """Refuses to read a database of another schema than this version's; changes nothing.
 
     Raises:
         StoreAccessError: not a database, not ours, made by a newer version, or not yet upgraded.
     """
-    with told_as_store_error(engine, StoreAccessError), engine.connect() as connection:
-        found = _revision(connection)
+    found = schema_of(engine)
     if found is None:
         raise StoreAccessError(f"{address(engine)} is an empty database, not yet a label store")
     if found != REVISIONS[-1]:

@@ -64,7 +64,7 @@ def _sqlite_file(url: str) -> Path | None:
     """The file of a plain SQLite URL."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return None  # `make_engine` tells what is wrong
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.query:
         return None

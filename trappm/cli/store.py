@@ -1,0 +1,121 @@
+"""`trappm store`: keep the label store whole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trappm.cli.options import AsJson, print_json
+
+app = typer.Typer(
+    help="Upgrade, check, count and back up the label store.",
+    no_args_is_help=True,
+    epilog="Example: trappm store check",
+)
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Another label store than the data folder's: an SQLAlchemy URL, such as "
+        "postgresql+psycopg://user@host/labels; leave the password to ~/.pgpass or PGPASSWORD.",
+    ),
+]
+
+
+@app.command(epilog="Example: trappm store upgrade")
+def upgrade(database: Database = None, as_json: AsJson = False) -> None:
+    """Bring the store to the schema of this version; a SQLite file is copied first."""
+    from store.upkeep import upgrade_store
+
+    done = upgrade_store(_url(database))
+    if as_json:
+        print_json(asdict(done))
+    elif done.before == done.after:
+        typer.echo(f"{done.address} has schema {done.after}, the newest; nothing to do")
+    else:
+        if done.backup is not None:
+            typer.echo(f"as it was, it is kept in {done.backup}")
+        before = "an empty database" if done.before is None else f"schema {done.before}"
+        typer.echo(f"{done.address} upgraded from {before} to schema {done.after}")
+
+
+@app.command(epilog="Example: trappm store check")
+def check(database: Database = None, as_json: AsJson = False) -> None:
+    """Look for damage, orphans, impossible values and contradictions; change nothing.
+
+    Exit status 0: nothing was found; 1: something was, told with how to mend it.
+    """
+    from store import Store
+    from store.database import address
+
+    with Store.open_to_read(_url(database)) as store:
+        findings = store.check()
+        where = address(store._engine)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    elif findings:
+        for finding in findings:
+            typer.echo(f"{finding.count:,} {finding.what}; such as: {finding.example}")
+            typer.echo(f"  mend: {finding.mend}")
+            if finding.sql is not None:
+                typer.echo(f"  all of them: {finding.sql}")
+    else:
+        typer.echo(f"{where}: nothing is wrong")
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: trappm store stats --json")
+def stats(database: Database = None, as_json: AsJson = False) -> None:
+    """Count rows, labels and bytes."""
+    from store import Store
+
+    with Store.open_to_read(_url(database)) as store:
+        facts = store.stats()
+    if as_json:
+        print_json(asdict(facts))
+        return
+    from trappm.tables import print_table
+
+    a_label = "" if facts.bytes_per_label is None else f", {facts.bytes_per_label:,.0f} a label"
+    print_table(
+        f"{facts.address}: schema {facts.schema}, {facts.size_bytes:,} bytes{a_label}",
+        ("table", "rows"),
+        list(facts.rows.items()),
+    )
+    print_table("", ("of", "oldest", "newest"), [
+        ("measurements", facts.oldest_measurement, facts.newest_measurement),
+        ("labels", facts.oldest_label, facts.newest_label),
+    ])  # fmt: skip
+    columns = ("device", "provenance", "protocol", "labels", "censored")
+    rows = [tuple(asdict(count)[name] for name in columns) for count in facts.labels]
+    print_table("", columns, rows)
+
+
+@app.command(epilog="Example: trappm store backup labels-of-today.db")
+def backup(
+    file: Annotated[Path, typer.Argument(help="A new file; nothing is ever overwritten.")],
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the store, as it is now, into one SQLite file; campaigns may go on meanwhile."""
+    from store.backup import back_up
+
+    done = back_up(_url(database), file)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        size = f"{done.rows:,} rows, {done.size_bytes:,} bytes"
+        typer.echo(f"{done.file}: schema {done.schema}, {size}, checked")
+
+
+def _url(database: str | None) -> str:
+    if database is not None:
+        return database
+    from store import Home
+
+    return Home.find().database_url
