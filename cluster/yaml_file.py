@@ -16,9 +16,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from profiler.errors import InputError
+from profiler.files import read_plain
 
 MAX_FILE_BYTES = 1 << 20
 _UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])
+_MISSING_KEY = frozenset(["missing", "missing_argument", "missing_keyword_only_argument"])
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,11 +32,10 @@ def read_text(path: Path, *, kind: str) -> str:
         InputError: it cannot be read, or is too large to be such a file.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InputError(f"{kind} file {path} has {size} bytes; at most {MAX_FILE_BYTES}")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_plain(path, MAX_FILE_BYTES).decode("utf-8")
+    except InputError as error:
+        raise InputError(f"the {kind} file: {error}") from error
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read the {kind} file {path}: {error}") from error
 
 
@@ -80,6 +81,9 @@ def _first_fault(error: ValidationError, kind: str, parts: Sequence[type[Any]]) 
         known = [key for part in parts for key in _keys(part)]
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+        if near:  # the key that is missing is this one
+            explained = (*fault["loc"][:-1], near[0])
+            faults = [f for f in faults if f["type"] not in _MISSING_KEY or f["loc"] != explained]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{where}: {message}{more}"
 

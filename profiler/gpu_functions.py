@@ -7,45 +7,49 @@ their shapes through Python decompositions that take milliseconds a call.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 _ATEN = torch.ops.aten
 
 
-@contextlib.contextmanager
-def gpu_functions() -> Iterator[None]:
-    """Within, attention and dropout of tensors on the meta device run as on a GPU."""
-    attention, dropout = F.scaled_dot_product_attention, F.dropout
-    F.scaled_dot_product_attention = _attention(attention)
-    F.dropout = _dropout(dropout)
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention, F.dropout = attention, dropout
+class GpuFunctions(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Within, attention and dropout of tensors on the meta device run as on a GPU.
+
+    A mode holds for its own thread only.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            return replacement(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
-def _attention(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        # The kernels take (batch, heads, length, width) in steps of 16 bytes.
-        fused = query.dim() == 4 and query.shape[-1] % 4 == 0 and value.shape[-1] % 4 == 0
-        if not (fused and query.is_meta):
-            return plain(query, key, value, attn_mask, *args, **kwargs)
-        return cast(Tensor, _FusedAttention.apply(query, key, value, attn_mask))  # type: ignore[no-untyped-call]
-
-    return attention
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    # The kernels take (batch, heads, length, width) in steps of 16 bytes.
+    fused = query.dim() == 4 and query.shape[-1] % 4 == 0 and value.shape[-1] % 4 == 0
+    if not (fused and query.is_meta):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+    return cast(Tensor, _FusedAttention.apply(query, key, value, attn_mask))  # type: ignore[no-untyped-call]
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -74,18 +78,21 @@ class _FusedAttention(torch.autograd.Function):
         return (*gradients, mask_gradient)
 
 
-def _dropout(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def dropout(
-        input: Tensor,  # noqa: A002  (as in torch)
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-    ) -> Tensor:
-        if not training or p == 0.0 or inplace or not input.is_meta:
-            return plain(input, p, training, inplace)
-        return torch.native_dropout(input, p, True)[0]
+def _dropout(
+    input: Tensor,  # noqa: A002  (as in torch)
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    if not training or p == 0.0 or inplace or not input.is_meta:
+        return F.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
 
-    return dropout
+
+_REPLACEMENTS: Mapping[Any, Callable[..., Tensor]] = {
+    F.scaled_dot_product_attention: _attention,
+    F.dropout: _dropout,
+}
 
 
 def _new(like: Tensor, *shape: Any) -> Tensor:

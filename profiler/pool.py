@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from profiler.errors import InputError
 from profiler.families import in_families
-from profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
+from profiler.records import (
+    MAX_SIZE,
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+)
 
 MAX_CONFIGURATIONS = 1_000_000
 
@@ -19,7 +27,7 @@ class PoolGroup:
 
     Raises:
         InputError: no architectures, a setting without values, or a batch or input size that is
-            not a whole number of 1 or more.
+            not a whole number from 1 to MAX_SIZE.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -46,10 +54,10 @@ class PoolGroup:
             for value in getattr(self, name):
                 if name == "input_sizes" and value == "native":
                     continue
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise InputError(
-                        f"{name} holds {value!r}; it must be a whole number of 1 or more"
-                    )
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise InputError(f"{name} holds {value!r}; it must be a whole number")
+                if not 1 <= value <= MAX_SIZE:
+                    raise InputError(f"{name} holds {value}; it must be from 1 to {MAX_SIZE:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +85,12 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
         InputError: a family has no architectures, or more than MAX_CONFIGURATIONS.
     """
     pool: set[Configuration] = set()
-    for group in spec.groups:
-        for architecture in _architectures(group):
+    named = [(group, _architectures(group)) for group in spec.groups]
+    # Before any is made: so many would take all memory. What groups share counts once in the end.
+    if max(_product(group, len(names)) for group, names in named) > MAX_CONFIGURATIONS:
+        raise _too_many()
+    for group, names in named:
+        for architecture in names:
             pool.update(
                 Configuration(
                     architecture=architecture,
@@ -96,10 +108,23 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
                 )
             )  # fmt: skip
             if len(pool) > MAX_CONFIGURATIONS:
-                raise InputError(
-                    f"the pool has more than {MAX_CONFIGURATIONS:,} configurations; make it smaller"
-                )
+                raise _too_many()
     return sorted(pool)
+
+
+def _product(group: PoolGroup, architectures: int) -> int:
+    """How many configurations a group has, values that it names twice counted once."""
+    settings = (
+        group.batch_sizes, group.input_sizes, group.precisions, group.memory_formats,
+        group.optimizers, group.phases,
+    )  # fmt: skip
+    return architectures * math.prod(len(set(values)) for values in settings)
+
+
+def _too_many() -> InputError:
+    return InputError(
+        f"the pool has more than {MAX_CONFIGURATIONS:,} configurations; make it smaller"
+    )
 
 
 def _architectures(group: PoolGroup) -> list[str]:

@@ -89,12 +89,16 @@ class Provenance(enum.StrEnum):
     SIMULATED = "simulated"
 
 
+MAX_SIZE = 1_000_000
+"""Batch and input sizes beyond this are slips of the keyboard, and overflow what is computed."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Configuration:
     """An architecture with everything that changes the cost of its step.
 
     Raises:
-        InputError: a batch or input size below 1, or an empty architecture name.
+        InputError: a batch or input size not from 1 to MAX_SIZE, or an empty architecture name.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -116,6 +120,8 @@ class Configuration:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+            if value > MAX_SIZE:
+                raise InputError(f"{name} is {value}; it must be at most {MAX_SIZE:,}")
         for name, kind in (
             ("precision", Precision),
             ("memory_format", MemoryFormat),

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler.errors import UnsupportedModelError, one_line
-from profiler.gpu_functions import ALLOCATIONS, gpu_functions
+from profiler.gpu_functions import ALLOCATIONS, GpuFunctions
 from profiler.model_input import Sample
 from profiler.records import IntArray
 from profiler.step_profile import SavedBytes
@@ -97,7 +97,7 @@ def _record(model: nn.Module, sample: Sample, batch_size: int) -> _Recorder:
         with torch.device("meta"):
             images = sample.batch(batch_size)
             target = torch.empty(batch_size, dtype=torch.long)
-        with recorder, gpu_functions(), torch.enable_grad(), warnings.catch_warnings():
+        with recorder, GpuFunctions(), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             recorder.see(images)
             recorder.see(target)

@@ -133,7 +133,7 @@ class _Asked:
     def about(
         cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
     ) -> _Asked:
-        from trappm.prediction import MAX_SIZE
+        from profiler.records import MAX_SIZE
 
         for name, value in (("batch size", batch_size), ("input size", input_size)):
             if value is not None and not 1 <= value <= MAX_SIZE:

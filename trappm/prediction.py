@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import InputError, SnapshotError
-from profiler.records import METRICS
+from profiler.records import MAX_SIZE, METRICS
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from store import Home, Store
 
 MANIFEST = "manifest.json"
-
-MAX_SIZE = 1_000_000
-"""Batch and input sizes beyond this are slips of the keyboard, and overflow what is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +41,9 @@ class Prediction:
     missing: Mapping[str, str] = field(default_factory=dict)
     """For each metric that is None: why."""
     simulated_memory: SimulatedMemory
-    """Of a training step in fp32 with plain SGD on CUDA's allocator, in MiB, whatever the device;
-    without CUDA's context and libraries."""
+    """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
+    steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
+    AMP and channels-last memory need other sizes, which are not simulated."""
     memory_source: StepSource
     """What the simulated memory rests on."""
     memory_remark: str | None

@@ -2,9 +2,10 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from profiler import pool as pool_module
 from profiler.errors import InputError, UnknownArchitectureError
 from profiler.pool import PoolGroup, PoolSpec, build_pool
-from profiler.records import Optimizer, Precision
+from profiler.records import MAX_SIZE, Configuration, Optimizer, Precision
 
 
 def group(**changes):
@@ -45,6 +46,25 @@ def test_a_pool_beyond_all_bounds_is_refused():
     spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 2000)), architectures=("*",)),))
     with pytest.raises(InputError, match="more than"):
         build_pool(spec)
+
+
+def test_a_group_beyond_all_bounds_is_refused_before_its_configurations_are_made(monkeypatch):
+    made = []
+    monkeypatch.setattr(pool_module, "Configuration", lambda **fields: made.append(fields))
+    spec = PoolSpec(groups=(group(batch_sizes=tuple(range(1, 400_000))),))
+    with pytest.raises(InputError, match="more than 1,000,000"):
+        build_pool(spec)
+    assert made == []
+
+
+@pytest.mark.parametrize("name", ["batch_size", "input_size"])
+def test_sizes_have_one_bound(name):
+    sizes = {"batch_size": 1, "input_size": 1}
+    assert Configuration(architecture="a", **sizes | {name: MAX_SIZE})
+    with pytest.raises(InputError, match=f"{name} is 1000001; it must be at most 1,000,000"):
+        Configuration(architecture="a", **sizes | {name: MAX_SIZE + 1})
+    with pytest.raises(InputError, match=f"{name}s holds 1000001"):
+        group(**{f"{name}s": (MAX_SIZE + 1,)})
 
 
 @pytest.mark.parametrize(
