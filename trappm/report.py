@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from profiler.records import METRICS
 from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
+    from profiler.canary import CanaryReading
     from store import CampaignRecord, Home, Store
 
 MINIMUM_FOR_A_PLOT = 3
+LATEST_READINGS = 20
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def campaign_rows(store: Store, home: Home) -> list[dict[str, Any]]:
@@ -67,7 +71,10 @@ def _by_provenance(counts: dict[str, dict[str, int]]) -> dict[str, int]:
 
 def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
+    from cluster.rehearsal import runs_nothing
+
     campaign = store.campaign(campaign_id)
+    devices = dict(campaign.spec.get("devices") or {})
     snapshots = [s for s in store.snapshots() if s.campaign_id == campaign_id]
     return {
         "id": campaign.id,
@@ -81,11 +88,38 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
             {"number": r.number, "purpose": r.purpose, "state": r.state, "report": r.report or {}}
             for r in store.rounds(campaign_id)
         ],
+        "canary": canary_rows(store.canaries(campaign_id=campaign_id)),
+        "rehearsal_on": [d for d in devices.values() if d and runs_nothing(d)],
         "snapshot": snapshots[0].id if snapshots else None,
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
         ][-5:],
     }
+
+
+def canary_rows(readings: Iterable[CanaryReading]) -> list[dict[str, Any]]:
+    """What the canary said of each worker: one row for each series of comparable readings."""
+    series: dict[tuple[object, ...], list[CanaryReading]] = {}
+    for reading in readings:
+        series.setdefault(reading.series, []).append(reading)
+    return [
+        {
+            "device": last.device,
+            "host": last.host,
+            "stack_fingerprint": last.stack_fingerprint,
+            "canary": str(last.configuration),
+            "readings": len(taken),
+            "step_times_ms": [reading.step_time_ms for reading in taken],
+            "reference_ms": last.reference_ms,
+            "last_ms": last.step_time_ms,
+            "last_drift": last.relative_drift,
+            "decision": str(last.decision),
+            "taken_at": last.taken_at,
+            "message": last.message,
+        }
+        for taken in series.values()
+        for last in taken[-1:]
+    ]
 
 
 def _state(campaign: CampaignRecord, home: Home) -> str:
@@ -102,6 +136,7 @@ def print_status(facts: dict[str, Any]) -> None:
     out.print(f"campaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
     _print_assignments(facts)
     _print_outcomes(facts)
+    _print_canary(facts)
     _print_rounds(facts)
     for event in facts["events"]:
         at, message = event["at"][:19].replace("T", " "), event["message"].get("message", "")
@@ -113,11 +148,19 @@ def print_report(facts: dict[str, Any]) -> None:
     out.print(f"\ncampaign [bold]{facts['id']}[/] ({facts['name']}): {facts['state']}")
     _print_assignments(facts)
     _print_outcomes(facts)
+    _print_canary(facts)
     _print_rounds(facts)
     learned = [r["report"] for r in facts["rounds"] if r["report"]]
     if learned:
         _print_transfer(learned[-1])
         _print_scatter(learned[-1])
+    if facts["rehearsal_on"]:
+        names = ", ".join(facts["rehearsal_on"])
+        out.print(
+            f"\nA rehearsal: {names} runs nothing, so what is told here was not measured on such a "
+            "device, and no snapshot is published.",
+            soft_wrap=True,
+        )
     if facts["snapshot"]:
         out.print("\nNext:")
         out.print(f"  trappm labels query --device {facts['spec']['devices']['source']} --limit 10")
@@ -138,6 +181,32 @@ def _print_outcomes(facts: dict[str, Any]) -> None:
         for outcome, count in counts.items()
     ]
     console().print(table("attempts by outcome", ("device", "outcome", "count"), rows))
+
+
+def _print_canary(facts: dict[str, Any]) -> None:
+    if not facts["canary"]:
+        return
+    rows = [
+        (
+            row["device"],
+            row["host"],
+            row["readings"],
+            sparkline(row["step_times_ms"]),
+            row["reference_ms"],
+            row["last_ms"],
+            None if row["last_drift"] is None else 100 * row["last_drift"],
+            row["decision"],
+        )
+        for row in facts["canary"]
+    ]
+    columns = (
+        "device", "host", "readings", "step times", "reference, ms", "last, ms", "drift, %",
+        "decision",
+    )  # fmt: skip
+    console().print(table("canary: is each device still itself?", columns, rows))
+    for row in facts["canary"]:
+        if row["message"]:
+            console().print(f"{row['device']}: {row['message']}", soft_wrap=True, markup=False)
 
 
 def _print_rounds(facts: dict[str, Any]) -> None:
@@ -178,6 +247,18 @@ def _print_scatter(report: dict[str, Any]) -> None:
                 predicted = [p["predicted"] for p in mine]
                 title = f"{metric} ({unit}) on {device}: predicted against measured"
                 console().out(scatter(measured, predicted, title=title), highlight=False)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """The latest values as bars in one word, between their least and greatest; a dot if missing."""
+    values = values[-LATEST_READINGS:]
+    known = [value for value in values if value is not None]
+    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    steps = len(_BARS) - 1
+    return "".join(
+        "·" if value is None else _BARS[round(steps * (value - low) / span) if span else 0]
+        for value in values
+    )
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

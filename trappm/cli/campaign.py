@@ -102,13 +102,18 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
 
 
 @app.command("report", epilog="Example: trappm campaign report")
-def show_report(campaign_id: CampaignId = None) -> None:
-    """Show what a campaign found: labels, errors, transfer, predicted against measured."""
+def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
+    """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
     from store import Home, Store
+    from trappm import report
 
     home = Home.open()
     with Store.open(home.database_url) as store:
-        _report(store, home, store.campaign(campaign_id).id)
+        facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
+    if as_json:
+        print_json(facts)
+    else:
+        report.print_report(facts)
 
 
 def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) -> None:
