@@ -287,8 +287,8 @@ class Campaign:
         if stopped:
             raise CanaryStopError(
                 f"the canary stopped the last worker of {'; '.join(stopped)}; see what became of "
-                "its host (other programs, clocks, cooling) and go on, with a fresh canary, with: "
-                f"trappm campaign resume {self.id}"
+                "its host (other programs, clocks, cooling); go on, beginning with a fresh canary, "
+                f"with: trappm campaign resume {self.id}"
             )
         if lost:
             raise CampaignError(

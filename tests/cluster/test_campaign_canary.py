@@ -18,6 +18,7 @@ from store import Store
 CANARY = {
     "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
     "every_measurements": 4,
+    "reference_readings": 1,
 }
 SOLE = {
     "devices": {"source": "cpu-2t"},
@@ -83,14 +84,14 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
 
 
 def test_a_drifting_worker_is_told_and_goes_on(store):
-    crew = FakeCrew(canary={"w-cpu-2t": [10.0, 11.0, 11.0, 10.0]})
+    crew = FakeCrew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]})
     run = campaign(store, crew, canary=CANARY)
     assert run.run() == "snap1"
     readings = store.canaries(device="cpu-2t")
     assert [r.decision for r in readings] == ["ok", "drifting", "drifting", "ok"]
     warnings = [line for line in crew.told if "canary drifting" in line]
     assert len(warnings) == 2
-    assert "+10.0% off its reference of 10.00 ms" in warnings[0]
+    assert "+12.0% off its reference of 10.00 ms" in warnings[0]
 
 
 def test_what_a_stopped_worker_has_left_goes_to_the_other_of_its_device(store):
