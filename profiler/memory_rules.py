@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from profiler.graph_nodes import BYTES_PER_ELEMENT
-from profiler.memory_simulation import MIB, STATES_PER_PARAMETER, SimulatedMemory
-from profiler.records import Graph, Optimizer
+from profiler.memory_simulation import (
+    MIB,
+    STATES_PER_PARAMETER,
+    TEMPORARIES_PER_PARAMETER,
+    SimulatedMemory,
+)
+from profiler.records import Graph, IntArray, Optimizer
 
 _KEEP_INPUT = frozenset(
     {"AveragePool", "BatchNormalization", "Clip", "Conv", "ConvTranspose", "Cos", "Elu", "Erf",
@@ -32,7 +39,8 @@ _VIEWS = frozenset(
 _TEMPORARY_SHARE = 0.4
 """Of the largest tensor: what is alive at the peak beside weights, gradients and what is kept."""
 _RESERVED_SHARE = 1.1
-"""Reserved over live memory. Both are medians over `benchmarks/rebuilt_modules.py`."""
+"""Reserved over live memory. Both bring the median gap to simulated memory near 0, with gradients
+freed and kept, on the models on which docs/static_profile.md says how large the gaps are."""
 
 
 def saved_bytes_by_rules(graph: Graph) -> int:
@@ -40,15 +48,24 @@ def saved_bytes_by_rules(graph: Graph) -> int:
     return _Rules(graph).saved
 
 
-def memory_by_rules(graph: Graph, optimizer: Optimizer = Optimizer.SGD) -> SimulatedMemory:
+def memory_by_rules(
+    graph: Graph, optimizer: Optimizer = Optimizer.SGD, gradients_kept: bool = False
+) -> SimulatedMemory:
     """What a step needs by rules: weights, gradients, states, what autograd keeps, a temporary.
 
-    Scratch memory of convolutions is not estimated.
+    The peak is somewhere in the backward pass, which frees what was kept while gradients arrive, or
+    in the optimizer's step. Scratch memory of convolutions is not estimated. Optimizer and
+    gradients are as for `memory_simulation.simulate_memory`.
     """
     rules = _Rules(graph)
-    weights = BYTES_PER_ELEMENT * int(graph.parameters.sum())
-    copies = 2 + STATES_PER_PARAMETER[optimizer]
-    live = (copies * weights + rules.saved + _TEMPORARY_SHARE * max(rules.sizes, default=0)) / MIB
+    weights = BYTES_PER_ELEMENT * graph.parameters
+    total = int(weights.sum())
+    states = STATES_PER_PARAMETER[optimizer] * total
+    gradients = np.full(len(weights), total) if gradients_kept else weights[::-1].cumsum()[::-1]
+    backward = int((rules.kept_until() + gradients).max(initial=0))
+    backward += int(_TEMPORARY_SHARE * max(rules.sizes, default=0))
+    stepping = total * (1 + TEMPORARIES_PER_PARAMETER[optimizer])
+    live = (total + states + max(backward, stepping)) / MIB
     reserved = live * _RESERVED_SHARE
     return SimulatedMemory(
         live_mib=live, reserved_mib=reserved, reserved_with_workspace_mib=reserved
@@ -81,7 +98,7 @@ class _Rules:
         self._inside: set[int] = set()
         self._attended: set[int] = set()
         """Results of fused attention, which lie so that joining the heads copies nothing."""
-        self._kept: dict[object, int] = {}
+        self._kept: dict[int | tuple[str, int], int] = {}
         for node in range(graph.node_count):
             self._find_chain(node)
         for node in range(graph.node_count):
@@ -91,6 +108,13 @@ class _Rules:
     @property
     def saved(self) -> int:
         return sum(self._kept.values())
+
+    def kept_until(self) -> IntArray:
+        """Bytes that are still kept when the backward pass comes to each node (N)."""
+        kept = np.zeros(self._graph.node_count + 1, dtype=np.int64)  # the images first
+        for key, size in self._kept.items():
+            kept[(key[1] if isinstance(key, tuple) else key) - _IMAGE] += size
+        return kept.cumsum()[1:]
 
     def _is(self, node: int, operator: str) -> bool:
         return node != _IMAGE and self._graph.operators[node] == operator

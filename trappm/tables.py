@@ -96,7 +96,8 @@ def print_prediction(prediction: Prediction) -> None:
     console().print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
     memory = prediction.simulated_memory
     console().print(
-        f"simulated on CUDA in fp32 ({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+        f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
+        f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
         f"{memory.reserved_mib:,.0f} reserved, "
         f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
     )
