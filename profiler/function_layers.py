@@ -157,26 +157,6 @@ def adaptive_max_pool(call: Call) -> list[Value]:
     return call.builder.emit(operator, [x], *call.shapes, kernel_shape=kernel)
 
 
-def average_pool(call: Call) -> list[Value]:
-    """Zeros that count in the average are padded first."""
-    x, padding = call.input, call["padding"]
-    pads = [padding] * 2 if isinstance(padding, int) else list(padding) or [0]
-    if call["count_include_pad"] and any(pads):
-        rows, columns = pads[0], pads[-1]
-        padded = (*x.shape[:-2], x.shape[-2] + 2 * rows, x.shape[-1] + 2 * columns)
-        x = call.emit("Pad", x, shape=padded)
-    return [call.emit("AveragePool", x, kernel_shape=_pair(call["kernel_size"]))]
-
-
-def max_pool(call: Call) -> list[Value]:
-    return [call.emit("MaxPool", call.input, kernel_shape=_pair(call["kernel_size"]))]
-
-
-def _pair(size: int | Sequence[int]) -> list[int]:
-    sizes = [size] if isinstance(size, int) else list(size)
-    return sizes * 2 if len(sizes) == 1 else sizes
-
-
 def lstm(call: Call) -> list[Value]:
     """A node for each layer, both directions in one; it wants time first, and splits directions."""
     x, weights = call.input, call.sequence("params")

@@ -1,7 +1,8 @@
 """Which ONNX nodes each PyTorch operator stands for: those of our exporter at opset 17.
 
 Rules are needed for calls whose result depends on the images only: whatever is made of weights and
-constants alone is folded. The rules are in `function_tensors` and `function_layers`.
+constants alone is folded. The rules are in `function_tensors`, `function_layers` and
+`function_more`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from profiler import function_layers as layers
+from profiler import function_more as more
 from profiler import function_tensors as tensors
 from profiler.function_tensors import Rule, elementwise, first
 
@@ -24,7 +26,6 @@ def _table() -> dict[str, Rule]:
         "add": tensors.add,
         "addcmul": tensors.addcmul,
         "addmm": layers.addmm,
-        "avg_pool2d": layers.average_pool,
         "baddbmm": layers.baddbmm,
         "batch_norm": layers.batch_norm,
         "cat": tensors.concat,
@@ -50,7 +51,6 @@ def _table() -> dict[str, Rule]:
         "linear": layers.linear,
         "lstm": layers.lstm,
         "masked_fill": tensors.masked_fill,
-        "max_pool2d": layers.max_pool,
         "mish": layers.mish,
         "rms_norm": layers.rms_norm,
         "roll": tensors.roll,
@@ -74,7 +74,7 @@ def _table() -> dict[str, Rule]:
     rules |= dict.fromkeys(("permute", "transpose", "t", "swapaxes", "movedim"), tensors.transpose)
     rules |= dict.fromkeys(("to", "type_as", "_to_copy", "float", "half"), tensors.cast)
     rules |= dict.fromkeys(("alias", "clone", "contiguous", "detach", "lift_fresh"), tensors.alias)
-    rules |= dict.fromkeys(("zero_", "fill_"), tensors.alias)
+    rules |= dict.fromkeys(("zero_", "fill_"), more.fill)
     for name in ("empty", "full", "ones", "zeros"):
         rules |= dict.fromkeys((f"new_{name}", f"{name}_like"), tensors.constant)
     single = {
@@ -116,7 +116,6 @@ def _table() -> dict[str, Rule]:
         "HardSigmoid": "hardsigmoid",
         "HardSwish": "hardswish",
         "LeakyRelu": "leaky_relu",
-        "LogSoftmax": "log_softmax",
         "Max": "maximum",
         "Min": "minimum",
         "Mul": "mul multiply",
@@ -127,6 +126,12 @@ def _table() -> dict[str, Rule]:
     }
     for operator, names in several.items():
         rules |= dict.fromkeys(names.split(), elementwise(operator))
+    for axes in (1, 2, 3):
+        both = f"max_pool{axes}d", f"max_pool{axes}d_with_indices"
+        rules |= dict.fromkeys(both, more.max_pool(axes))
+    rules |= {f"avg_pool{axes}d": more.average_pool(axes) for axes in (1, 2, 3)}
+    rules |= dict.fromkeys(("embedding_bag", "_embedding_bag"), more.embedding_bag)
+    rules["bilinear"], rules["flip"] = more.bilinear, first("Slice")
     rules["max"], rules["min"] = tensors.extremum("Max"), tensors.extremum("Min")
     return rules
 

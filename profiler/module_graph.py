@@ -68,7 +68,7 @@ def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:
 
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`; or a
-            module that cannot be copied.
+            module that cannot be copied, or has no weights yet.
     """
     if isinstance(model, str):
         from profiler.zoo import create_model
@@ -77,6 +77,11 @@ def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:
             raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
         with torch.device("meta"):
             return create_model(model, input_size)
+    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has lazy layers, which do not know their sizes yet; run the "
+            "module once, on an input as it will get, and try again"
+        )
     weights: dict[int, Any] = {
         id(tensor): tensor.detach().to("meta")
         for part in model.modules()
@@ -98,7 +103,8 @@ def _trace(module: nn.Module, recorder: _Recorder, images: torch.Tensor) -> Grap
     batch_size = images.shape[0]
     recorder.restart()
     try:
-        with torch.inference_mode(), warnings.catch_warnings():
+        # What a module makes in its forward pass, it may make without naming a device.
+        with torch.inference_mode(), torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             recorder.watch(images)
             with recorder:

@@ -1,0 +1,103 @@
+"""Layers that timm has not: the graph of a module is that of its file, where it can be exported."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from profiler.errors import UnsupportedModelError
+from profiler.export import export_onnx
+from profiler.module_graph import module_template
+from profiler.onnx_reader import read_onnx
+
+
+class Function(nn.Module):
+    def __init__(self, body, layer=None):
+        super().__init__()
+        self.body, self.layer = body, layer
+
+    def forward(self, x):
+        return self.body(x) if self.layer is None else self.body(x, self.layer)
+
+
+EXPORTED = {
+    "max 1d": lambda x: F.max_pool1d(x.flatten(2), 3, padding=1),
+    "max 2d": lambda x: F.max_pool2d(x, 3, stride=2),
+    "max 3d": lambda x: F.max_pool3d(x.unsqueeze(2), (1, 2, 2)),
+    "max 2d and places": lambda x: F.max_pool2d(x, 2, return_indices=True),
+    "max 3d and places": lambda x: F.max_pool3d(x.unsqueeze(2), (1, 2, 2), return_indices=True),
+    "average 1d": lambda x: F.avg_pool1d(x.flatten(2), 4, padding=2),
+    "average 2d": lambda x: F.avg_pool2d(x, 4, padding=2),
+    "average 3d": lambda x: F.avg_pool3d(x.unsqueeze(2), (1, 4, 4), padding=(0, 2, 2)),
+    "flip": lambda x: x.flip((2, 3)),
+    "a tensor without a device": lambda x: x + torch.zeros(8),
+    "filled as a whole": lambda x: x + x.relu().fill_(2.0),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_graph_is_that_of_the_file(tmp_path, name):
+    module = Function(EXPORTED[name])
+    export_onnx(module, 8, tmp_path / "m.onnx")
+    file, graph = read_onnx(tmp_path / "m.onnx"), module_template(module, 8)
+    assert graph.operators == file.operators
+    assert graph.content_hash == file.content_hash
+
+
+def test_what_is_filled_forgets_what_it_was_but_for_the_rest_of_its_memory():
+    def part(x):
+        y = x.relu()
+        y[:, 1:].zero_()
+        return y
+
+    def by_a_view(x):
+        y = x.relu()
+        y.flatten().fill_(2.0)
+        return x + y
+
+    assert module_template(Function(by_a_view), 8).operators == ("Add",)
+    assert module_template(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
+    with pytest.raises(UnsupportedModelError, match="no output"):
+        module_template(Function(lambda x: x.relu().zero_()), 8)
+
+
+def test_a_bilinear_layer_is_counted_by_hand():
+    module = Function(lambda x, layer: layer(x, x), nn.Bilinear(8, 8, 5))
+    graph = module_template(module, 8).at(2)
+    assert graph.operators == ("Einsum", "Add")
+    assert graph.parameters.tolist() == [5 * 8 * 8, 5]
+    assert graph.macs.tolist() == [2 * 3 * 8 * 5 * 8 * 8, 2 * 3 * 8 * 5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "last"), [("sum", "ReduceSum"), ("mean", "ReduceMean"), ("max", "ReduceMax")]
+)
+def test_an_embedding_bag_gathers_and_reduces(mode, last):
+    module = Function(lambda x, bag: bag(x.flatten(1).long()), nn.EmbeddingBag(10, 5, mode=mode))
+    graph = module_template(module, 8).at(2)
+    assert graph.operators[-2:] == ("Gather", last)
+    assert graph.parameters.sum() == 50
+    assert graph.macs[-1] == 2 * 192 * 5
+    assert graph.output_shapes[-1].tolist() == [2, 5, 0, 0, 0, 0]
+
+
+def test_lazy_layers_are_told_to_be_run_once():
+    module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(UnsupportedModelError, match=r"lazy layers.* run the module once"):
+        module_template(module, 8)
+    module(torch.zeros(1, 3, 8, 8))
+    assert module_template(module, 8).parameters.sum() == 192 * 3 + 3
+
+
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_vit"])
+def test_a_rebatched_template_is_a_fresh_export_at_that_batch(tmp_path, architecture):
+    template = module_template(architecture, 32)
+    for batch_size in (1, 7):
+        export_onnx(architecture, 32, tmp_path / "m.onnx", batch_size=batch_size)
+        file = read_onnx(tmp_path / "m.onnx")
+        assert file.fixed_batch_size == batch_size
+        ours, theirs = template.at(batch_size), file.at(batch_size)
+        assert ours.operators == theirs.operators
+        for name in ("edges", "input_shapes", "output_shapes", "macs", "parameters",
+                     "memory_bytes"):  # fmt: skip
+            assert (getattr(ours, name) == getattr(theirs, name)).all(), name
