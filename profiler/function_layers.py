@@ -6,6 +6,7 @@ As in `function_tensors`, each says which ONNX nodes one call of a PyTorch opera
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,17 +17,18 @@ from profiler.graph_builder import Call, Value
 def linear(call: Call) -> list[Value]:
     x, weight = call.values("input", "weight")
     bias = call.value("bias")
-    transposed = call.emit("Transpose", weight, shape=weight.shape[::-1])
+    transposed = call.emit("Transpose", weight, shape=weight.shape[::-1], perm=[1, 0])
     if bias is None:
         return [call.emit("MatMul", x, transposed)]
     if len(x.shape) == 2:
-        return [call.emit("Gemm", x, transposed, bias)]
+        return [call.emit("Gemm", x, weight, bias, transB=1)]
     return [call.emit("Add", bias, call.emit("MatMul", x, transposed))]
 
 
 def addmm(call: Call) -> list[Value]:
     bias, left, right = call.tensors()
-    return [call.emit("Gemm", left, right, bias)]
+    scales: dict[str, Any] = {"alpha": float(call["alpha"]), "beta": float(call["beta"])}
+    return [call.emit("Gemm", left, right, bias, **scales)]
 
 
 def baddbmm(call: Call) -> list[Value]:
@@ -36,24 +38,49 @@ def baddbmm(call: Call) -> list[Value]:
 
 def conv(call: Call) -> list[Value]:
     operator = "ConvTranspose" if call["transposed"] else "Conv"
-    return [call.emit(operator, *call.values("input", "weight", "bias"))]
+    return _convolution(call, operator)
 
 
 def conv_transpose(call: Call) -> list[Value]:
-    return [call.emit("ConvTranspose", *call.values("input", "weight", "bias"))]
+    return _convolution(call, "ConvTranspose")
+
+
+def _convolution(call: Call, operator: str) -> list[Value]:
+    x, weight, *bias = call.values("input", "weight", "bias")
+    kernel = weight.shape[2:]
+    dilations = _spread(call["dilation"], len(kernel))
+    padding = call["padding"]
+    if padding == "same":  # the longer end comes last
+        totals = [d * (size - 1) for d, size in zip(dilations, kernel, strict=True)]
+        pads = [total // 2 for total in totals] + [total - total // 2 for total in totals]
+    else:
+        pads = _spread(0 if padding == "valid" else padding, len(kernel)) * 2
+    attributes = {
+        "dilations": dilations,
+        "group": call["groups"],
+        "kernel_shape": list(kernel),
+        "pads": pads,
+        "strides": _spread(call["stride"], len(kernel)),
+    }
+    if operator == "ConvTranspose":
+        attributes["output_padding"] = _spread(call["output_padding"], len(kernel))
+    return [call.emit(operator, x, weight, *bias, **attributes)]
 
 
 def batch_norm(call: Call) -> list[Value]:
     names = ("input", "weight", "bias", "running_mean", "running_var")
-    return [call.emit("BatchNormalization", *call.values(*names))]
+    return [call.emit("BatchNormalization", *call.values(*names), epsilon=call["eps"])]
 
 
 def layer_norm(call: Call) -> list[Value]:
-    return [call.emit("LayerNormalization", *call.values("input", "weight", "bias"))]
+    values = call.values("input", "weight", "bias")
+    axis = -len(call["normalized_shape"])
+    return [call.emit("LayerNormalization", *values, axis=axis, epsilon=call["eps"])]
 
 
 def instance_norm(call: Call) -> list[Value]:
-    return [call.emit("InstanceNormalization", *call.values("input", "weight", "bias"))]
+    values = call.values("input", "weight", "bias")
+    return [call.emit("InstanceNormalization", *values, epsilon=call["eps"])]
 
 
 def group_norm(call: Call) -> list[Value]:
@@ -65,7 +92,9 @@ def group_norm(call: Call) -> list[Value]:
     grouped = (x.shape[0], groups, elements // groups)
     constant = Value((groups,))
     value = call.emit("Reshape", x, shape=grouped)
-    value = call.emit("InstanceNormalization", value, constant, constant, shape=grouped)
+    value = call.emit(
+        "InstanceNormalization", value, constant, constant, shape=grouped, epsilon=call["eps"]
+    )
     value = call.emit("Reshape", value)
     for operator, name in (("Mul", "weight"), ("Add", "bias")):
         weight = call.value(name)
@@ -79,7 +108,8 @@ def group_norm(call: Call) -> list[Value]:
 def rms_norm(call: Call) -> list[Value]:
     x, axes = call.input, len(call["normalized_shape"])
     reduced = x.shape[:-axes] + (1,) * axes
-    value = call.emit("ReduceMean", call.emit("Mul", x, x), shape=reduced)
+    last = list(range(-axes, 0))
+    value = call.emit("ReduceMean", call.emit("Mul", x, x), shape=reduced, axes=last)
     for operator in ("Add", "Sqrt"):
         value = call.emit(operator, value, shape=reduced)
     normal = call.emit("Div", x, value)
@@ -112,7 +142,8 @@ def attention(call: Call) -> list[Value]:
     query, key, value = call.values("query", "key", "value")
     turned = (*key.shape[:-2], key.shape[-1], key.shape[-2])
     scores_shape = (*query.shape[:-1], key.shape[-2])
-    keys = transpose_of(call, key, turned)
+    rank = len(turned)
+    keys = transpose_of(call, key, turned, [*range(rank - 2), rank - 1, rank - 2])
     queries = call.emit("Mul", query, shape=query.shape)
     keys = call.emit("Mul", keys, shape=turned)
     scores = call.emit("MatMul", queries, keys, shape=scores_shape)
@@ -128,7 +159,7 @@ def attention(call: Call) -> list[Value]:
     scores = call.emit("Softmax", scores, shape=scores_shape)
     if boolean:
         unknown = call.emit("IsNaN", scores, shape=scores_shape)
-        scores = call.emit("Where", unknown, scores, shape=scores_shape)
+        scores = call.emit("Where", unknown, Value(()), scores, shape=scores_shape)
     return [call.emit("MatMul", scores, value)]
 
 
@@ -140,7 +171,7 @@ def adaptive_pool(call: Call) -> list[Value]:
     height, width = x.shape[-2:]
     if height % target[0] == 0 and width % target[1] == 0:
         kernel = [height // target[0], width // target[1]]
-        return [call.emit("AveragePool", x, kernel_shape=kernel)]
+        return [call.emit("AveragePool", x, kernel_shape=kernel, strides=kernel)]
     rows = call.emit(
         "MatMul", Value((target[0], height)), x, shape=(*x.shape[:-2], target[0], width)
     )
@@ -154,7 +185,13 @@ def adaptive_max_pool(call: Call) -> list[Value]:
     else:
         operator = "MaxPool"
         kernel = [-(-size // wanted) for size, wanted in zip(x.shape[-2:], target, strict=True)]
-    return call.builder.emit(operator, [x], *call.shapes, kernel_shape=kernel)
+    return call.builder.emit(operator, [x], *call.shapes, kernel_shape=kernel, strides=kernel)
+
+
+def _spread(size: int | Sequence[int], axes: int) -> list[int]:
+    """A number for each axis, of which one may stand for all."""
+    sizes = [size] if isinstance(size, int) else list(size)
+    return sizes * axes if len(sizes) == 1 else sizes
 
 
 def lstm(call: Call) -> list[Value]:
@@ -163,7 +200,7 @@ def lstm(call: Call) -> list[Value]:
     directions = 2 if call["bidirectional"] else 1
     each = len(weights) // (call["num_layers"] * directions)
     if call["batch_first"]:
-        x = transpose_of(call, x, (x.shape[1], x.shape[0], x.shape[2]))
+        x = transpose_of(call, x, (x.shape[1], x.shape[0], x.shape[2]), [1, 0, 2])
     steps, batch, _ = x.shape
     last: list[list[Value]] = [[], []]
     for layer in range(call["num_layers"]):
@@ -175,19 +212,24 @@ def lstm(call: Call) -> list[Value]:
         packed += [Value((directions, 8 * width), weights=_weights(own))] if each > 2 else []
         state = (directions, batch, width)
         y, *ends = call.builder.emit(
-            "LSTM", [x, *packed], (steps, directions, batch, width), state, state
+            "LSTM",
+            [x, *packed],
+            (steps, directions, batch, width),
+            state,
+            state,
+            direction="bidirectional" if directions == 2 else "forward",
         )
         for kept, end in zip(last, ends, strict=True):
             kept.append(end)
         if directions == 1:
             x = call.emit("Squeeze", y, shape=(steps, batch, width))
         else:
-            y = transpose_of(call, y, (steps, batch, directions, width))
+            y = transpose_of(call, y, (steps, batch, directions, width), [0, 2, 1, 3])
             x = call.emit("Reshape", y, shape=(steps, batch, directions * width))
     if call["batch_first"]:
-        x = transpose_of(call, x, call.shapes[0])
+        x = transpose_of(call, x, call.shapes[0], [1, 0, 2])
     states = [
-        kept[0] if len(kept) == 1 else call.emit("Concat", *kept, shape=shape)
+        kept[0] if len(kept) == 1 else call.emit("Concat", *kept, shape=shape, axis=0)
         for kept, shape in zip(last, call.shapes[1:], strict=True)
     ]
     return [x, *states]

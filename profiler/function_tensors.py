@@ -6,7 +6,8 @@ is made of; which operators have which rule stands in `function_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,20 @@ def elementwise(operator: str) -> Rule:
         return [call.emit(operator, *call.tensors())]
 
     return rule
+
+
+def binary(operator: str) -> Rule:
+    """One node of the first two operands, where a number stands for a constant."""
+
+    def rule(call: Call) -> list[Value]:
+        return [call.emit(operator, *_operands(call, *list(call.arguments)[:2]))]
+
+    return rule
+
+
+def _operands(call: Call, *names: str) -> list[Value]:
+    """Of these arguments, in order; numbers are constants."""
+    return [call.value(name) or Value(()) for name in names]
 
 
 def alias(call: Call) -> list[Value]:
@@ -44,6 +59,62 @@ def first(operator: str) -> Rule:
     return rule
 
 
+def along(operator: str) -> Rule:
+    """As `first`, along the axis that the call names."""
+
+    def rule(call: Call) -> list[Value]:
+        axis = 0 if call["dim"] is None else call["dim"]
+        return call.builder.emit(operator, [call.input], *call.shapes, axis=axis)
+
+    return rule
+
+
+def reduction(operator: str) -> Rule:
+    """As `first`, over the axes that the call names, or all."""
+
+    def rule(call: Call) -> list[Value]:
+        return [call.emit(operator, call.input, axes=_axes(call))]
+
+    return rule
+
+
+def _axes(call: Call) -> list[int]:
+    axes = call["dim"]
+    return [axes] if isinstance(axes, int) else list(axes or [])
+
+
+def pick(operator: str) -> Rule:
+    """Parts of the first operand, by the places in the second, along an axis."""
+
+    def rule(call: Call) -> list[Value]:
+        values = call.values("weight", "self", "indices", "index")
+        return [call.emit(operator, *values, axis=call["dim"] or 0)]
+
+    return rule
+
+
+def fill(mode: str) -> Rule:
+    """Padding with a constant or what the image has at its edge."""
+
+    def rule(call: Call) -> list[Value]:
+        given = call["mode"] or mode
+        return [call.emit("Pad", call.input, mode={"replicate": "edge"}.get(given, given))]
+
+    return rule
+
+
+def activation(operator: str, **attributes: str | float) -> Rule:
+    """One node of the first tensor; an attribute is a number, or the argument that holds it."""
+
+    def rule(call: Call) -> list[Value]:
+        values: dict[str, Any] = {
+            k: float(call[v] if isinstance(v, str) else v) for k, v in attributes.items()
+        }
+        return [call.emit(operator, call.input, **values)]
+
+    return rule
+
+
 def dropout(call: Call) -> list[Value]:
     return [call.emit("Dropout", call.input)] if call["train"] and call["p"] else alias(call)
 
@@ -52,11 +123,18 @@ def cast(call: Call) -> list[Value]:
     source = next(t for t in call.arguments.values() if isinstance(t, torch.Tensor))
     if source.dtype == call.outputs[0].dtype:
         return alias(call)
-    return [call.emit("Cast", call.input)]
+    return [call.emit("Cast", call.input, to=_ONNX_TYPES.get(call.outputs[0].dtype, 0))]
+
+
+_ONNX_TYPES = {
+    torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6,
+    torch.int64: 7, torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16,
+}  # fmt: skip
+"""Numbers of onnx.TensorProto.DataType."""
 
 
 def add(call: Call, operator: str = "Add") -> list[Value]:
-    values = call.tensors()
+    values = _operands(call, "self", "other")
     other = call.value("other")
     if call["alpha"] not in (None, 1) and other is not None:
         values[-1] = call.emit("Mul", other, shape=other.shape)
@@ -67,8 +145,13 @@ def sub(call: Call) -> list[Value]:
     return add(call, "Sub")
 
 
+def reversed_sub(call: Call) -> list[Value]:
+    """A number, or another tensor, minus this one."""
+    return [call.emit("Sub", *_operands(call, "other", "self"))]
+
+
 def div(call: Call) -> list[Value]:
-    value = call.emit("Div", *call.tensors())
+    value = call.emit("Div", *_operands(call, "self", "other"))
     return [value if call["rounding_mode"] is None else call.emit("Floor", value)]
 
 
@@ -84,22 +167,21 @@ def clamp(call: Call) -> list[Value]:
 
 
 def vector_norm(call: Call) -> list[Value]:
-    if call["ord"] == 2:
-        return [call.emit("ReduceL2", call.input)]
-    if call["ord"] == 1:
-        return [call.emit("ReduceL1", call.input)]
+    axes = _axes(call)
+    if call["ord"] in (1, 2):
+        return [call.emit(f"ReduceL{int(call['ord'])}", call.input, axes=axes)]
     shape = call.input.shape
     powers = call.emit("Pow", call.emit("Abs", call.input, shape=shape), shape=shape)
-    return [call.emit("Pow", call.emit("ReduceSum", powers))]
+    return [call.emit("Pow", call.emit("ReduceSum", powers, axes=axes))]
 
 
 def variance(call: Call) -> list[Value]:
     """Mean of the squared differences from the mean, scaled by n / (n - 1) unless told not to."""
-    x = call.input
-    mean = call.emit("ReduceMean", x)
+    x, axes = call.input, _axes(call)
+    mean = call.emit("ReduceMean", x, axes=axes)
     difference = call.emit("Sub", x, mean, shape=x.shape)
     square = call.emit("Mul", difference, difference, shape=x.shape)
-    result = call.emit("ReduceMean", square)
+    result = call.emit("ReduceMean", square, axes=axes)
     if call["unbiased"] is not False and call["correction"] != 0:
         result = call.emit("Div", call.emit("Mul", result))
     return [result, mean][: len(call.outputs)]
@@ -132,21 +214,43 @@ def lerp(call: Call) -> list[Value]:
 
 
 def where(call: Call) -> list[Value]:
-    return [call.emit("Where", *call.tensors())]
+    return [call.emit("Where", *_operands(call, "condition", "self", "other"))]
 
 
 def masked_fill(call: Call) -> list[Value]:
-    return [call.emit("Where", *call.values("mask", "value", "self"))]
+    return [call.emit("Where", *_operands(call, "mask", "value", "self"))]
 
 
-def transpose_of(call: Call, value: Value, shape: Shape) -> Value:
+def transpose_of(call: Call, value: Value, shape: Shape, perm: Sequence[int]) -> Value:
     """Two transpositions in a row are one, as the exporter fuses them."""
     before = call.builder.before(value, "Transpose")
-    return call.emit("Transpose", value if before is None else before, shape=shape)
+    if before is not None:
+        value, node = before
+        perm = [node.attributes["perm"][axis] for axis in perm]
+    return call.emit("Transpose", value, shape=shape, perm=list(perm))
 
 
 def transpose(call: Call) -> list[Value]:
-    return [transpose_of(call, call.input, call.shapes[0])]
+    """The axes in a new order, or two of them swapped."""
+    rank = len(call.input.shape)
+    perm = list(range(rank))
+    if call["dims"] is not None:  # permute
+        perm = [axis % rank for axis in call["dims"]]
+    elif call["source"] is not None:  # movedim
+        source, destination = _places(call["source"], rank), _places(call["destination"], rank)
+        rest = iter(axis for axis in range(rank) if axis not in source)
+        moved = dict(zip(destination, source, strict=True))
+        perm = [moved[axis] if axis in moved else next(rest) for axis in range(rank)]
+    elif rank > 1:
+        pair = (call["dim0"], call["dim1"]) if call["dim0"] is not None else None
+        first_axis, second_axis = pair or (call["axis0"] or 0, call["axis1"] or -1)
+        one, other = first_axis % rank, second_axis % rank
+        perm[one], perm[other] = other, one
+    return [transpose_of(call, call.input, call.shapes[0], perm)]
+
+
+def _places(axes: int | Sequence[int], rank: int) -> list[int]:
+    return [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]
 
 
 def flatten(call: Call) -> list[Value]:
@@ -162,7 +266,7 @@ def select(call: Call) -> list[Value]:
     """An index from the start gathers; one from the end is a slice whose axis is dropped."""
     x, axis = call.input, call["dim"] % len(call.input.shape)
     if call["index"] >= 0:
-        return [call.emit("Gather", x, Value(()))]
+        return [call.emit("Gather", x, Value(()), axis=axis)]
     sliced = call.emit("Slice", x, shape=(*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return [call.emit("Squeeze", sliced)]
 
@@ -170,7 +274,7 @@ def select(call: Call) -> list[Value]:
 def unbind(call: Call) -> list[Value]:
     x, axis = call.input, call["dim"] % len(call.input.shape)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    pieces = call.builder.emit("Split", [x], *[shape] * len(call.outputs))
+    pieces = call.builder.emit("Split", [x], *[shape] * len(call.outputs), axis=axis)
     return [call.emit("Squeeze", piece) for piece in pieces]
 
 
@@ -179,7 +283,8 @@ def chunk(call: Call) -> list[Value]:
 
 
 def concat(call: Call) -> list[Value]:
-    return [call.emit("Concat", *call.sequence("tensors"))]
+    axis = call["axis"] if call["dim"] is None else call["dim"]
+    return [call.emit("Concat", *call.sequence("tensors"), axis=axis)]
 
 
 def stack(call: Call) -> list[Value]:
@@ -188,7 +293,7 @@ def stack(call: Call) -> list[Value]:
         call.emit("Unsqueeze", v, shape=(*v.shape[:axis], 1, *v.shape[axis:]))
         for v in call.sequence("tensors")
     ]
-    return [call.emit("Concat", *values)]
+    return [call.emit("Concat", *values, axis=axis)]
 
 
 def roll(call: Call) -> list[Value]:
@@ -201,7 +306,7 @@ def roll(call: Call) -> list[Value]:
             shape = list(value.shape)
             shape[axis] = length
             pieces.append(call.emit("Slice", value, shape=tuple(shape)))
-        value = call.emit("Concat", *pieces)
+        value = call.emit("Concat", *pieces, axis=axis)
     return [value]
 
 
@@ -210,21 +315,27 @@ def windows(call: Call) -> list[Value]:
     x, axis = call.input, call["dimension"] % len(call.input.shape)
     rest = (*x.shape[:axis], *x.shape[axis + 1 :], call["size"])
     window = (*x.shape[:axis], call["size"], *x.shape[axis + 1 :])
+    rank = len(x.shape)
+    perm = [place for place in range(rank) if place != axis] + [axis]
     pieces = []
     for _ in range(call.shapes[0][axis]):
-        last = transpose_of(call, call.emit("Slice", x, shape=window), rest)
+        last = transpose_of(call, call.emit("Slice", x, shape=window), rest, perm)
         pieces.append(call.emit("Unsqueeze", last, shape=(*rest[:axis], 1, *rest[axis:])))
-    return [call.emit("Concat", *pieces)]
+    return [call.emit("Concat", *pieces, axis=axis)]
 
 
 def index(call: Call) -> list[Value]:
     indices = call.sequence("indices")
-    return [call.emit("Gather" if len(indices) == 1 else "GatherND", call.input, *indices)]
+    if len(indices) > 1:
+        return [call.emit("GatherND", call.input, *indices)]
+    axis = next(i for i, given in enumerate(call["indices"]) if given is not None)
+    return [call.emit("Gather", call.input, *indices, axis=axis)]
 
 
 def scatter(call: Call) -> list[Value]:
     """Writing into a tensor; where nothing of it stays, the result is what was written."""
-    return [call.emit("ScatterND", *call.tensors())]
+    written = call.value("src") or call.value("values") or Value(())
+    return [call.emit("ScatterND", call.input, Value(()), written)]
 
 
 def extremum(operator: str) -> Rule:
@@ -234,7 +345,12 @@ def extremum(operator: str) -> Rule:
         if call.value("other") is not None:
             return [call.emit(operator, *call.tensors())]
         names = (f"Reduce{operator}", f"Arg{operator}")
-        return [call.emit(name, call.input) for name in names[: len(call.outputs)]]
+        axes = _axes(call)
+        attributes: list[dict[str, Any]] = [{"axes": axes}, {"axis": axes[0] if axes else 0}]
+        return [
+            call.emit(name, call.input, **given)
+            for name, given, _ in zip(names, attributes, call.outputs, strict=False)
+        ]
 
     return rule
 

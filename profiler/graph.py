@@ -6,7 +6,7 @@ Taken from `profiler.records` by the other rooms.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -41,6 +41,11 @@ class Graph:
     memory_bytes: IntArray
     """Bytes of each node's outputs and weights in fp32 (N)."""
     batch_size: int
+    signatures: tuple[str, ...] = ()
+    """What each node does beyond operator and shapes (N), as `profiler.node_signature` writes it;
+    empty in a graph stored before there were any."""
+    edge_slots: tuple[str, ...] = ()
+    """Of each edge, which outputs are which inputs (E); empty as the signatures."""
 
     @property
     def node_count(self) -> int:
@@ -51,6 +56,7 @@ class Graph:
         return int(self.edges.shape[0])
 
 
+_STRUCTURE = ("operators", "signatures", "edge_slots")
 _SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
 
 
@@ -71,6 +77,8 @@ class GraphTemplate:
     """What each further sample adds, for the same four."""
     parameters: IntArray
     fixed_batch_size: int | None = None
+    signatures: tuple[str, ...] = ()
+    edge_slots: tuple[str, ...] = ()
 
     def at(self, batch_size: int) -> Graph:
         """The graph at this batch size.
@@ -91,6 +99,8 @@ class GraphTemplate:
             edges=self.edges,
             parameters=self.parameters,
             batch_size=batch_size,
+            signatures=self.signatures,
+            edge_slots=self.edge_slots,
             **sizes,
         )
 
@@ -101,7 +111,9 @@ class GraphTemplate:
         Raises:
             TrappmError: the three are not of one structure, or not affine in the batch size.
         """
-        same = all(g.operators == first.operators for g in (second, check))
+        same = all(
+            getattr(g, name) == getattr(first, name) for g in (second, check) for name in _STRUCTURE
+        )
         if not same or not all(np.array_equal(g.edges, first.edges) for g in (second, check)):
             raise TrappmError("the graph's structure changes with the batch size")
         step = second.batch_size - first.batch_size
@@ -120,6 +132,8 @@ class GraphTemplate:
             constant=constant,
             slope=slope,
             parameters=first.parameters,
+            signatures=first.signatures,
+            edge_slots=first.edge_slots,
         )
         again = template.at(check.batch_size)
         for name in _SCALED:
@@ -139,14 +153,16 @@ class GraphTemplate:
             slope={name: np.zeros_like(getattr(graph, name)) for name in _SCALED},
             parameters=graph.parameters,
             fixed_batch_size=graph.batch_size,
+            signatures=graph.signatures,
+            edge_slots=graph.edge_slots,
         )
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive without pickled objects."""
-        vocabulary = sorted(set(self.operators))
         arrays: dict[str, npt.NDArray[Any]] = {
-            "vocabulary": np.array(vocabulary, dtype=np.str_),
-            "operators": np.array([vocabulary.index(o) for o in self.operators], dtype=np.int32),
+            **_packed("vocabulary", "operators", self.operators),
+            **_packed("signature_texts", "signatures", self.signatures),
+            **_packed("slot_texts", "edge_slots", self.edge_slots),
             "edges": self.edges,
             "parameters": self.parameters,
             "fixed_batch_size": np.array(self.fixed_batch_size or 0),
@@ -160,9 +176,10 @@ class GraphTemplate:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            vocabulary = [str(name) for name in arrays["vocabulary"]]
             return cls(
-                operators=tuple(vocabulary[i] for i in arrays["operators"]),
+                operators=_unpacked(arrays, "vocabulary", "operators"),
+                signatures=_unpacked(arrays, "signature_texts", "signatures"),
+                edge_slots=_unpacked(arrays, "slot_texts", "edge_slots"),
                 edges=arrays["edges"],
                 constant={name: arrays[f"constant.{name}"] for name in _SCALED},
                 slope={name: arrays[f"slope.{name}"] for name in _SCALED},
@@ -172,11 +189,35 @@ class GraphTemplate:
 
     @property
     def content_hash(self) -> str:
-        """64 hexadecimal digits, equal for graphs of one structure in whatever order of nodes."""
+        """64 hexadecimal digits, equal for graphs of one structure in whatever order of nodes.
+
+        A template stored without signatures keeps the hash that it was stored under, which no
+        graph with signatures has.
+        """
+        version = "signatures 1, " if self.signatures else ""
         columns = [part[name] for part in (self.constant, self.slope) for name in _SCALED]
         return graph_hash(
             self.operators,
             self.edges,
             np.column_stack([*columns, self.parameters]).astype(np.int64),
-            salt=f"fixed batch size {self.fixed_batch_size}",
+            salt=f"{version}fixed batch size {self.fixed_batch_size}",
+            signatures=self.signatures,
+            edge_slots=self.edge_slots,
         )
+
+
+def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Each text once, and the place of each value among them."""
+    once = sorted(set(values))
+    place = {text: i for i, text in enumerate(once)}
+    return {
+        texts: np.array(once, dtype=np.str_),
+        places: np.array([place[value] for value in values], dtype=np.int32),
+    }
+
+
+def _unpacked(arrays: Mapping[str, Any], texts: str, places: str) -> tuple[str, ...]:
+    if texts not in arrays:
+        return ()
+    once = [str(text) for text in arrays[texts]]
+    return tuple(once[i] for i in arrays[places])

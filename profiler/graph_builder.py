@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from profiler.graph_nodes import Node, assemble
+from profiler.graph_nodes import Node, Structure, assemble
 from profiler.macs import Shape
+from profiler.node_signature import IMAGE, Source
 from profiler.records import Graph
 
 
@@ -21,6 +22,8 @@ class Value:
     shape: Shape
     producer: int | None = None
     """Number of the node that computes it; None for the images and what is folded away."""
+    output: int = 0
+    """Of that node."""
     depends: bool = False
     """Whether it depends on the images."""
     weights: frozenset[int] = frozenset()
@@ -46,15 +49,17 @@ class GraphBuilder:
             return [Value(shape, weights=weights) for shape in shapes]
         node = Node(operator, [v.shape for v in inputs], shapes, attributes=attributes)
         self._nodes.append((node, list(inputs)))
-        return [Value(shape, len(self._nodes) - 1, depends=True) for shape in shapes]
+        node_number = len(self._nodes) - 1
+        return [Value(shape, node_number, i, depends=True) for i, shape in enumerate(shapes)]
 
-    def before(self, value: Value, operator: str) -> Value | None:
-        """The first input of the node that made this value, if it is of this operator."""
+    def before(self, value: Value, operator: str) -> tuple[Value, Node] | None:
+        """The node that made this value and its first input, if it is of this operator."""
         if value.producer is None or self._nodes[value.producer][0].operator != operator:
             return None
-        return self._nodes[value.producer][1][0]
+        node, inputs = self._nodes[value.producer]
+        return inputs[0], node
 
-    def graph(self, outputs: Sequence[Value], batch_size: int) -> Graph:
+    def graph(self, outputs: Sequence[Value], batch_size: int, image_type: str) -> Graph:
         """The nodes that these outputs need; a parameter counts at the first that uses it."""
         alive = {value.producer for value in outputs}
         for number in reversed(range(len(self._nodes))):
@@ -63,14 +68,21 @@ class GraphBuilder:
         kept = [number for number in range(len(self._nodes)) if number in alive]
         place = {number: i for i, number in enumerate(kept)}
         counted: set[int] = set()
-        nodes, edges = [], []
-        for number, i in place.items():
+        nodes = []
+        for number in kept:
             node, inputs = self._nodes[number]
             weights = frozenset[int]().union(*(value.weights for value in inputs)) - counted
             counted |= weights
-            nodes.append(node._replace(parameters=sum(self._sizes[key] for key in weights)))
-            edges += [(place[v.producer], i) for v in inputs if v.producer is not None]
-        return assemble(nodes, edges, batch_size)
+            sources = [_source(value, place) for value in inputs]
+            parameters = sum(self._sizes[key] for key in weights)
+            nodes.append(node._replace(parameters=parameters, sources=sources))
+        return assemble(nodes, Structure.of(nodes, image_type), batch_size)
+
+
+def _source(value: Value, place: Mapping[int, int]) -> Source | None:
+    if value.producer is not None:
+        return Source(place[value.producer], value.output)
+    return Source(IMAGE) if value.depends else None
 
 
 class Call:

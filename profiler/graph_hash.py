@@ -21,6 +21,8 @@ def graph_hash(
     edges: npt.NDArray[np.int64],
     content: npt.NDArray[np.int64],
     salt: str = "",
+    signatures: Sequence[str] = (),
+    edge_slots: Sequence[str] = (),
 ) -> str:
     """64 hexadecimal digits.
 
@@ -29,6 +31,8 @@ def graph_hash(
         edges: producer and consumer (E, 2).
         content: whatever else belongs to each node (N, any).
         salt: whatever else belongs to the whole.
+        signatures: of the nodes, or none.
+        edge_slots: of the edges, or none.
 
     Raises:
         TrappmError: the nodes are not in topological order.
@@ -40,18 +44,22 @@ def graph_hash(
         _digest([operator.encode(), row.tobytes()])
         for operator, row in zip(operators, rows, strict=True)
     ]
-    producers: list[list[int]] = [[] for _ in own]
-    consumers: list[list[int]] = [[] for _ in own]
-    for source, target in edges.tolist():
-        producers[target].append(source)
-        consumers[source].append(target)
+    if signatures:
+        own = [_digest([known, text.encode()]) for known, text in zip(own, signatures, strict=True)]
+    slots = [text.encode() for text in edge_slots] or [b""] * len(edges)
+    pairs = list(zip(edges.tolist(), slots, strict=True))
+    producers: list[list[tuple[bytes, int]]] = [[] for _ in own]
+    consumers: list[list[tuple[bytes, int]]] = [[] for _ in own]
+    for (source, target), slot in pairs:
+        producers[target].append((slot, source))
+        consumers[source].append((slot, target))
     down, up = own.copy(), own.copy()
     for node in range(len(own)):
-        down[node] = _digest([own[node], *sorted(down[i] for i in producers[node])])
+        down[node] = _digest([own[node], *sorted(slot + down[i] for slot, i in producers[node])])
     for node in reversed(range(len(own))):
-        up[node] = _digest([own[node], *sorted(up[i] for i in consumers[node])])
+        up[node] = _digest([own[node], *sorted(slot + up[i] for slot, i in consumers[node])])
     known = [_digest(pair) for pair in zip(down, up, strict=True)]
-    links = [_digest([known[source], known[target]]) for source, target in edges.tolist()]
+    links = [_digest([known[source], slot + known[target]]) for (source, target), slot in pairs]
     return _digest([salt.encode(), *sorted(known), b"", *sorted(links)]).hex()
 
 

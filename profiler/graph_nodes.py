@@ -7,14 +7,16 @@ shapes are computed here, so that the two cannot drift apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from profiler.errors import UnsupportedModelError
 from profiler.macs import Shape, node_macs
+from profiler.node_signature import Source, edge_slots, node_signature
 from profiler.records import SHAPE_LENGTH, Graph, IntArray
 
 BATCH_SIZES = (2, 3, 5)
@@ -34,9 +36,53 @@ class Node(NamedTuple):
     attributes: Mapping[str, Any] = MappingProxyType({})
     name: str = ""
     """For messages."""
+    sources: Sequence[Source | None] = ()
+    """Of the inputs; None for weights, constants and what is left out."""
 
 
-def assemble(nodes: Sequence[Node], edges: Iterable[tuple[int, int]], batch_size: int) -> Graph:
+@dataclass(frozen=True)
+class Structure:
+    """What does not depend on the batch size."""
+
+    operators: tuple[str, ...]
+    signatures: tuple[str, ...]
+    edges: IntArray
+    edge_slots: tuple[str, ...]
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], image_type: str) -> Self:
+        """The structure of nodes in topological order.
+
+        Args:
+            nodes: with their shapes at any batch size.
+            image_type: element type of the image, such as `float32`.
+
+        Raises:
+            UnsupportedModelError: attributes that do not fit the operator.
+        """
+        signatures = []
+        for node in nodes:
+            try:
+                signatures.append(
+                    node_signature(
+                        node.operator, node.attributes, node.inputs, node.sources, image_type
+                    )
+                )
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise UnsupportedModelError(
+                    f"cannot read the attributes of {node.operator} {node.name!r}: {error!r}"
+                ) from error
+        operators = tuple(node.operator for node in nodes)
+        slots = dict(sorted(edge_slots(operators, (node.sources for node in nodes)).items()))
+        return cls(
+            operators=operators,
+            signatures=tuple(signatures),
+            edges=np.array(list(slots), dtype=np.int64).reshape(-1, 2),
+            edge_slots=tuple(slots.values()),
+        )
+
+
+def assemble(nodes: Sequence[Node], structure: Structure, batch_size: int) -> Graph:
     """The Graph of these nodes, which are in topological order.
 
     Raises:
@@ -56,8 +102,10 @@ def assemble(nodes: Sequence[Node], edges: Iterable[tuple[int, int]], batch_size
         memory.append(BYTES_PER_ELEMENT * elements)
     shapes = [_padded(node.inputs[0]) for node in nodes], [_padded(n.outputs[0]) for n in nodes]
     return Graph(
-        operators=tuple(node.operator for node in nodes),
-        edges=np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2),
+        operators=structure.operators,
+        signatures=structure.signatures,
+        edges=structure.edges,
+        edge_slots=structure.edge_slots,
         input_shapes=np.array(shapes[0], dtype=np.int64).reshape(-1, SHAPE_LENGTH),
         output_shapes=np.array(shapes[1], dtype=np.int64).reshape(-1, SHAPE_LENGTH),
         macs=_exact(macs),

@@ -124,7 +124,7 @@ def _trace(module: nn.Module, recorder: _Recorder, images: torch.Tensor) -> Grap
                 f"at batch size {batch_size} an output has shape {value.shape}; the batch size is "
                 "written into the model, or the output has no batch axis"
             )
-    return recorder.builder.graph(outputs, batch_size)
+    return recorder.builder.graph(outputs, batch_size, str(images.dtype).removeprefix("torch."))
 
 
 class _Recorder(TorchDispatchMode):

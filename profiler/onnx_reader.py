@@ -8,9 +8,12 @@ Where shapes come from stands in `onnx_shapes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from profiler.errors import (
     InputError,
@@ -18,10 +21,11 @@ from profiler.errors import (
     TrappmError,
     UnsupportedModelError,
 )
-from profiler.graph_nodes import BATCH_SIZES, Node, assemble
+from profiler.graph_nodes import BATCH_SIZES, Node, Structure, assemble
+from profiler.node_signature import IMAGE, Source
 from profiler.onnx_file import MAX_BYTES, CheckedModel, Operation, load_checked
 from profiler.onnx_shapes import ShapeInference
-from profiler.records import Graph, GraphTemplate
+from profiler.records import GraphTemplate
 
 
 def read_onnx(
@@ -49,8 +53,13 @@ def read_onnx(
         inference = ShapeInference(model, skeleton.depends, wanted)
         if model.image_shape[0] is not None:
             fixed = model.image_shape[0]
-            return GraphTemplate.fixed(_graph(skeleton, inference, (fixed, *sizes)))
-        graphs = [_graph(skeleton, inference, (batch, *sizes)) for batch in BATCH_SIZES]
+            nodes = _nodes(skeleton, inference, (fixed, *sizes))
+            return GraphTemplate.fixed(assemble(nodes, _structure(model, nodes, inference), fixed))
+        graphs, structure = [], None
+        for batch in BATCH_SIZES:
+            nodes = _nodes(skeleton, inference, (batch, *sizes))
+            structure = structure or _structure(model, nodes, inference)
+            graphs.append(assemble(nodes, structure, batch))
         return GraphTemplate.from_graphs(*graphs)
     except (InputError, UnsupportedModelError) as error:
         raise type(error)(f"{path}: {error}") from error
@@ -78,7 +87,8 @@ class _Skeleton:
     """What does not depend on the batch size."""
 
     nodes: list[Operation]
-    edges: set[tuple[int, int]]
+    sources: list[list[Source | None]]
+    """Of each node's inputs."""
     parameters: list[int]
     outputs: list[str]
     """Graph outputs that depend on the image."""
@@ -112,16 +122,13 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
             alive.update(alias.get(name, name) for name in node.inputs)
     nodes.reverse()
 
-    producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-    edges = {
-        (producer[source], i)
-        for i, node in enumerate(nodes)
-        for source in (alias.get(name, name) for name in node.inputs)
-        if source in producer
-    }
+    origin = {model.image: Source(IMAGE)}
+    for i, node in enumerate(nodes):
+        origin.update((name, Source(i, place)) for place, name in enumerate(node.outputs) if name)
+    sources = [[origin.get(alias.get(name, name)) for name in node.inputs] for node in nodes]
     return _Skeleton(
         nodes=nodes,
-        edges=edges,
+        sources=sources,
         parameters=list(_parameters(model, nodes, folded)),
         outputs=outputs,
         depends=depends,
@@ -150,7 +157,10 @@ def _parameters(
         yield count
 
 
-def _graph(skeleton: _Skeleton, inference: ShapeInference, image_shape: tuple[int, ...]) -> Graph:
+def _nodes(
+    skeleton: _Skeleton, inference: ShapeInference, image_shape: tuple[int, ...]
+) -> list[Node]:
+    """The nodes with their shapes for images of this shape."""
     shapes = inference.at(image_shape)
     batch_size = image_shape[0]
     for name in skeleton.outputs:
@@ -159,15 +169,31 @@ def _graph(skeleton: _Skeleton, inference: ShapeInference, image_shape: tuple[in
                 f"at batch size {batch_size} the output {name!r} has shape {shapes[name]}; the "
                 "batch size is written into the model, or the output has no batch axis"
             )
-    nodes = [
+    return [
         Node(
             node.operator,
             [shapes[name] for name in node.inputs],
             [shapes[name] for name in node.outputs if name and name in shapes],
             parameters,
-            node.attributes,
+            _with_axes(node, inference),
             node.name,
+            sources,
         )
-        for node, parameters in zip(skeleton.nodes, skeleton.parameters, strict=True)
+        for node, parameters, sources in zip(
+            skeleton.nodes, skeleton.parameters, skeleton.sources, strict=True
+        )
     ]
-    return assemble(nodes, skeleton.edges, batch_size)
+
+
+def _with_axes(node: Operation, inference: ShapeInference) -> Mapping[str, Any]:
+    """The attributes; the axes that reductions take as an input from opset 13 or 18 on are one."""
+    if node.operator.startswith("Reduce") and len(node.inputs) > 1:
+        axes = inference.value(node.inputs[1])
+        if axes is not None:
+            return {**node.attributes, "axes": axes.ravel().astype(int).tolist()}
+    return node.attributes
+
+
+def _structure(model: CheckedModel, nodes: list[Node], inference: ShapeInference) -> Structure:
+    image_type = onnx.helper.tensor_dtype_to_np_dtype(model.image_kind).name
+    return Structure.of(nodes, image_type)

@@ -87,6 +87,10 @@ class ShapeInference:
         self._known = known
         return known.shapes
 
+    def value(self, name: str) -> Array | None:
+        """What a tensor was found to hold at the last shape; None if it is not known."""
+        return self._known.values.get(name)
+
     def _infer(self, operation: Operation, rule: Rule | None, known: _Known) -> None:
         try:
             inputs = [known.shapes[name] for name in operation.inputs]

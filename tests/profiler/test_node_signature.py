@@ -1,0 +1,136 @@
+"""The content hash sees what shapes do not tell, and sees it alike in a file and in a module."""
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from profiler.export import export_onnx
+from profiler.graph_hash import graph_hash
+from profiler.model_input import Sample
+from profiler.module_graph import module_template
+from profiler.onnx_reader import read_onnx
+
+
+def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
+    """The hash of a file that maps images (n, 4, 6, 6) to `y`."""
+    value = onnx.helper.make_tensor_value_info
+    stored = [
+        onnx.helper.make_tensor(name, image_type, shape, np.zeros(math.prod(shape)))
+        for name, shape in weights
+    ]
+    images = value("x", image_type, ["n", 4, 6, 6])
+    graph = onnx.helper.make_graph(
+        nodes, "g", [images], [value("y", image_type, ["n", 4, None, None])], stored
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return read_onnx(path).content_hash
+
+
+node = onnx.helper.make_node
+FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+BRANCHES = [node("Relu", ["x"], ["r"]), node("Sigmoid", ["x"], ["s"])]
+
+
+def conv(**attributes):
+    convolution = node("Conv", ["x", "w"], ["y"], **attributes)
+    return {"nodes": [convolution], "weights": [("w", (4, 4, 3, 3))]}
+
+
+def nodes(*given):
+    return {"nodes": list(given)}
+
+
+DIFFERENT_FILES = {
+    "dilation": [conv(dilations=[d, d], pads=[d] * 4) for d in (1, 2)],
+    "operands": [nodes(BRANCHES[0], node("Sub", pair, ["y"])) for pair in (["r", "x"], ["x", "r"])],
+    "branches": [nodes(*BRANCHES, node("Sub", pair, ["y"])) for pair in (["r", "s"], ["s", "r"])],
+    "outputs": [
+        nodes(node("Split", ["x"], ["a", "b"], axis=1), node("Concat", pair, ["y"], axis=1))
+        for pair in (["a", "b"], ["b", "a"])
+    ],
+    "axis": [nodes(node("Softmax", ["x"], ["y"], axis=axis)) for axis in (2, 3)],
+    "element type": [{**nodes(node("Relu", ["x"], ["y"])), "image_type": t} for t in (FLOAT, HALF)],
+    "twice": [nodes(BRANCHES[0], node("Mul", ["r", other], ["y"])) for other in ("r", "x")],
+}
+SAME_FILES = {
+    "defaults": [
+        conv(),
+        conv(dilations=[1, 1], group=1, pads=[0] * 4, strides=[1, 1], kernel_shape=[3, 3]),
+    ],
+    "automatic padding": [conv(auto_pad="SAME_UPPER"), conv(pads=[1] * 4)],
+    "an axis from the end": [nodes(node("Softmax", ["x"], ["y"], axis=axis)) for axis in (-1, 3)],
+    "a sum": [nodes(*BRANCHES, node("Add", pair, ["y"])) for pair in (["r", "s"], ["s", "r"])],
+    "names and order": [
+        nodes(*BRANCHES, node("Sub", ["r", "s"], ["y"])),
+        nodes(
+            node("Sigmoid", ["x"], ["a"]),
+            node("Relu", ["x"], ["b"]),
+            node("Sub", ["b", "a"], ["y"]),
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("files", DIFFERENT_FILES.values(), ids=DIFFERENT_FILES)
+def test_what_shapes_do_not_tell_is_in_the_hash_of_a_file(tmp_path, files):
+    one, other = (save(tmp_path / "m.onnx", **file) for file in files)
+    assert one != other
+
+
+@pytest.mark.parametrize("files", SAME_FILES.values(), ids=SAME_FILES)
+def test_two_ways_to_write_a_graph_have_one_hash(tmp_path, files):
+    one, other = (save(tmp_path / "m.onnx", **file) for file in files)
+    assert one == other
+
+
+class Function(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x)
+
+
+DIFFERENT_MODULES = {
+    "dilation": [torch.nn.Conv2d(3, 3, 3, dilation=d, padding=d) for d in (1, 2)],
+    "operands": [Function(lambda x: x.relu() - x), Function(lambda x: x - x.relu())],
+    "a number first": [Function(lambda x: x - 1), Function(lambda x: 1 - x)],
+    "branches": [
+        Function(lambda x: x.relu() - x.sigmoid()),
+        Function(lambda x: x.sigmoid() - x.relu()),
+    ],
+    "axis": [torch.nn.Softmax(axis) for axis in (1, 3)],
+    "a transposition": [
+        Function(lambda x: x.permute(0, 2, 3, 1)),
+        Function(lambda x: x.transpose(1, 3)),
+    ],
+}
+
+
+@pytest.mark.parametrize("modules", DIFFERENT_MODULES.values(), ids=DIFFERENT_MODULES)
+def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
+    hashes = [module_template(module, 8).content_hash for module in modules]
+    assert hashes[0] != hashes[1]
+    for module, known in zip(modules, hashes, strict=True):
+        export_onnx(module.eval(), 8, tmp_path / "m.onnx")
+        assert read_onnx(tmp_path / "m.onnx").content_hash == known
+
+
+def test_a_half_precision_module_is_not_its_float_twin():
+    half, relu = Sample((3, 8, 8), torch.float16), torch.nn.ReLU()
+    assert module_template(relu, half).content_hash != module_template(relu, 8).content_hash
+
+
+def test_a_template_without_signatures_keeps_the_hash_it_was_stored_under():
+    """The hash was written down with the version that made it."""
+    content = np.arange(6, dtype=np.int64).reshape(3, 2)
+    edges, operators = np.array([[0, 1], [0, 2], [1, 2]]), ["Conv", "Relu", "Add"]
+    old = graph_hash(operators, edges, content, "fixed batch size None")
+    assert old == "07b276a2c947788129d8dfc5a857ecd91560a7c73d4e9377d7f74493bd166664"
+    new = graph_hash(operators, edges, content, "fixed batch size None", ["", "a", ""], ["0>0"] * 3)
+    assert new != old
