@@ -132,10 +132,10 @@ def _copy_rows(engine: Engine, part: Path) -> None:
                     rows = source.execute(select(table).execution_options(yield_per=_ROWS))
                     for some in rows.mappings().partitions():
                         target.execute(table.insert(), [dict(row) for row in some])
-        with closing(sqlite3.connect(part)) as connection:
-            connection.execute("PRAGMA journal_mode = DELETE")
     finally:
         copy.dispose()
+    with closing(sqlite3.connect(part)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
 
 
 def _verify(part: Path, schema: str) -> int:

@@ -11,12 +11,13 @@ import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Float,
     Row,
     Table,
     and_,
-    case,
     exists,
     func,
+    literal_column,
     not_,
     or_,
     select,
@@ -320,13 +321,14 @@ def _number(
     connection: Connection, document: InstrumentedAttribute[dict[str, object]], key: str
 ) -> ColumnElement[float]:
     """A number in a JSON document; NULL where there is none of this name, or something else."""
-    value = document[key]
-    is_number: ColumnElement[bool]
+    value = f"{document.class_.__tablename__}.{document.key}"
     if connection.dialect.name == "sqlite":
-        is_number = func.json_type(document, f"$.{key}").in_(["integer", "real"])
+        kind, number = f"json_type({value}, '$.{key}')", f"json_extract({value}, '$.{key}')"
+        is_number = f"{kind} IN ('integer', 'real')"
     else:
-        is_number = func.jsonb_typeof(value) == "number"
-    return case((is_number, value.as_float()))
+        number = f"({value} ->> '{key}')::float8"
+        is_number = f"jsonb_typeof({value} -> '{key}') = 'number'"
+    return literal_column(f"CASE WHEN {is_number} THEN {number} END", Float())
 
 
 def _table(model: type) -> Table:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, select
 
+_AS_TEXT = {"literal_binds": True, "render_postcompile": True}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -40,7 +42,5 @@ def faulty_rows(
             count=count,
             example=", ".join(map(str, first)),
             mend=mend,
-            sql=" ".join(
-                str(rows.compile(connection, compile_kwargs={"literal_binds": True})).split()
-            ),
+            sql=" ".join(str(rows.compile(connection, compile_kwargs=_AS_TEXT)).split()),
         )

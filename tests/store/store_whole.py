@@ -1,0 +1,47 @@
+"""A store with rows in every table and nothing wrong in it."""
+
+from __future__ import annotations
+
+from store_samples import (
+    DEVICE,
+    configuration,
+    measure_next,
+    planned,
+    step_profile,
+    template,
+)
+
+from profiler.canary import CanaryReading
+
+
+def fill(store):
+    """Rows in every table: labels, a censored one, a failure, a lease that lives, a canary ..."""
+    graph = template()
+    store.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
+    store.save_graph("odd", 64, None, "no graph")
+    some = [configuration(batch_size) for batch_size in (1, 2, 3, 4, 5)]
+    held_out = configuration(architecture="vgg11")
+    store.save_pool("tiny", {"name": "tiny"}, some)
+    campaign_id = store.create_campaign("tiny", {"budget": 3}, 7).id
+    store.set_campaign_pool(campaign_id, [*((one, False) for one in some), (held_out, True)])
+    store.plan_round(campaign_id, 0, "evaluation", planned([held_out], role="evaluate"))
+    measure_next(store, campaign_id)
+    store.close_round(campaign_id, 0, {"error": 0.5})
+    store.plan_round(campaign_id, 1, "initial", planned(some[:4]))
+    measure_next(store, campaign_id, power_w=50.0)
+    measure_next(store, campaign_id, "oom", memory_detail_mib={"capacity": 4096.0})
+    measure_next(store, campaign_id, "unsupported")
+    store.lease(campaign_id, DEVICE, "alive", 10**9)
+    store.register_snapshot("s1", campaign_id=campaign_id, location="there", manifest={})
+    store.set_alias("latest", "s1")
+    store.log_event(campaign_id, "note", {"message": "hello"})
+    store.save_canary(
+        CanaryReading(
+            attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
+            stack_fingerprint="f", configuration=some[0], protocol="quick", outcome="ok",
+            step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
+            relative_drift=None, decision="ok", message=None,
+        ),
+        campaign_id=campaign_id,
+    )  # fmt: skip
+    return campaign_id

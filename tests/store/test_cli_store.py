@@ -1,0 +1,218 @@
+"""`trappm store ...`: what it says, its exit status, and that no password is ever told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import store_whole
+from sqlalchemy import create_engine
+
+from store import Home, Store
+from store.migrate import REVISIONS
+from trappm import cli
+
+SECRET = "hunter2secret"  # noqa: S105
+COMMANDS = (["upgrade"], ["check"], ["stats"], ["backup"])
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A data folder with a whole store."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    with Store.open(Home.open().database_url) as store:
+        store_whole.fill(store)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(capfd, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+
+    def run(*arguments, debug=False):
+        """Exit status, standard output, standard error of `trappm store ...`, and what it logs."""
+        caplog.clear()
+        status = cli.run(["store", *map(str, arguments)], debug=debug)
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err, caplog.text
+
+    return run
+
+
+def break_it(home):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM measurements WHERE id = 2")
+
+
+def test_a_whole_store_is_told_as_such(home, run):
+    status, out, err, _ = run("check")
+    assert (status, err) == (0, "")
+    assert out == f"sqlite:///{home}/labels.db: nothing is wrong\n"
+    assert json.loads(run("check", "--json")[1]) == []
+
+
+def test_what_is_wrong_is_told_with_how_to_mend_it_and_status_1(home, run):
+    break_it(home)
+    status, out, err, _ = run("check")
+    assert (status, err) == (1, "")
+    assert "1 labels without their row of measurements (measurement_id); such as: 2" in out
+    assert "mend: restore a backup" in out
+    assert "all of them: SELECT labels.id FROM labels" in out
+    status, out, _, _ = run("check", "--json")
+    (finding,) = json.loads(out)
+    assert (status, finding["count"], finding["example"]) == (1, 1, "2")
+    assert set(finding) == {"what", "count", "example", "mend", "sql"}
+
+
+def test_the_sql_that_lists_them_can_be_asked(home, run, capfd):
+    break_it(home)
+    (finding,) = json.loads(run("check", "--json")[1])
+    assert cli.run(["labels", "query", "--csv", "--sql", finding["sql"]]) == 0
+    assert capfd.readouterr().out.split() == ["id", "2"]
+
+
+def test_stats_count_what_is_there(home, run):
+    facts = json.loads(run("stats", "--json")[1])
+    assert facts["schema"] == REVISIONS[-1]
+    assert (facts["rows"]["labels"], facts["rows"]["measurements"]) == (3, 4)
+    assert facts["labels"] == [
+        {"device": "cpu-2t", "provenance": "measured", "protocol": "quick", "labels": 3,
+         "censored": 1},
+    ]  # fmt: skip
+    assert facts["bytes_per_label"] == facts["size_bytes"] / 3
+    assert facts["oldest_measurement"].startswith("2026-01-02T03:04:05")
+    status, out, err, _ = run("stats")
+    assert (status, err) == (0, "")
+    assert "assignment_labels" in out
+    assert "cpu-2t" in out
+
+
+def test_upgrade_says_from_what_to_what(home, run):
+    script = (Path(__file__).parent / "schemas" / "0001.sqlite.sql").read_text()
+    for file in home.glob("labels.db*"):
+        file.unlink()
+    with closing(sqlite3.connect(home / "labels.db")) as connection:
+        connection.executescript(script)
+    status, _, err, _ = run("check")
+    assert (status, "trappm store upgrade" in err) == (2, True)
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "as it was, it is kept in " in out
+    assert f"upgraded from schema 0001 to schema {REVISIONS[-1]}" in out
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "nothing to do" in out
+    done = json.loads(run("upgrade", "--json")[1])
+    assert (done["before"], done["backup"]) == (REVISIONS[-1], None)
+
+
+def test_backup_says_what_it_made_and_never_overwrites(home, run, tmp_path):
+    file = tmp_path / "copy.db"
+    status, out, err, _ = run("backup", file)
+    assert (status, err) == (0, "")
+    assert str(file) in out
+    status, out, err, _ = run("backup", file)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "is there already" in err
+    done = json.loads(run("backup", tmp_path / "other.db", "--json")[1])
+    assert done["size_bytes"] == (tmp_path / "other.db").stat().st_size
+    assert run("check", "--database", f"sqlite:///{file}")[0] == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_without_a_store_one_line_says_so_and_none_is_made(tmp_path, monkeypatch, run, command):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    file = [tmp_path / "copy.db"] if command == ["backup"] else []
+    status, out, err, _ = run(*command, *file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "there is no label store at" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+ADDRESSES = {
+    "a port nobody listens on": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/labels",
+    "a port beyond all": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:99999/labels",
+    "a port that is no number": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:port/labels",
+    "a password for a port": f"postgresql+psycopg://user@127.0.0.1:{SECRET}/labels",
+    "a host that does not exist": f"postgresql+psycopg://user:{SECRET}@nowhere.invalid/labels",
+    "in the query": f"postgresql+psycopg://127.0.0.1:1/labels?user=me&password={SECRET}",
+    "in the query, wrong": f"postgresql+psycopg://127.0.0.1:1/l?password={SECRET}&passwort=a",
+    "with an @ in it": f"postgresql+psycopg://user:a@{SECRET}@127.0.0.1:1/labels",
+    "with a / in it": f"postgresql+psycopg://user:a/{SECRET}@127.0.0.1:1/labels",
+    "with a bracket": f"postgresql+psycopg://user:{SECRET}@[::1/labels",
+    "a driver that is not there": f"postgresql+nodriver://user:{SECRET}@127.0.0.1/labels",
+    "another system": f"mysql://user:{SECRET}@127.0.0.1/labels",
+    "no address": f"user:{SECRET}@127.0.0.1",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, address):
+    for command in COMMANDS:
+        for debug in (False, True):
+            file = [tmp_path / "copy.db"] if command == ["backup"] else []
+            arguments = [*command, *file, "--database", ADDRESSES[address]]
+            status, out, err, logged = run(*arguments, debug=debug)
+            assert SECRET not in out + err + logged
+            assert (status, out) == (2, "")
+            assert debug or err.count("\n") == 1
+            assert ("Traceback" in err) == debug
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def guarded(postgresql_server):
+    """The URL, with its password, of a store whose server asks for it."""
+    engine = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar())
+        before = rules.read_text()
+        rules.write_text(f"local all guarded scram-sha-256\n{before}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        for statement in (
+            "DROP DATABASE IF EXISTS guarded",
+            "DROP ROLE IF EXISTS guarded",
+            f"CREATE ROLE guarded LOGIN PASSWORD '{SECRET}'",
+            "CREATE DATABASE guarded OWNER guarded",
+        ):
+            connection.exec_driver_sql(statement)
+        yield postgresql_server.set(username="guarded", password=SECRET, database="guarded")
+        connection.exec_driver_sql("DROP DATABASE guarded WITH (FORCE)")
+        connection.exec_driver_sql("DROP ROLE guarded")
+        rules.write_text(before)
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+
+
+def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, guarded, tmp_path):
+    right = guarded.render_as_string(hide_password=False)
+    told = ""
+    for command in (["upgrade"], *COMMANDS[:3], ["backup", tmp_path / "copy.db"]):
+        for more in ([], ["--json"]):
+            target = [*command[:-1], f"{command[-1]}{len(more)}"] if len(command) > 1 else command
+            status, out, err, logged = run(*target, *more, "--database", right)
+            assert (status, err) == (0, "")
+            told += out + logged
+    assert "guarded" in told
+    assert SECRET not in told
+    wrong = SECRET[::-1]
+    url = guarded.set(password=wrong).render_as_string(hide_password=False)
+    for debug in (False, True):
+        status, out, err, logged = run("check", "--database", url, debug=debug)
+        assert (status, out) == (2, "")
+        assert "password authentication failed" in err
+        assert wrong not in err + logged
+
+
+def test_help_says_where_the_password_belongs():
+    done = subprocess.run(
+        ["trappm", "store", "check", "--help"], check=True, capture_output=True, text=True
+    )
+    assert "PGPASSWORD" in done.stdout

@@ -1,0 +1,121 @@
+"""Copies of a store: whole, of one moment, never over anything, and of both back ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+
+import pytest
+import store_whole
+import store_workers
+from sqlalchemy import create_engine, text
+from store_samples import configuration, measurement
+from test_store_contract import contents
+
+from profiler.errors import InputError, StoreError
+from store import Store
+from store.backup import back_up
+
+PATIENCE_S = 120
+context = multiprocessing.get_context("spawn")
+
+
+def test_a_copy_is_a_store_with_the_same_rows(store, database_url, tmp_path):
+    store_whole.fill(store)
+    file = tmp_path / "copies" / "50% & more?.db"
+    file.parent.mkdir()
+    done = back_up(database_url, file)
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    connection.close()
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+    assert done.size_bytes == file.stat().st_size
+    assert file.stat().st_mode & 0o077 == 0
+    plain = tmp_path / "plain.db"
+    plain.write_bytes(file.read_bytes())
+    url = f"sqlite:///{plain}"
+    assert contents(url) == contents(database_url)
+    assert done.rows == sum(map(len, contents(database_url).values()))
+    with Store.open(url) as copy:
+        assert copy.check() == []
+        assert copy.labels() == store.labels()
+        copy.record(measurement(configuration(99)))  # one can go on with it
+
+
+def test_nothing_is_ever_overwritten(store, database_url, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=r"mine\.txt is there already") as caught:
+        back_up(database_url, file)
+    assert caught.value.exit_status == 2
+    assert file.read_text() == "mine"
+    assert [p for p in sorted(tmp_path.iterdir()) if "labels.db-" not in p.name] == [
+        p for p in before if "labels.db-" not in p.name
+    ]
+
+
+@pytest.mark.parametrize("place", ["/proc/copy.db", "nowhere/copy.db"])
+def test_where_nothing_can_be_written_is_told(store, database_url, tmp_path, place):
+    with pytest.raises(InputError, match=r"copy\.db cannot be written"):
+        back_up(database_url, tmp_path / place)
+
+
+def test_a_damaged_store_is_not_taken_for_a_copy(tmp_path):
+    path = tmp_path / "labels.db"
+    with Store.open(f"sqlite:///{path}") as store:
+        store_whole.fill(store)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET rootpage = 3 WHERE name = 'labels'")
+    connection.close()
+    with pytest.raises(StoreError):
+        back_up(f"sqlite:///{path}", tmp_path / "copy.db")
+    assert not [p for p in tmp_path.iterdir() if "copy" in p.name]
+
+
+def test_a_postgresql_store_of_an_older_schema_is_told(request, tmp_path):
+    server = request.getfixturevalue("postgresql_server")
+    url = server.render_as_string(hide_password=False)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    with pytest.raises(StoreError, match="empty database"):
+        back_up(url, tmp_path / "copy.db")
+    Store.open(url).close()
+    with engine.connect() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="trappm store upgrade"):
+        back_up(url, tmp_path / "copy.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_made_while_another_process_writes_is_of_one_moment(store, database_url, tmp_path):
+    """All that was acknowledged before it began is in it, and no half of anything."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=store_workers.record_for_ever, args=(database_url, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        acknowledged = 0
+        for number in range(4):
+            assert ours.poll(PATIENCE_S)
+            while ours.poll(0):
+                ours.recv()
+                acknowledged += 1
+            file = tmp_path / f"copy{number}.db"
+            back_up(database_url, file)
+            with Store.open(f"sqlite:///{file}") as copy:
+                assert copy.check() == []
+                assert copy.stats().rows["labels"] >= acknowledged
+                # The writer goes through batch sizes one by one: a copy has all up to its moment.
+                sizes = sorted(label.configuration.batch_size for label in copy.labels())
+                assert sizes == list(range(1, len(sizes) + 1))
+        assert ours.poll(PATIENCE_S), "the writer was not held up"
+    finally:
+        process.kill()
+        process.join()
