@@ -25,7 +25,16 @@ import numpy as np
 from sqlalchemy import create_engine, event, make_url
 
 from profiler.families import family_of
-from profiler.records import Configuration, GraphTemplate, Measurement, Protocol, StepSummary
+from profiler.records import (
+    Configuration,
+    GraphTemplate,
+    Measurement,
+    Optimizer,
+    Outcome,
+    Precision,
+    Protocol,
+    StepSummary,
+)
 from store import LabelFilter, Store
 from store.database import insert_new
 from store.recording import BATCH
@@ -41,8 +50,8 @@ ARCHITECTURES = [
 DEVICES = ("a100", "v100", "rtx3090", "cpu-2t", "cpu-1t")
 BATCH_SIZES = tuple(2**k for k in range(10))
 INPUT_SIZES = (64, 96, 128, 160, 192, 224, 288, 384)
-PRECISIONS = ("fp32", "amp-fp16", "amp-bf16")
-OPTIMIZERS = ("sgd", "adam")
+PRECISIONS = tuple(Precision)
+OPTIMIZERS = (Optimizer.SGD, Optimizer.ADAM)
 REPEATS = 40
 BIG_TABLES = ("labels", "measurements")
 
@@ -72,7 +81,7 @@ def configurations(count: int) -> list[Configuration]:
     every = [*itertools.product(ARCHITECTURES, BATCH_SIZES, INPUT_SIZES, PRECISIONS, OPTIMIZERS)]
     random.Random(0).shuffle(every)  # noqa: S311
     return [
-        Configuration(architecture=a, batch_size=b, input_size=s, precision=p, optimizer=o)  # type: ignore[arg-type]
+        Configuration(architecture=a, batch_size=b, input_size=s, precision=p, optimizer=o)
         for a, b, s, p, o in every[:count]
     ]
 
@@ -82,7 +91,7 @@ def measurement(number: int, what: Configuration) -> Measurement:
     step_ms = generator.lognormvariate(4, 1)
     day, hour = divmod(number % (28 * 24), 24)
     return Measurement(
-        configuration=what, device=DEVICES[number % len(DEVICES)], outcome="ok",  # type: ignore[arg-type]
+        configuration=what, device=DEVICES[number % len(DEVICES)], outcome=Outcome.OK,
         protocol=Protocol(), started_at=f"2026-01-{1 + day:02}T{hour:02}:00:00+00:00",
         duration_s=9.5,
         attempt_key=f"{number:032x}",

