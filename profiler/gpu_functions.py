@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 _ATEN = torch.ops.aten
 
 
-class GpuFunctions(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class GpuFunctions(TorchFunctionMode):
     """Within, attention and dropout of tensors on the meta device run as on a GPU.
 
     A mode holds for its own thread only.

@@ -114,6 +114,8 @@ def print_answer(answer: Answer) -> None:
     if answer.memory_above_mib is not None:
         above = f"{answer.memory_above_mib:,.0f} MiB"
         console().print(f"memory ran out: the step needs more than {above}")
+    if answer.remark is not None:
+        console().print(answer.remark, style="dim")
     if others:
         columns = ("id", "architecture", "input_size", "protocol", "provenance", *METRICS)
         console().print(f"\nThe same graph has {len(answer.labels)} labels there:")

@@ -1,9 +1,9 @@
 """`trappm.lookup`: what a step costs, from the label store if it was measured, predicted if not.
 
-Two models with one graph cost the same, so labels are found by the hash of the graph: those of an
-ONNX file under whatever name they were measured. The hash knows operators, edges and sizes; what
-changes no size (a dilation that its padding hides, an activation's slope) it does not see, so
-several architectures may share it. All their labels are given then.
+Labels are found by the hash of the graph: those of an ONNX file under whatever name they were
+measured. A graph is of a forward pass in evaluation mode and does not tell of dropout or frozen
+parameters, so a label of another architecture answers for a named one only where the profiles of
+both training steps are equal too; for a file, which has no such profile, the answer says so.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Answer:
     """All labels of this graph, batch size and device; the first one answers."""
     prediction: Prediction | None
     """If there is no label: what a snapshot says."""
+    remark: str | None = None
+    """What to mind about a label of another name; None if there is nothing."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
@@ -175,14 +177,22 @@ class _Asked:
         if self.file is not None:
             return store.labels_of(self._pairs_of_file(self.file, store), self.what, device)
         own = (self.model, self.what.input_size)
-        same = store.pairs_of_same_graph(*own)
-        found = store.labels_of({own, *same}, self.what, device)
-        if found or same:
-            return found
-        from profiler.static import graph_template  # nobody has made its graph yet
+        pairs = store.pairs_of_same_graph(*own)
+        if pairs:
+            profiles = store.step_profiles([own, *pairs])
+            step = profiles.get(own)
+        else:  # nobody has profiled it yet
+            found = store.labels_of([own], self.what, device)
+            if found:
+                return found
+            from profiler.static import static_profile
 
-        same = store.pairs_of_graph(graph_template(*own).content_hash)
-        return store.labels_of(same, self.what, device)
+            profile = static_profile(*own)
+            pairs = store.pairs_of_graph(profile.graph.content_hash)
+            profiles = store.step_profiles(pairs)
+            step = None if profile.step is None else profile.step.to_bytes()
+        same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
+        return store.labels_of({own, *same}, self.what, device)
 
     def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
         """Architectures and input sizes with the graph of a file."""
@@ -199,6 +209,15 @@ class _Asked:
 
     def answer(self, device: str, labels: list[LabelRecord]) -> Answer:
         best = labels[0]
+        measured = best.configuration.architecture
+        remark = None
+        if self.file is not None:
+            remark = (
+                f"measured as {measured}, which has the same graph; a file does not tell of "
+                "dropout or frozen parameters"
+            )
+        elif measured != self.model:
+            remark = f"measured as {measured}, which has the same graph and training step"
         return Answer(
             model=self.model,
             device=device,
@@ -210,6 +229,7 @@ class _Asked:
             power_w=best.power_w,
             labels=tuple(labels),
             prediction=None,
+            remark=remark,
         )
 
     def measured(self, device: str, protocol: str | Protocol | None) -> LabelRecord:

@@ -15,10 +15,12 @@ from learner.gae import train_encoder
 from learner.heads import train_heads
 from learner.presets import LAPTOP
 from learner.snapshot import save_snapshot
+from profiler import zoo
 from profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from profiler.export import export_onnx
 from profiler.records import Protocol
-from profiler.static import graph_template
+from profiler.static import static_profile
+from profiler.step_profile import step_profile
 from store import Home, LabelFilter, Store
 from trappm import cli
 
@@ -27,17 +29,28 @@ MODEL, SIZE = "test_resnet", 64
 
 
 @pytest.fixture(scope="module")
-def graph():
-    return graph_template(MODEL, SIZE)
+def profile():
+    return static_profile(MODEL, SIZE)
+
+
+@pytest.fixture(scope="module")
+def graph(profile):
+    return profile.graph
+
+
+@pytest.fixture(scope="module")
+def step(profile):
+    """The step profile as the store keeps it."""
+    return profile.step.to_bytes()
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch, graph):
-    """A store that knows the graph of one architecture, under two names."""
+def store(tmp_path, monkeypatch, graph, step):
+    """A store that knows the static profile of one architecture, under two names."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     with Store.open(Home.open().database_url) as opened:
         for name in (MODEL, "twin"):
-            opened.save_graph(name, SIZE, graph.to_bytes(), None)
+            opened.save_graph(name, SIZE, graph.to_bytes(), None, step=step)
         yield opened
 
 
@@ -92,6 +105,22 @@ def test_labels_of_the_same_graph_under_another_name_all_count(store):
     assert [label.id for label in found.labels] == [own, paper, other]
 
 
+def test_one_graph_with_another_training_step_is_another_model(store, graph, snapshot):
+    """Dropout and frozen parameters are not in a graph, which is of evaluation mode."""
+    frozen = zoo.create_model(MODEL, SIZE)
+    frozen.conv1.requires_grad_(False)
+    other = step_profile(frozen, SIZE).to_bytes()
+    store.save_graph("frozen", SIZE, graph.to_bytes(), None, step=other)
+    store.save_graph("unknown", SIZE, graph.to_bytes(), None, step_refusal="cannot be traced")
+    for name in ("frozen", "unknown"):
+        store.record(measurement(name, 2, step_ms=6.0))
+    assert ask(snapshot=snapshot).source == "predicted"
+    store.record(measurement("twin", 2, step_ms=8.0))
+    found = ask()
+    assert (found.step_time_ms, len(found.labels)) == (8.0, 1)
+    assert "measured as twin" in found.remark
+
+
 def test_measured_labels_come_before_imported_and_simulated_ones_never(store, snapshot):
     store.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
     assert ask(snapshot=snapshot).source == "predicted"
@@ -110,8 +139,7 @@ def test_memory_that_ran_out_is_a_bound(store):
     assert (found.memory_mib, found.memory_above_mib) == (None, 40_000.0)
 
 
-def test_an_architecture_whose_graph_nobody_made_is_found_by_its_graph(store, graph):
-    store.save_graph("only-this-name", SIZE, graph.to_bytes(), None)
+def test_an_architecture_that_nobody_profiled_is_found_by_its_profile(store):
     store.save_graph(MODEL, SIZE, None, "as if it had not been made")
     store.record(measurement("twin", 2, step_ms=6.0))
     assert ask().step_time_ms == 6.0
@@ -131,6 +159,8 @@ def test_a_file_is_found_by_its_graph_under_any_name(store, files, snapshot):
     for name in ("open.onnx", "fixed.onnx"):
         found = trappm.lookup(files / name, device=DEVICE, batch_size=2)
         assert (found.source, [label.id for label in found.labels]) == ("measured", [kept]), name
+        assert "measured as twin" in found.remark
+        assert "dropout" in found.remark
     found = trappm.lookup(files / "open.onnx", device=DEVICE, batch_size=3, snapshot=snapshot)
     assert found.source == "predicted"
     assert trappm.lookup(files / "fixed.onnx", device=DEVICE).batch_size == 2
