@@ -52,18 +52,27 @@ class StaticProfile:
     step_remark: str | None = None
     """What the step's source could not see; None if it saw all."""
 
-    def memory(self, batch_size: int, optimizer: Optimizer = Optimizer.SGD) -> SimulatedMemory:
-        """GPU memory of a training step in fp32, from what `step_source` says.
+    def memory(
+        self,
+        batch_size: int,
+        optimizer: Optimizer = Optimizer.SGD,
+        gradients_kept: bool = False,
+    ) -> SimulatedMemory:
+        """GPU memory of a training step in fp32, contiguous, from what `step_source` says.
 
-        As our protocol measures it: gradients are freed at the start of each step.
+        Args:
+            batch_size: any; the file's own for a file that has one.
+            optimizer: whose states and temporaries are added.
+            gradients_kept: whether gradients live on into the next forward pass; by default they
+                are freed at the start of each step, as our protocol does.
 
         Raises:
             InputError: the batch size is below 1, or not the only one that the graph has.
         """
         graph = self.graph.at(batch_size)
         if self.step is None:
-            return memory_by_rules(graph, optimizer)
-        return self.step.memory(batch_size, optimizer, gradients_kept=False)
+            return memory_by_rules(graph, optimizer, gradients_kept)
+        return self.step.memory(batch_size, optimizer, gradients_kept)
 
 
 def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:

@@ -97,10 +97,9 @@ def test_the_module_stays_as_it_is(snapshot):
     assert prediction.memory_source == "traced", prediction.memory_remark
     after = [*module.parameters(), *module.buffers(), module.offset]
     assert all(a is b for a, b in zip(after, tensors, strict=True))
-    assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(after, before, strict=True))
-    assert all(
-        torch.equal(p.grad, g) for p, g in zip(module.parameters(), gradients, strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(a.device == b.device for a, b in zip(after, before, strict=True))
+    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), gradients, strict=True))
     assert (module.training, module.norm.training) == (True, False)
     assert len(module.convolution._forward_hooks) == 1
     assert module(torch.rand(2, 2, 9, 7)).shape == (2, 3)
