@@ -29,6 +29,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.exc import DatabaseError
 
 from store.contradictions import contradictions
 from store.database import Database, told_as_store_error
@@ -58,8 +59,11 @@ class Checks(Database):
             if self._engine.dialect.name == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ")
             damage = list(_damage(connection))
-            return damage or [
-                *_differences(connection),
+            differences = [] if damage else list(_differences(connection))
+            if damage or not _can_be_asked(connection):
+                return damage + differences
+            return [
+                *differences,
                 *_broken_constraints(connection),
                 *contradictions(connection),
             ]
@@ -69,7 +73,12 @@ def _damage(connection: Connection) -> Iterator[Finding]:
     """A damaged file; nothing else in it can be trusted then."""
     if connection.dialect.name != "sqlite":
         return  # PostgreSQL has pg_amcheck for those who run the server
-    lines = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check")]
+    try:
+        lines = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check")]
+    except DatabaseError as error:  # so damaged that not even this can go on
+        if getattr(error.orig, "sqlite_errorname", "") != "SQLITE_CORRUPT":
+            raise
+        lines = [str(error.orig)]
     broken = [line for line in lines if line != "ok" and not line.startswith(_BY_CONSTRAINT)]
     if broken:
         yield Finding(
@@ -112,11 +121,19 @@ def _differences(connection: Connection) -> Iterator[Finding]:
         )
 
 
+def _can_be_asked(connection: Connection) -> bool:
+    """Whether all tables and columns are there, so that questions about rows can be put."""
+    inspector = inspect(connection)
+    present = set(inspector.get_table_names())
+    return all(
+        table.name in present
+        and {c["name"] for c in inspector.get_columns(table.name)} >= set(table.columns.keys())
+        for table in _TABLES
+    )
+
+
 def _broken_constraints(connection: Connection) -> Iterator[Finding]:
-    present = set(inspect(connection).get_table_names())
     for table in _TABLES:
-        if table.name not in present:
-            continue
         yield from _orphans(connection, table)
         yield from _duplicates(connection, table)
         yield from _any_of(

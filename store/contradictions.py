@@ -64,7 +64,7 @@ def contradictions(connection: Connection) -> Iterator[Finding]:
     for rows, what, condition, mend in (
         *_labels_against_measurements(connection),
         *_measurements(connection),
-        *_assignments(),
+        *_assignments(connection),
     ):
         yield from faulty_rows(connection, rows, condition, what=what, mend=mend)
     yield from _bytes(connection)
@@ -158,11 +158,14 @@ def _measurements(connection: Connection) -> Iterator[_Check]:
     yield table, "measurements of something else than their assignment", of_other, _BY_HAND
 
 
-def _assignments() -> Iterator[_Check]:
+def _assignments(connection: Connection) -> Iterator[_Check]:
     row = AssignmentRow
     table = _table(row)
     leased = row.state == AssignmentState.LEASED
-    dead = and_(leased, row.lease_expires_at < utc_now())
+    now = utc_now()  # by the clock that leases are given by
+    if connection.dialect.name == "postgresql":
+        now = connection.execute(select(func.clock_timestamp())).scalar_one().isoformat()
+    dead = and_(leased, row.lease_expires_at < now)
     yield table, "leases of workers that died (expired, not taken over)", dead, _RESUME
 
     ended = [CampaignState.FINISHED, CampaignState.CANCELLED]
