@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),
+    "CausalConvWithState": (1, 2),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
     "DeformConv": (1, 3),
@@ -34,6 +35,7 @@ _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "PRelu": (1,),
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3),
+    "RotaryEmbedding": (1, 2),
 }
 """Places among a node's inputs that only weights take."""
 

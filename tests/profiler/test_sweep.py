@@ -289,6 +289,8 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background may have told them to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     while not (tmp_path / "out").exists():  # it is at work, or about to be
         assert process.poll() is None
