@@ -58,6 +58,8 @@ class User:
             [Path(sys.executable).with_name("trappm"), "pool", "build", *arguments],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
+            # Whoever runs the tests in the background may have told them to ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
         try:
             deadline = time.monotonic() + 250

@@ -108,6 +108,8 @@ class Run:
                 [Path(sys.executable).with_name("trappm"), *command],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 env=self.environment, cwd=self.folder,
+                # Whoever runs the tests in the background may have told them to ignore it.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )  # fmt: skip
         return self.process
 
