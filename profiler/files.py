@@ -13,7 +13,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
     """What a plain file holds; a pipe or a device could go on without end, or never begin.
 
     Raises:
-        InputError: it cannot be read, is no plain file, or is larger than `max_bytes`.
+        InputError: it cannot be read, is no plain file, is larger than `max_bytes`, or grows.
     """
     try:
         # Without the flag, opening a pipe would wait for somebody to write.
@@ -24,10 +24,11 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
                 raise InputError(f"cannot read {path}: it is no plain file")
             if found.st_size > max_bytes:
                 raise InputError(f"{path} has {found.st_size:,} bytes; at most {max_bytes:,}")
-            content = file.read(max_bytes + 1)  # it may be growing
+            # Not `max_bytes`: as much memory as is asked for is taken beforehand.
+            content = file.read(found.st_size + 1)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot read {path}: {reason}") from error
-    if len(content) > max_bytes:
-        raise InputError(f"{path} has more than {max_bytes:,} bytes")
+    if len(content) > found.st_size:
+        raise InputError(f"{path} grows while it is read; try again when it is whole")
     return content
