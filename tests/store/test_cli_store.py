@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -213,6 +214,9 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, gu
 
 def test_help_says_where_the_password_belongs():
     done = subprocess.run(
-        ["trappm", "store", "check", "--help"], check=True, capture_output=True, text=True
+        [str(Path(sys.executable).with_name("trappm")), "store", "check", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert "PGPASSWORD" in done.stdout
