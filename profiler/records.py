@@ -128,12 +128,7 @@ class Configuration:
             ("optimizer", Optimizer),
             ("phase", Phase),
         ):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(value))
-            except ValueError as error:
-                allowed = ", ".join(kind)
-                raise InputError(f"{name} is {value!r}; it must be one of {allowed}") from error
+            object.__setattr__(self, name, _member(name, kind, getattr(self, name)))
 
     @cached_property
     def id(self) -> str:
@@ -242,6 +237,10 @@ class Measurement:
     """For outcomes other than ok: what happened."""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, kind in (("outcome", Outcome), ("provenance", Provenance)):
+            object.__setattr__(self, name, _member(name, kind, getattr(self, name)))
+
     @property
     def step_time_ms(self) -> float | None:
         return None if self.step is None else self.step.median_ms
@@ -280,6 +279,15 @@ class Measurement:
 
 METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_w": "W"}
 """The metrics a label carries and a head predicts, with their units, in the paper's order."""
+
+
+def _member(name: str, kind: type[enum.StrEnum], value: object) -> enum.StrEnum:
+    """The member that is meant, by itself or by its text."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        allowed = ", ".join(kind)
+        raise InputError(f"{name} is {value!r}; it must be one of {allowed}") from error
 
 
 def _canonical_json(value: object) -> str:

@@ -9,7 +9,7 @@ from store.asking import Asking
 from store.campaigns import Campaigns
 from store.canaries import Canaries
 from store.checks import Checks
-from store.database import make_engine
+from store.database import address, make_engine
 from store.labels import Labels
 from store.leases import Leases
 from store.migrate import require_newest, upgrade
@@ -79,6 +79,11 @@ class Store(
             store.close()
             raise
         return store
+
+    @property
+    def address(self) -> str:
+        """Where the database is, without a password."""
+        return address(self._engine)
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.errors import InputError, TrappmError
-from profiler.records import Configuration, Graph, GraphTemplate, Optimizer, Phase, Precision
+from profiler.records import (
+    Configuration,
+    Graph,
+    GraphTemplate,
+    Measurement,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Protocol,
+    Provenance,
+)
 
 RESNET = Configuration(architecture="resnet18", batch_size=4, input_size=96)
 SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
@@ -131,3 +142,18 @@ def test_a_fixed_batch_size_is_the_only_one(graph):
         template.at(3)
     with pytest.raises(InputError, match="batch size is 0"):
         template.at(0)
+
+
+def test_an_outcome_given_as_text_is_that_outcome_and_another_word_is_refused():
+    fields = {
+        "configuration": Configuration(architecture="resnet18", batch_size=1, input_size=64),
+        "device": "cpu-1t",
+        "protocol": Protocol(),
+        "started_at": "2026-11-21T00:00:00+00:00",
+        "duration_s": 1.0,
+    }
+    measurement = Measurement(outcome="ok", provenance="imported", **fields)
+    assert measurement.outcome is Outcome.OK
+    assert measurement.provenance is Provenance.IMPORTED
+    with pytest.raises(InputError, match="outcome is 'fine'; it must be one of ok, oom"):
+        Measurement(outcome="fine", **fields)

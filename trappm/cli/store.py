@@ -50,11 +50,10 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
     Exit status 0: nothing was found; 1: something was, told with how to mend it.
     """
     from store import Store
-    from store.database import address
 
     with Store.open_to_read(_url(database)) as store:
         findings = store.check()
-        where = address(store._engine)
+        where = store.address
     if as_json:
         print_json([asdict(finding) for finding in findings])
     elif findings:
