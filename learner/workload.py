@@ -1,0 +1,39 @@
+"""What a predictor may see of a configuration: its static profile, and nothing of its name.
+
+Whoever predicts puts one together from the graph, the simulated memory of the step and its kernels;
+every prior, head and baseline takes these, so all of them are judged on the same knowledge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from learner.dataset import FloatArray
+from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+
+if TYPE_CHECKING:
+    from profiler.kernel_profile import KernelProfile
+    from profiler.step_profile import StepProfile
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """One configuration as predictors see it."""
+
+    graph: Graph
+    """At the configuration's batch size."""
+    precision: Precision = Precision.FP32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    optimizer: Optimizer = Optimizer.SGD
+    phase: Phase = Phase.TRAIN
+    step: StepProfile | None = None
+    """The allocations of a training step; None where it could not be traced."""
+    kernels: KernelProfile | None = None
+    """The kernels of a step; None where they could not be traced."""
+    embedding: FloatArray | None = None
+    """Of the graph, by the frozen encoder (width)."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.graph.batch_size
