@@ -1,0 +1,55 @@
+"""NumPy arrays as bytes and back, without pickle and without believing what headers promise.
+
+Records of the static profile (`step_profile`, `kernel_profile`) are stored like this.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_ARCHIVE_BYTES = 16 << 20
+
+
+def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """A compressed archive of these arrays; equal arrays give equal bytes."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **dict(arrays))  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(
+    data: bytes, kinds: Mapping[str, npt.DTypeLike], max_array_bytes: int
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of these names and types from what `pack` wrote.
+
+    Raises:
+        Exception: of many kinds, as zipfile, zlib and NumPy find damage; ValueError for an archive
+            or array that is larger than it may be, or of another type.
+    """
+    if len(data) > MAX_ARCHIVE_BYTES:
+        raise ValueError(f"{len(data)} bytes, of at most {MAX_ARCHIVE_BYTES}")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: _read(archive, name, kind, max_array_bytes) for name, kind in kinds.items()}
+
+
+def _read(
+    archive: zipfile.ZipFile, name: str, kind: npt.DTypeLike, max_bytes: int
+) -> npt.NDArray[Any]:
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.file_size > max_bytes:
+        raise ValueError(f"{name} takes {entry.file_size} bytes, of at most {max_bytes}")
+    with archive.open(entry) as stream:
+        content = io.BytesIO(stream.read(entry.file_size))
+    if np.lib.format.read_magic(content) != (1, 0):
+        raise ValueError(f"{name} is in an unknown version of NumPy's format")
+    shape, by_column, found = np.lib.format.read_array_header_1_0(content)
+    if found != np.dtype(kind):
+        raise ValueError(f"{name} is of type {found}, not {np.dtype(kind)}")
+    values: npt.NDArray[Any] = np.frombuffer(content.read(), dtype=found)
+    return values.reshape(shape, order="F" if by_column else "C")
