@@ -44,7 +44,7 @@ REPEATED = [
         ("resnet18", 4, 224), ("resnet50", 1, 224), ("mobilenetv3_small_100", 8, 224),
         ("mobilenetv2_100", 4, 160), ("efficientnet_b0", 2, 224), ("regnetx_002", 8, 224),
         ("regnety_004", 4, 224), ("densenet121", 2, 128), ("vgg11", 1, 224),
-        ("squeezenet1_1", 8, 224), ("shufflenet_v2_x1_0", 8, 224), ("mnasnet_100", 4, 224),
+        ("repvgg_a0", 4, 224), ("tinynet_a", 4, 160), ("mnasnet_100", 4, 224),
         ("convnext_atto", 4, 224), ("deit_tiny_patch16_224", 4, 224),
         ("vit_tiny_patch16_224", 8, 224), ("swin_tiny_patch4_window7_224", 1, 224),
         ("ghostnet_100", 4, 224), ("mixer_s32_224", 4, 224), ("resmlp_12_224", 2, 224),

@@ -157,7 +157,7 @@ def read_canary(
         decision=CanaryDecision.OK,
     )
     before = [earlier for earlier in history if earlier.series == reading.series]
-    known_ms = [r.step_time_ms for r in before if r.step_time_ms is not None]
+    known_ms = [r.step_time_ms for r in _trusted(before, plan) if r.step_time_ms is not None]
     if reference_ms is None and known_ms:
         reference_ms = statistics.median(known_ms[: plan.reference_readings])
     drift = None
@@ -166,6 +166,21 @@ def read_canary(
     reading = dataclasses.replace(reading, reference_ms=reference_ms, relative_drift=drift)
     decision, message = _decide(reading, before, plan, measurement.message)
     return dataclasses.replace(reading, decision=decision, message=message)
+
+
+def _trusted(before: Iterable[CanaryReading], plan: CanaryPlan) -> list[CanaryReading]:
+    """The readings that may set the reference: all but those that stopped the node.
+
+    Otherwise a node that is sick from early on would become its own reference, and pass when it is
+    tried again.
+    """
+    trusted: list[CanaryReading] = []
+    for reading in before:
+        trusted.append(reading)
+        if reading.decision is CanaryDecision.STOP:
+            while trusted and _is_beyond(trusted[-1], plan):
+                trusted.pop()
+    return trusted
 
 
 def _decide(

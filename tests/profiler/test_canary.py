@@ -63,6 +63,8 @@ def decisions(*times_ms: float) -> list[CanaryDecision]:
         ([100, 100, 100, 80, 80], [OK, OK, OK, DRIFTING, STOP]),  # faster is no better
         ([100, 100, 100, 120, 110, 120], [OK, OK, OK, DRIFTING, DRIFTING, DRIFTING]),
         ([100, 120, 120, 120], [OK, DRIFTING, DRIFTING, OK]),  # the first was the odd one
+        # What stopped a node never becomes its reference, however early it was.
+        ([100, 200, 200, 200, 200, 101], [OK, DRIFTING, STOP, STOP, STOP, OK]),
         # Slow creep is seen against the first readings, not against the latest ones.
         ([100, 101, 102, 106, 110, 114, 118, 122], [OK] * 3 + [OK] + [DRIFTING] * 3 + [STOP]),
     ],
@@ -106,6 +108,16 @@ def test_failures_stop_but_a_busy_host_does_not() -> None:
     assert read_all([*steady, measured(300), measured(None, Outcome.OOM)])[-1].decision is STOP
 
 
+def stopped_by(index: int, readings: list[CanaryReading], plan: CanaryPlan) -> bool:
+    """Whether this reading belongs to an unbroken row of far ones that ends in a stop."""
+    for reading in readings[index:]:
+        if reading.relative_drift is None or abs(reading.relative_drift) <= plan.stop_relative:
+            return False
+        if reading.decision is STOP:
+            return True
+    return False
+
+
 @given(
     st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12),
     st.floats(0.01, 0.2),
@@ -129,7 +141,9 @@ def test_decisions_follow_from_the_bounds(
             assert reading.relative_drift is None
             assert reading.decision is OK
             continue
-        assert reading.reference_ms == statistics.median(times_ms[:number][:references])
+        counted = [i for i in range(number) if not stopped_by(i, readings[:number], plan)]
+        first = [times_ms[i] for i in counted][:references]
+        assert reading.reference_ms == statistics.median(first)
         drift = reading.relative_drift
         assert drift is not None
         assert (reading.decision is OK) == (abs(drift) <= drifting)
