@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from learner.distinct import node_keys
 from profiler.errors import InputError
 from profiler.features import NODE_FEATURES, OPERATORS, node_features, static_features
 from profiler.records import Graph
@@ -85,17 +86,24 @@ def to_data(
     vector: npt.NDArray[Any] | None = None,
     target: npt.NDArray[Any] | None = None,
 ) -> Data:
-    """A graph as PyG data: `x` (N, 113), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
+    """A graph as PyG data: `x` (N, 16), `edge_index` (2, E), `vector` (1, v), `y` (1, m).
 
-    The leading 1 makes a batch of them (B, v) and (B, m), never one long row.
+    `x` is the operator's number and 15 scaled sizes, which `learner.distinct` expands to the
+    paper's 113 columns; `keys_by_depth` tells which nodes are equal. The leading 1 makes a batch
+    of them (B, v) and (B, m), never one long row.
 
     Raises:
         InputError: the graph has no nodes, or vector or target is not one row.
     """
     if not graph.node_count:
         raise InputError("a graph without nodes cannot be learned from")
+    features = node_features(graph)
+    operators = features[:, : len(OPERATORS)].argmax(axis=1).astype(np.float32)[:, None]
+    sizes = features[:, len(OPERATORS) :]
+    scaled = scaler.apply(features)[:, len(OPERATORS) :]
     data = Data(
-        x=torch.from_numpy(scaler.apply(node_features(graph))),
+        x=torch.from_numpy(np.hstack([operators, scaled])),
+        keys_by_depth=torch.from_numpy(node_keys(np.hstack([operators, sizes]), graph.edges)),
         edge_index=torch.from_numpy(np.ascontiguousarray(graph.edges.T, dtype=np.int64)),
     )
     for name, row in (("vector", vector), ("y", target)):

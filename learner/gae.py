@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
-from torch_geometric.nn import SAGEConv, global_add_pool
 
 from learner.dataset import FloatArray, Scaler, batches, fit_node_scaler, to_data, with_prefix
+from learner.distinct import Classes, DistinctSAGEConv, classes_of, weighted_batch_norm
 from learner.presets import EncoderPreset
 from learner.randomness import torch_seeded
 from profiler.errors import InputError
@@ -31,20 +31,31 @@ OnProgress = Callable[[int, int], None]
 
 
 class EncoderNetwork(nn.Module):
-    """SAGEConv layers, each followed by batch norm, ReLU and dropout: (N, 113) to (N, width)."""
+    """SAGEConv layers, each followed by batch norm, ReLU and dropout: (U, 113) to (U, width).
+
+    It computes one row for each of the U distinct nodes of a batch.
+    """
 
     def __init__(self, preset: EncoderPreset) -> None:
         super().__init__()
         inputs = (NODE_FEATURES, *preset.widths[:-1])
         self.convolutions = nn.ModuleList(
-            SAGEConv(before, after) for before, after in zip(inputs, preset.widths, strict=True)
+            DistinctSAGEConv(before, after)
+            for before, after in zip(inputs, preset.widths, strict=True)
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in preset.widths)
         self.dropout = nn.Dropout(preset.dropout)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = self.dropout(F.relu(norm(convolution(x, edge_index))))
+    def classes(self, batch: Batch) -> Classes:
+        return classes_of(batch, len(self.convolutions))
+
+    def forward(self, classes: Classes) -> Tensor:
+        x = classes.rows
+        for convolution, norm, layer in zip(
+            self.convolutions, self.norms, classes.layers, strict=True
+        ):
+            x = weighted_batch_norm(norm, convolution(x, layer), layer.counts)
+            x = self.dropout(F.relu(x))
         return x
 
 
@@ -72,9 +83,8 @@ class Encoder:
             for start in range(0, len(graphs), 256):
                 data = [to_data(graph, self.scaler) for graph in graphs[start : start + 256]]
                 for batch in batches(data, self.preset.batch_nodes, range(len(data))):
-                    nodes = self.network(batch.x, batch.edge_index)
-                    pooled = global_add_pool(nodes, batch.batch, size=batch.num_graphs)
-                    found.append(pooled.numpy())
+                    classes = self.network.classes(batch)
+                    found.append(torch.sparse.mm(classes.pool, self.network(classes)).numpy())
         return np.concatenate(found)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -117,20 +127,28 @@ def train_encoder(
                 if not batch.edge_index.shape[1]:
                     continue
                 optimizer.zero_grad()
-                loss = reconstruction_loss(network(batch.x, batch.edge_index), batch)
+                classes = network.classes(batch)
+                loss = reconstruction_loss(network(classes), classes.places, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             on_progress(epoch + 1, preset.epochs)
     return Encoder(preset, network.eval().requires_grad_(False), scaler)
 
 
-def reconstruction_loss(nodes: Tensor, batch: Batch) -> Tensor:
-    """Binary cross-entropy of sigmoid(Z Z^T) on all edges and as many pairs that are no edges."""
-    edges = batch.edge_index
-    positive = edge_scores(nodes, edges)
-    negative = edge_scores(nodes, sample_negatives(batch))
-    loss = F.softplus(-positive).mean()
-    return loss + F.softplus(negative).mean() if len(negative) else loss
+def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:
+    """Binary cross-entropy of sigmoid(Z Z^T) on all edges and as many pairs that are no edges.
+
+    Args:
+        rows: embeddings of the distinct nodes (U, width).
+        places: which of them each node is (N).
+        batch: of graphs with N nodes.
+    """
+    positive, count = torch.unique(places[batch.edge_index], dim=1, return_counts=True)
+    loss = (F.softplus(-edge_scores(rows, positive)) * (count / count.sum())).sum()
+    negative = places[sample_negatives(batch)]
+    if not negative.shape[1]:
+        return loss
+    return loss + F.softplus(edge_scores(rows, negative)).mean()
 
 
 def edge_scores(nodes: Tensor, pairs: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import SAGEConv, global_add_pool
 
 from learner.dataset import batches
+from learner.distinct import DistinctSAGEConv, classes_of
 from learner.presets import HeadPreset
 from profiler.features import NODE_FEATURES, STATIC_FEATURES
 
@@ -35,7 +35,8 @@ class HeadNetwork(nn.Module):
         super().__init__()
         inputs = (NODE_FEATURES, *preset.widths[:-1])
         self.convolutions = nn.ModuleList(
-            SAGEConv(before, after) for before, after in zip(inputs, preset.widths, strict=True)
+            DistinctSAGEConv(before, after)
+            for before, after in zip(inputs, preset.widths, strict=True)
         )
         self.joined_width = preset.widths[-1] + embedding_width + len(STATIC_FEATURES)
         before_layers = (self.joined_width, *preset.hidden[:-1])
@@ -51,12 +52,13 @@ class HeadNetwork(nn.Module):
         self.register_buffer("mean_nodes", torch.ones(()))
 
     def forward(self, data: Batch) -> Tensor:
-        """(graphs, outputs) for a batch with `x`, `edge_index`, `batch` and `vector`."""
-        x = data.x
-        for convolution in self.convolutions:
-            x = self.dropout(F.relu(convolution(x, data.edge_index)))
+        """(graphs, outputs) for a batch of `learner.dataset.to_inputs`."""
+        classes = classes_of(data, len(self.convolutions))
+        x = classes.rows
+        for convolution, layer in zip(self.convolutions, classes.layers, strict=True):
+            x = self.dropout(F.relu(convolution(x, layer)))
         # A sum, as in the paper; the constant divisor only brings its magnitude near one.
-        pooled = global_add_pool(x, data.batch, size=data.num_graphs) / self.mean_nodes
+        pooled = torch.sparse.mm(classes.pool, x) / self.mean_nodes
         joined = torch.cat([pooled, data.vector], dim=1)
         for layer in self.layers:
             joined = self.dropout(F.relu(layer(joined)))

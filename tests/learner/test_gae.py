@@ -54,9 +54,11 @@ def test_training_lowers_the_loss_and_tells_edges_from_other_pairs(zoo, small):
     torch.manual_seed(0)
     untrained = EncoderNetwork(small.encoder).eval()
     with torch.no_grad():
-        before = reconstruction_loss(untrained(batch.x, batch.edge_index), batch)
-        nodes = zoo.encoder.network(batch.x, batch.edge_index)
-        assert reconstruction_loss(nodes, batch) < before
+        classes = untrained.classes(batch)
+        before = reconstruction_loss(untrained(classes), classes.places, batch)
+        rows = zoo.encoder.network(classes)
+        assert reconstruction_loss(rows, classes.places, batch) < before
+        nodes = rows[classes.places]
         edges = edge_scores(nodes, batch.edge_index)
         others = edge_scores(nodes, sample_negatives(batch))
     auc = (edges[:, None] > others[None, :]).float().mean()
@@ -96,9 +98,10 @@ def test_training_leaves_the_global_random_state_alone(zoo, small):
 
 def test_the_embedding_is_the_sum_over_nodes_whatever_is_embedded_beside(zoo):
     graph = zoo.graphs[7]
-    data = to_data(graph, zoo.encoder.scaler)
+    batch = next(batches([to_data(graph, zoo.encoder.scaler)], 10**9, [0]))
     with torch.no_grad():
-        nodes = zoo.encoder.network(data.x, data.edge_index)
+        classes = zoo.encoder.network.classes(batch)
+        nodes = zoo.encoder.network(classes)[classes.places]
     alone = zoo.encoder.embed([graph])
     np.testing.assert_allclose(alone[0], nodes.sum(dim=0).numpy(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(alone[0], zoo.embeddings[7], rtol=1e-4, atol=1e-4)
