@@ -1,0 +1,58 @@
+"""What status and report tell of a campaign, from its store alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from campaign_crew import BUDGET, FakeCrew, campaign
+from test_campaign_canary import CANARY
+
+from store import Home
+from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
+
+
+@pytest.fixture
+def finished(store):
+    """A campaign whose source drifted for a while."""
+    run = campaign(store, FakeCrew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]}), canary=CANARY)
+    run.run()
+    return run
+
+
+def test_the_canary_of_each_worker_is_one_row(store, finished, tmp_path):
+    facts = campaign_facts(store, Home(tmp_path), finished.id)
+    assert json.loads(json.dumps(facts)) == facts  # as --json prints it
+    source, target = sorted(facts["canary"], key=lambda row: row["device"], reverse=True)
+    assert source["step_times_ms"] == [10.0, 11.2, 11.2, 10.2]
+    assert source["reference_ms"] == 10.0
+    assert source["last_drift"] == pytest.approx(0.02)
+    assert (source["decision"], target["decision"]) == ("ok", "ok")
+
+
+@pytest.mark.parametrize("show", [print_status, print_report])
+def test_people_see_its_last_drift_and_how_it_went(store, finished, tmp_path, capsys, show):
+    show(campaign_facts(store, Home(tmp_path), finished.id))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "▁██▂" in line]
+    assert row.split()[0] == "cpu-2t"
+    assert row.split()[-4:] == ["10", "10.2", "2", "ok"]
+
+
+def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):
+    (row,) = campaign_rows(store, Home(tmp_path))
+    assert (row["id"], row["state"]) == (finished.id, "finished")
+    assert row["labels"] == sum(BUDGET.values())
+
+
+def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, finished, tmp_path):
+    store.set_campaign_state(finished.id, "running")
+    (row,) = campaign_rows(store, Home(tmp_path))
+    assert row["state"] == f"interrupted; go on with: trappm campaign resume {finished.id}"
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([5.0], "▁"), ([1.0, None, 8.0], "▁·█"), ([None], "·"), ([0.0] * 30, "▁" * 20)],
+)
+def test_a_sparkline_scales_what_is_known(values, bars):
+    assert sparkline(values) == bars
