@@ -136,10 +136,10 @@ class DistinctSAGEConv(SAGEConv):  # type: ignore[misc]  # PyG has no types
 
     def forward(self, x: Tensor, layer: Layer) -> Tensor:
         """Rows of the classes before (U before, in) to rows of the classes (U, out)."""
-        from_predecessors = nn.functional.linear(x, self.lin_l.weight).float()
-        own: Tensor = self.lin_r(x).float()
+        from_predecessors = nn.functional.linear(x, self.lin_l.weight)
+        own: Tensor = self.lin_r(x)
         averaged = torch.sparse.mm(layer.mean, from_predecessors)
-        result: Tensor = averaged + own[layer.roots] + self.lin_l.bias
+        result: Tensor = averaged + own.index_select(0, layer.roots) + self.lin_l.bias
         return result
 
 

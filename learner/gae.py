@@ -136,38 +136,53 @@ def train_encoder(
 
 
 def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:
-    """Binary cross-entropy of sigmoid(Z Z^T) on all edges and as many pairs that are no edges.
+    """Binary cross-entropy of sigmoid(Z Z^T) on all edges and on pairs that are no edges.
+
+    Edges between the same distinct nodes are scored once, together with one pair drawn in the
+    graph of the first of them, and count as often as they are: with the graphs in random order, the
+    expectation of scoring every edge beside a pair of its own.
 
     Args:
         rows: embeddings of the distinct nodes (U, width).
         places: which of them each node is (N).
         batch: of graphs with N nodes.
     """
-    positive, count = torch.unique(places[batch.edge_index], dim=1, return_counts=True)
-    loss = (F.softplus(-edge_scores(rows, positive)) * (count / count.sum())).sum()
-    negative = places[sample_negatives(batch)]
-    if not negative.shape[1]:
+    edges = batch.edge_index
+    producers, consumers = places[edges].numpy()
+    _, first, count = np.unique(
+        producers * len(rows) + consumers, return_index=True, return_counts=True
+    )
+    chosen = torch.from_numpy(first)
+    weight = torch.from_numpy(count.astype(np.float32))
+    loss = (F.softplus(-edge_scores(rows, places[edges[:, chosen]])) * weight).sum() / weight.sum()
+    negative, kept = sample_negatives(batch, chosen)
+    if not kept.any():
         return loss
-    return loss + F.softplus(edge_scores(rows, negative)).mean()
+    weight = weight[kept]
+    scores = edge_scores(rows, places[negative])
+    return loss + (F.softplus(scores) * weight).sum() / weight.sum()
 
 
 def edge_scores(nodes: Tensor, pairs: Tensor) -> Tensor:
     """The logits of the decoder for these pairs (2, P): entries of Z Z^T, shape (P)."""
-    return (nodes[pairs[0]] * nodes[pairs[1]]).sum(dim=-1)
+    return (nodes.index_select(0, pairs[0]) * nodes.index_select(0, pairs[1])).sum(dim=-1)
 
 
-def sample_negatives(batch: Batch) -> Tensor:
-    """About one pair of distinct nodes for each edge, within its graph, that no edge joins (2, P).
+def sample_negatives(batch: Batch, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """For most of the chosen edges (C), a pair of distinct nodes of its graph that no edge joins.
 
     Pairs across graphs would be told apart by batch size alone. A draw that hits an edge, in
     either direction, is dropped rather than drawn again.
+
+    Returns:
+        The pairs (2, P), and which of the chosen edges have one (C).
     """
     edges = batch.edge_index
-    source = edges[0]
+    source = edges[0, chosen]
     graph = batch.batch[source]
     first, size = batch.ptr[graph], (batch.ptr[1:] - batch.ptr[:-1])[graph]
     target = first + (torch.rand(len(source)) * size).long().clamp(max=size - 1)
     count = int(batch.num_nodes)
     taken = torch.cat([edges[0] * count + edges[1], edges[1] * count + edges[0]])
     keep = (source != target) & ~torch.isin(source * count + target, taken)
-    return torch.stack([source[keep], target[keep]])
+    return torch.stack([source[keep], target[keep]]), keep

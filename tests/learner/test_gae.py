@@ -26,6 +26,10 @@ def whole_batch(zoo):
     return next(batches(data, 10**9, range(len(data))))
 
 
+def every_edge(batch):
+    return torch.arange(batch.edge_index.shape[1])
+
+
 def test_the_paper_preset_has_the_papers_layers():
     network = EncoderNetwork(PAPER.encoder)
     sizes = [(c.in_channels, c.out_channels) for c in network.convolutions]
@@ -60,16 +64,34 @@ def test_training_lowers_the_loss_and_tells_edges_from_other_pairs(zoo, small):
         assert reconstruction_loss(rows, classes.places, batch) < before
         nodes = rows[classes.places]
         edges = edge_scores(nodes, batch.edge_index)
-        others = edge_scores(nodes, sample_negatives(batch))
+        others = edge_scores(nodes, sample_negatives(batch, every_edge(batch))[0])
     auc = (edges[:, None] > others[None, :]).float().mean()
     assert auc > 0.65
+
+
+def test_the_loss_over_distinct_edges_is_the_mean_over_all_edges(zoo, monkeypatch):
+    deep = max(zoo.graphs, key=lambda graph: graph.node_count)
+    batch = next(batches([to_data(deep, zoo.encoder.scaler)], 10**9, [0]))
+    classes = zoo.encoder.network.classes(batch)
+    assert len(torch.unique(classes.places[batch.edge_index], dim=1).T) < deep.edge_count
+    rows = torch.randn(classes.pool.shape[1], 4, generator=torch.Generator().manual_seed(0))
+    # The same other end for every producer, so that what is drawn does not depend on the draw.
+    monkeypatch.setattr(torch, "rand", lambda n: torch.full((n,), 0.999))
+    found = reconstruction_loss(rows, classes.places, batch)
+    nodes = rows[classes.places]
+    edges = edge_scores(nodes, batch.edge_index)
+    others = edge_scores(nodes, sample_negatives(batch, every_edge(batch))[0])
+    softplus = torch.nn.functional.softplus
+    torch.testing.assert_close(found, softplus(-edges).mean() + softplus(others).mean())
 
 
 def test_negatives_are_pairs_of_one_graph_that_no_edge_joins(zoo):
     batch = whole_batch(zoo)
     edges = {tuple(e) for e in batch.edge_index.T.tolist()}
-    negatives = sample_negatives(batch).T.tolist()
-    assert len(negatives) > 0.5 * len(edges)
+    pairs, kept = sample_negatives(batch, every_edge(batch))
+    negatives = pairs.T.tolist()
+    assert len(negatives) == kept.sum() > 0.5 * len(edges)
+    assert torch.equal(pairs[0], batch.edge_index[0][kept])
     for a, b in negatives:
         assert a != b
         assert (a, b) not in edges
