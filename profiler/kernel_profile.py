@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,11 @@ from profiler.array_archive import pack, unpack
 from profiler.errors import TrappmError, one_line
 from profiler.records import IntArray, MemoryFormat, Phase, Precision
 from profiler.step_trace import ConvolutionKind, Pass
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from profiler.model_input import Sample
 
 __all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
 
@@ -86,6 +91,7 @@ _COLUMNS: dict[str, npt.DTypeLike] = {
     "passes": np.int8,
     "counts": np.int32,
     "half": np.bool_,
+    "channels_last": np.bool_,
     "sizes": np.int64,
     "windows": np.int32,
     "strides": np.int32,
@@ -109,6 +115,8 @@ class KernelTable:
     """How often it runs in the step (n)."""
     half: npt.NDArray[np.bool_]
     """Whether it computes in 16 bits (n)."""
+    channels_last: npt.NDArray[np.bool_]
+    """Whether it works on images whose channels lie next to each other (n)."""
     sizes: IntArray
     """By `Size`, first the part that does not depend on the batch, then what each sample adds
     (n, 7, 2)."""
@@ -172,6 +180,9 @@ class KernelProfile:
     """Their elements."""
     precision: Precision
     memory_format: MemoryFormat
+    """Of images and weights; what comes after may have another."""
+    fused_attention: bool = True
+    """Whether the software stack has one kernel for attention; PyTorch before 2.0 has not."""
     batch_size: int | None = None
     """Of a model that knows one only; the sizes then do not depend on the batch."""
 
@@ -203,6 +214,7 @@ class KernelProfile:
                 self.parameters,
                 list(Precision).index(self.precision),
                 list(MemoryFormat).index(self.memory_format),
+                self.fused_attention,
                 self.batch_size or 0,
             ),
             dtype=np.int64,
@@ -219,9 +231,10 @@ class KernelProfile:
         kinds = {f"{phase}.{name}": kind for phase in Phase for name, kind in _COLUMNS.items()}
         try:
             arrays = unpack(data, {**kinds, _NUMBERS: np.int64}, _MAX_ARRAY_BYTES)
-            tensors, parameters, precision, memory_format, batch = arrays[_NUMBERS].tolist()
-            if min(tensors, parameters, precision, memory_format, batch) < 0:
-                raise ValueError(f"the numbers {arrays[_NUMBERS].tolist()}")
+            numbers = arrays[_NUMBERS].tolist()
+            tensors, parameters, precision, memory_format, fused, batch = numbers
+            if min(numbers) < 0:
+                raise ValueError(f"the numbers {numbers}")
             tables = {
                 phase: KernelTable(**{name: arrays[f"{phase}.{name}"] for name in _COLUMNS})
                 for phase in Phase
@@ -233,6 +246,7 @@ class KernelProfile:
                 parameters=parameters,
                 precision=list(Precision)[precision],
                 memory_format=list(MemoryFormat)[memory_format],
+                fused_attention=bool(fused),
                 batch_size=batch or None,
             )
         except Exception as error:  # zipfile, zlib and NumPy have many ways to find damage
@@ -244,3 +258,37 @@ class KernelProfile:
 _NUMBERS = "numbers"
 """One more array: what is not an array in the record."""
 _MAX_ARRAY_BYTES = 2 * len(Size) * 8 * MAX_KERNELS + 4096
+
+
+def kernel_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    *,
+    precision: Precision = Precision.FP32,
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    fused_attention: bool = True,
+    batch_size: int | None = None,
+) -> KernelProfile:
+    """Traces both steps of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        precision, memory_format: of the configuration.
+        fused_attention, batch_size: as `kernel_recorder.trace_kernels`.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnsupportedModelError: a step cannot be traced; the reason is told.
+    """
+    from profiler.kernel_recorder import trace_kernels
+    from profiler.module_graph import on_meta
+
+    return trace_kernels(
+        on_meta(model, input_size),
+        input_size,
+        precision=precision,
+        memory_format=memory_format,
+        fused_attention=fused_attention,
+        batch_size=batch_size,
+    )

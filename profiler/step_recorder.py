@@ -103,7 +103,7 @@ def _record(model: nn.Module, sample: Sample, batch_size: int) -> _Recorder:
             recorder.see(target)
             with keeping:
                 output = model(images)
-            loss = _loss(output, target)
+            loss = loss_of(output, target)
             del output
             recorder.end_forward()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ def _record(model: nn.Module, sample: Sample, batch_size: int) -> _Recorder:
     return recorder
 
 
-def _loss(output: Any, target: Tensor) -> Tensor:
+def loss_of(output: Any, target: Tensor) -> Tensor:
     """Cross-entropy of class scores (distilled models give those of two heads); else the mean."""
     parts = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
     if not parts:

@@ -1,0 +1,239 @@
+"""The kernels of workloads as arrays from which `learner.step_time` computes how long they take.
+
+Nothing here is fitted: sizes, classes, and what follows from them for a device of so many units
+and so much cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from learner.device_specs import DeviceSpec
+from learner.workload import Workload
+from profiler.errors import InputError
+from profiler.kernel_profile import KernelKind, Kernels, Pass, Size
+from profiler.records import Optimizer, Phase
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+PRODUCTS = 7
+"""The kinds before this one multiply; the others are bound by memory."""
+STREAMS = len(KernelKind) - PRODUCTS
+PASSES = len(Pass)
+
+# Different kernels of a library do convolutions of different shape: so many classes of each kind.
+DETAILS = {
+    KernelKind.POINTWISE: 2,
+    KernelKind.DENSE: 7,
+    KernelKind.GROUPED: 7,
+    KernelKind.DEPTHWISE: 10,
+    KernelKind.LINEAR: 1,
+    KernelKind.MATMUL: 1,
+    KernelKind.ATTENTION: 1,
+}
+_FIRST_DETAIL = np.cumsum([0, *DETAILS.values()])
+DETAIL_COUNT = int(_FIRST_DETAIL[-1])
+
+CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
+"""Logarithm of bytes touched over the size of the cache."""
+
+ALIGNED_AXES = 3
+"""Rows (for convolutions the pixels of an image), columns and depth."""
+
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32))
+"""Rows and columns of the result that one unit computes at a time; a library chooses."""
+_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_LEAST_DEPTH_OF_A_SPLIT = 256
+
+BYTES_PER_PARAMETER = {Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0}
+"""Read and written by an update in fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What n workloads do, with P kernels in all that multiply."""
+
+    stream_bytes: Tensor
+    """Of kernels bound by memory, by kind, direction, width, layout and knot (n, 88, knots)."""
+    dispatches: Tensor
+    """Kernels forward, backward, and of the optimizer (n, 3)."""
+    optimizer_bytes: Tensor
+    """(n)."""
+    owner: Tensor
+    """Which workload each product belongs to; all further arrays have a row a product (P)."""
+    count: Tensor
+    base: Tensor
+    """Kind and pass."""
+    detail: Tensor
+    """Detail and pass."""
+    half: Tensor
+    last: Tensor
+    """1 for channels-last."""
+    reordered: Tensor
+    """1 where the library wants another layout than the tensors have."""
+    log_flops: Tensor
+    bytes: Tensor
+    columns: Tensor
+    depth: Tensor
+    alignment: Tensor
+    """For each axis, 0 to 2: divides by 8, even, odd (P, axes)."""
+    tiles: Tensor
+    """Logarithm of work over useful work for each of `TILES` (P, tiles); 0 for others."""
+
+    def __len__(self) -> int:
+        return len(self.dispatches)
+
+
+def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
+    """The terms of these workloads on a device of this specification.
+
+    Raises:
+        InputError: a workload without kernels.
+    """
+    streams = np.zeros((len(workloads), STREAMS * 8, len(CACHE_KNOTS)))
+    dispatches = np.zeros((len(workloads), 3))
+    optimizer = np.zeros(len(workloads))
+    parts: list[dict[str, Array | Indices]] = []
+    for row, workload in enumerate(workloads):
+        profile = workload.kernels
+        if profile is None:
+            raise InputError("a workload without kernels has no simulated step time")
+        kernels = profile.at(workload.batch_size, workload.phase)
+        table = kernels.table
+        forward = table.passes == Pass.FORWARD
+        dispatches[row, :2] = table.counts[forward].sum(), table.counts[~forward].sum()
+        if workload.phase is Phase.TRAIN:
+            dispatches[row, 2] = profile.parameter_tensors
+            optimizer[row] = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer]
+        streams[row] = _streams(kernels, spec)
+        part = _products(kernels, spec)
+        part["owner"] = np.full(len(part["base"]), row)
+        parts.append(part)
+    joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    return Terms(
+        stream_bytes=torch.from_numpy(streams),
+        dispatches=torch.from_numpy(dispatches),
+        optimizer_bytes=torch.from_numpy(optimizer),
+        **{name: torch.from_numpy(values) for name, values in joined.items()},
+    )
+
+
+def stream_class(kind: int, backward: int, half: int, last: int) -> int:
+    return (kind - PRODUCTS) * 8 + backward * 4 + half * 2 + last
+
+
+def _streams(kernels: Kernels, spec: DeviceSpec) -> Array:
+    """Bytes of kernels bound by memory (88, knots), each shared by the two knots beside it."""
+    table = kernels.table
+    chosen = table.kinds >= PRODUCTS
+    touched = kernels.sizes[chosen, : Size.WRITTEN_BYTES + 1].sum(axis=1)
+    kinds = table.kinds[chosen].astype(np.int64)
+    backward = (table.passes[chosen] != Pass.FORWARD).astype(np.int64)
+    classes = (kinds - PRODUCTS) * 8 + backward * 4
+    classes += 2 * table.half[chosen] + table.channels_last[chosen]
+    ratio = np.log(np.maximum(touched, 1) / (spec.cache_mib * 2**20))
+    place = np.interp(ratio, CACHE_KNOTS, np.arange(len(CACHE_KNOTS)))
+    below = np.minimum(place.astype(np.int64), len(CACHE_KNOTS) - 2)
+    share = place - below
+    amount = touched * table.counts[chosen]
+    result = np.zeros((STREAMS * 8, len(CACHE_KNOTS)))
+    np.add.at(result, (classes, below), amount * (1 - share))
+    np.add.at(result, (classes, below + 1), amount * share)
+    return result
+
+
+def _products(kernels: Kernels, spec: DeviceSpec) -> dict[str, Array | Indices]:
+    table = kernels.table
+    chosen = table.kinds < PRODUCTS
+    sizes = np.maximum(kernels.sizes[chosen], 1.0)
+    rows, columns, depth, products = sizes[:, Size.ROWS :].T
+    kinds = table.kinds[chosen].astype(np.int64)
+    passes = table.passes[chosen].astype(np.int64)
+    windows = table.windows[chosen].astype(np.int64)
+    strides = table.strides[chosen].astype(np.int64)
+    pixels = table.pixels[chosen]
+    convolution = kinds <= KernelKind.DEPTHWISE
+    weight_gradient = passes == Pass.WEIGHT_GRADIENT
+    fan_in = np.where(passes == Pass.FORWARD, depth, columns)
+    fan_in = np.where(passes == Pass.DATA_GRADIENT, columns * windows, fan_in) / windows
+    half, last = table.half[chosen], table.channels_last[chosen]
+    tiled = (kinds != KernelKind.DEPTHWISE) & (kinds != KernelKind.GROUPED)
+    tiled &= kinds != KernelKind.ATTENTION
+    axes = np.stack(
+        [
+            np.where(convolution, pixels, rows),
+            np.where(weight_gradient & convolution, fan_in, columns),
+            np.where(convolution & ~weight_gradient, depth / windows, depth),
+        ],
+        axis=1,
+    ).round()
+    axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
+    alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
+    alignment[~(half & tiled)] = 0
+    detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in)
+    return {
+        "count": table.counts[chosen].astype(np.float64),
+        "base": kinds * PASSES + passes,
+        "detail": detail * PASSES + passes,
+        "half": half.astype(np.float64),
+        "last": last.astype(np.float64),
+        "reordered": (convolution & half & ~last).astype(np.float64),
+        "log_flops": np.log(sizes[:, Size.FLOPS]),
+        "bytes": sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1),
+        "columns": columns,
+        "depth": depth,
+        "alignment": alignment.astype(np.int64),
+        "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],
+    }
+
+
+def _detail(kinds: Indices, windows: Indices, strides: Indices, fan_in: Array) -> Indices:
+    strided = (strides > 1).astype(np.int64)
+    patch = (windows == strides**2) & (windows > 1)
+    dense = np.select(
+        [fan_in <= 4, patch, windows < 9, windows == 9, windows <= 25],
+        [0, 1, 2, 3 + strided, 5],
+        6,
+    )
+    grouped = np.searchsorted([4, 8, 16, 24, 32, 64], fan_in)
+    depthwise = 2 * np.searchsorted([9, 25, 49, 121], windows) + strided
+    result: Indices = np.select(
+        [
+            kinds == KernelKind.POINTWISE,
+            kinds == KernelKind.DENSE,
+            kinds == KernelKind.GROUPED,
+            kinds == KernelKind.DEPTHWISE,
+        ],
+        [strided, dense, grouped, depthwise],
+        0,
+    ).astype(np.int64)
+    return result
+
+
+def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:
+    """Log of work over useful work: tiles at the edges, and units idle in the last wave.
+
+    A library may divide the depth among units too, where it is long.
+    """
+    result = []
+    for height, width in TILES:
+        best = np.full(len(rows), np.inf)
+        for high, wide in {(height, width), (width, height)}:
+            across, down = np.ceil(rows / high), np.ceil(columns / wide)
+            padded = across * high * down * wide / (rows * columns)
+            tiles = across * down * products
+            wave = np.full(len(rows), np.inf)
+            for split in _SPLITS:
+                fits = (split == 1) | (depth / split >= _LEAST_DEPTH_OF_A_SPLIT)
+                waves = np.ceil(tiles * split / units) * units / (tiles * split)
+                wave = np.where(fits, np.minimum(wave, waves * (1 + 0.02 * (split > 1))), wave)
+            best = np.minimum(best, padded * wave)
+        result.append(np.log(best))
+    return np.stack(result, axis=1)
