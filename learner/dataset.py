@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from profiler.features import NODE_FEATURES, OPERATORS, node_features, static_fe
 from profiler.records import Graph
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 CLIP = 6.0
 """Scaled features stay within so many deviations: a graph unlike all others must not run away."""
@@ -47,6 +49,9 @@ class Scaler:
         clipped: FloatArray = np.clip(scaled, -CLIP, CLIP).astype(np.float32)
         return clipped
 
+    def part(self, columns: slice) -> Self:
+        return type(self)(self.mean[columns], self.deviation[columns])
+
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         return {
             f"{prefix}.mean": torch.from_numpy(self.mean.copy()),
@@ -66,16 +71,17 @@ def log_static_features(graphs: Sequence[Graph]) -> FloatArray:
 
 def fit_node_scaler(graphs: Sequence[Graph]) -> Scaler:
     """The scale of node features over all nodes of these graphs; the one-hot columns stay as is."""
-    count, total, squares = 0, np.zeros(NODE_FEATURES), np.zeros(NODE_FEATURES)
+    sizes = NODE_FEATURES - _SIZES.start
+    count, total, squares = 0, np.zeros(sizes), np.zeros(sizes)
     for graph in graphs:
-        features = node_features(graph).astype(np.float64)
-        count += len(features)
-        total += features.sum(axis=0)
-        squares += (features**2).sum(axis=0)
-    mean = total / max(count, 1)
-    deviation = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0.0))
-    deviation[deviation < 1e-6] = 1.0
-    mean[: len(OPERATORS)], deviation[: len(OPERATORS)] = 0.0, 1.0
+        table = _node_table(graph)[0][:, 1:].astype(np.float64)
+        count += len(table)
+        total += table.sum(axis=0)
+        squares += (table**2).sum(axis=0)
+    mean, deviation = np.zeros(NODE_FEATURES), np.ones(NODE_FEATURES)
+    mean[_SIZES] = total / max(count, 1)
+    spread = np.sqrt(np.maximum(squares / max(count, 1) - mean[_SIZES] ** 2, 0.0))
+    deviation[_SIZES] = np.where(spread < 1e-6, 1.0, spread)
     return Scaler(mean.astype(np.float32), deviation.astype(np.float32))
 
 
@@ -97,13 +103,10 @@ def to_data(
     """
     if not graph.node_count:
         raise InputError("a graph without nodes cannot be learned from")
-    features = node_features(graph)
-    operators = features[:, : len(OPERATORS)].argmax(axis=1).astype(np.float32)[:, None]
-    sizes = features[:, len(OPERATORS) :]
-    scaled = scaler.apply(features)[:, len(OPERATORS) :]
+    table, keys = _node_table(graph)
     data = Data(
-        x=torch.from_numpy(np.hstack([operators, scaled])),
-        keys_by_depth=torch.from_numpy(node_keys(np.hstack([operators, sizes]), graph.edges)),
+        x=torch.from_numpy(np.hstack([table[:, :1], scaler.part(_SIZES).apply(table[:, 1:])])),
+        keys_by_depth=torch.from_numpy(keys),
         edge_index=torch.from_numpy(np.ascontiguousarray(graph.edges.T, dtype=np.int64)),
     )
     for name, row in (("vector", vector), ("y", target)):
@@ -113,6 +116,23 @@ def to_data(
             raise InputError(f"the {name} of one graph has shape {row.shape}; it must be one row")
         data[name] = torch.from_numpy(np.asarray(row, dtype=np.float32))[None, :]
     return data
+
+
+_TABLES: WeakKeyDictionary[Graph, tuple[FloatArray, IntArray]] = WeakKeyDictionary()
+_SIZES = slice(len(OPERATORS), NODE_FEATURES)
+
+
+def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
+    """Operator number and sizes, not scaled (N, 16), and the keys of `learner.distinct`.
+
+    Kept as long as the graph, since cross-validation and ensembles ask again and again.
+    """
+    if graph not in _TABLES:
+        features = node_features(graph)
+        operators = features[:, : _SIZES.start].argmax(axis=1).astype(np.float32)[:, None]
+        table = np.hstack([operators, features[:, _SIZES]])
+        _TABLES[graph] = table, node_keys(table, graph.edges)
+    return _TABLES[graph]
 
 
 def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Iterator[Batch]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import SAGEConv
 
 from profiler.features import OPERATORS
 
@@ -66,6 +65,8 @@ class Layer:
 
     roots: Tensor
     """The class of the node itself, at the depth before (U)."""
+    edges: Tensor
+    """Of one node of each class: the predecessor's class before, and its own (2, E)."""
     mean: Tensor
     """Sparse: averages the classes of the predecessors (U, U before)."""
     counts: Tensor
@@ -107,13 +108,13 @@ def classes_of(batch: Batch, depth: int) -> Classes:
         chosen[first] = True
         into = chosen[consumers]  # one node stands for its class, so only its edges count
         target = place[consumers[into]]
+        source = before[producers[into]]
         degree = np.bincount(target, minlength=len(first))
         layers.append(
             Layer(
                 roots=torch.from_numpy(before[first]),
-                mean=_sparse(
-                    target, before[producers[into]], 1 / degree[target], (len(first), width)
-                ),
+                edges=torch.from_numpy(np.stack([source, target])),
+                mean=_sparse(target, source, 1 / degree[target], (len(first), width)),
                 counts=torch.from_numpy(counts.astype(np.float32)),
             )
         )
@@ -128,11 +129,17 @@ def expanded(compact: Tensor) -> Tensor:
     return torch.cat([one_hot.to(compact.dtype), compact[:, 1:]], dim=1)
 
 
-class DistinctSAGEConv(SAGEConv):  # type: ignore[misc]  # PyG has no types
-    """PyG's SAGEConv (mean), with its weights, over classes of nodes.
+class DistinctSAGEConv(nn.Module):
+    """PyG's SAGEConv (mean), with its weights by name, over classes of nodes.
 
     Since averaging is linear, both matrices are applied before it, where classes are fewer.
     """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.lin_l = nn.Linear(in_channels, out_channels)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, layer: Layer) -> Tensor:
         """Rows of the classes before (U before, in) to rows of the classes (U, out)."""

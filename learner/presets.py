@@ -27,7 +27,20 @@ class EncoderPreset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadPreset:
+class Training:
+    """How a network is trained on labels, from scratch or from another device's weights."""
+
+    learning_rate: float
+    weight_decay: float
+    epochs: int
+    fine_tune_epochs: int
+    fine_tune_learning_rate: float
+    batch_nodes: int
+    """As for the encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPreset(Training):
     """The heads: SAGEConv layers, sum pool, then fully connected layers, for each ensemble member.
 
     A member never sees one of the `members` folds of the architectures; what it predicts there
@@ -39,13 +52,7 @@ class HeadPreset:
     hidden: tuple[int, ...]
     """Output width of each fully connected layer before the linear one."""
     dropout: float
-    learning_rate: float
-    weight_decay: float
-    epochs: int
-    fine_tune_epochs: int
-    fine_tune_learning_rate: float
     members: int
-    batch_nodes: int
     physical_prior: bool
     """Learn what is left after the physical prior; without it, after the mean."""
 

@@ -19,11 +19,18 @@ from torch_geometric.data import Batch, Data
 
 from learner.dataset import batches
 from learner.distinct import DistinctSAGEConv, classes_of
-from learner.presets import HeadPreset
+from learner.presets import HeadPreset, Training
 from profiler.features import NODE_FEATURES, STATIC_FEATURES
 
 HUBER_DELTA = 0.5
 """Errors beyond this many deviations count by their size only, not by their square."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A number from outputs and targets (k) each."""
+
+
+def huber(output: Tensor, target: Tensor) -> Tensor:
+    return F.huber_loss(output, target, delta=HUBER_DELTA)
 
 
 class HeadNetwork(nn.Module):
@@ -67,19 +74,20 @@ class HeadNetwork(nn.Module):
 
 
 def train_network(
-    network: HeadNetwork,
+    network: nn.Module,
     data: Sequence[Data],
     *,
     epochs: int,
     learning_rate: float,
-    preset: HeadPreset,
+    preset: Training,
     generator: np.random.Generator,
     on_epoch: Callable[[], None],
+    loss: Loss = huber,
 ) -> None:
     """Trains in place on data with `y` (1, outputs), where NaN is missing; then freezes it.
 
     The step size falls to zero along a half cosine, so that the end does not depend on the luck
-    of the last batch.
+    of the last batch, and no checkpoint needs to be picked.
     """
     network.train()
     optimizer = torch.optim.AdamW(
@@ -99,8 +107,7 @@ def train_network(
             output = network(batch)
             if output.shape != batch.y.shape:
                 raise AssertionError(f"outputs {output.shape} against labels {batch.y.shape}")
-            loss = F.huber_loss(output[known], batch.y[known], delta=HUBER_DELTA)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss(output[known], batch.y[known]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         schedule.step()
         on_epoch()
@@ -108,7 +115,7 @@ def train_network(
 
 
 def network_outputs(
-    network: HeadNetwork, data: Sequence[Data], max_nodes: int
+    network: nn.Module, data: Sequence[Data], max_nodes: int
 ) -> npt.NDArray[np.float64]:
     """What a frozen network says of these graphs (n, outputs)."""
     with torch.no_grad():

@@ -1,0 +1,1 @@
+"""What others published before, trained and judged by the same code as ours."""

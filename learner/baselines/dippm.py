@@ -1,0 +1,45 @@
+"""DIPPM: three GraphSAGE layers and five static features, with Huber's loss.
+
+Panner Selvam and Brorsson, "DIPPM: a deep learning inference performance predictive model using
+graph neural networks", Euro-Par 2023, section 3: SAGE layers of 512, pooled, joined with MACs,
+batch size and the numbers of convolutions, dense layers and ReLUs, three fully connected layers,
+dropout 0.05, Huber's loss. Its 500 epochs at a step size of 2.8e-5 are replaced by those that all
+baselines get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from learner.baselines.nnlqp import SageNetwork
+from learner.baselines.sizes import LAPTOP_SIZE, Size
+from learner.dataset import FloatArray
+from learner.networks import NetworkEstimator, huber_log
+from profiler.records import Graph
+
+_COUNTED = (("Conv", "ConvTranspose"), ("Gemm", "MatMul"), ("Relu",))
+
+
+def dippm(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
+    return NetworkEstimator(
+        name="dippm",
+        network=lambda width: SageNetwork(width, size.width, layers=3, hidden_layers=3),
+        vector=_static,
+        loss=huber_log,
+        training=size.training,
+    )
+
+
+def _static(graphs: Sequence[Graph]) -> FloatArray:
+    """Logarithms of MACs, batch size, and how many operators of three kinds there are (n, 5)."""
+    rows = [
+        (
+            graph.macs.sum(),
+            graph.batch_size,
+            *(sum(operator in kinds for operator in graph.operators) for kinds in _COUNTED),
+        )
+        for graph in graphs
+    ]
+    return np.log1p(np.array(rows, dtype=np.float64).reshape(len(graphs), 5)).astype(np.float32)

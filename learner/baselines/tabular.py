@@ -1,0 +1,101 @@
+"""Regression on the six static features alone: what a graph network must beat to be worth it.
+
+TraPPM compares itself with a multilayer perceptron and with gradient boosting on batch size, nodes,
+edges, MACs, parameters and memory. Both learn the logarithm of the metric here, from logarithms of
+the features. scikit-learn and XGBoost (Chen and Guestrin 2016) do the work.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.dataset import Scaler, log_static_features
+from learner.estimator import Estimate, Model, Targets
+from learner.networks import labelled
+from learner.workload import Workload
+from profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TabularModel:
+    """A fitted regression with the scales of its inputs and output."""
+
+    regression: Any
+    scaler: Scaler
+    centre: float
+    scale: float
+
+    def predict(self, workloads: Sequence[Workload]) -> Estimate:
+        if len(workloads) == 0:
+            return Estimate(np.zeros(0))
+        features = self.scaler.apply(log_static_features([w.graph for w in workloads]))
+        units = np.asarray(self.regression.predict(features), dtype=np.float64)
+        return Estimate(np.exp(self.centre + self.scale * units))
+
+
+@dataclass(frozen=True, eq=False)
+class TabularEstimator:
+    """Any regression with `fit` and `predict`, made anew for each training."""
+
+    name: str
+    regression: Callable[[int], Any]
+    """Makes one that draws from this seed."""
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> TabularModel:
+        """As `learner.estimator.Estimator`; it has no weights to start from."""
+        if start is not None:
+            raise InputError(f"{self.name} cannot start from the weights of another device")
+        chosen, values = labelled(workloads, targets)
+        features = log_static_features([w.graph for w in chosen])
+        scaler, logs = Scaler.fit(features), np.log(values)
+        centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
+        regression = self.regression(int(generator.integers(2**31)))
+        with warnings.catch_warnings():
+            # So many rounds are what it gets, converged or not.
+            warnings.filterwarnings("ignore", message="Stochastic Optimizer: Maximum iterations")
+            regression.fit(scaler.apply(features), (logs - centre) / scale)
+        return TabularModel(regression, scaler, centre, scale)
+
+
+def mlp() -> TabularEstimator:
+    return TabularEstimator("mlp", _perceptron)
+
+
+def xgboost() -> TabularEstimator:
+    return TabularEstimator("xgboost", _boosting)
+
+
+def _perceptron(seed: int) -> Any:
+    from sklearn.neural_network import MLPRegressor
+
+    # Its early stopping would judge by single rows, which have near-copies in training.
+    return MLPRegressor(
+        hidden_layer_sizes=(128, 128), alpha=1e-3, max_iter=200, tol=0.0, random_state=seed
+    )
+
+
+def _boosting(seed: int) -> Any:
+    from xgboost import XGBRegressor
+
+    return XGBRegressor(
+        n_estimators=600,
+        max_depth=6,
+        learning_rate=0.05,
+        subsample=0.8,
+        random_state=seed,
+        n_jobs=1,
+    )
