@@ -39,6 +39,10 @@ class Estimate:
     high: Array | None = None
     log_std: Array | None = None
     """Deviation of log(value)."""
+    log_std_of_mean: Array | None = None
+    """The part of it that more labels can remove."""
+    outside: npt.NDArray[np.bool_] | None = None
+    """Whether the workload is unlike everything that the model was fitted on."""
 
 
 class Model(Protocol):

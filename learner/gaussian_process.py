@@ -1,11 +1,10 @@
-"""A Gaussian process that believes no single label too much: what a residual model has at few labels.
+"""A Gaussian process that believes no single label too much: the residual at few labels.
 
-The covariance is that of ACQUISITION trials on recorded labels: Matern 3/2 over groups of features,
-each group with a relevance of its own, and a linear part. Noise is Student-t (4 degrees of freedom),
-by iteratively reweighted least squares (Tipping and Lawrence 2005), since some runs surprise
-everybody. Above `LANDMARKS` labels the covariance is that of Nystroem features (Williams and Seeger
-2001), with the variance that they miss added to each prediction, as in FITC (Snelson and
-Ghahramani 2006).
+The covariance is Matern 3/2 over groups of features, each group with a relevance of its own, and a
+linear part. Noise is Student-t (4 degrees of freedom), by iteratively reweighted least squares
+(Tipping and Lawrence 2005), since some runs surprise everybody. Above `LANDMARKS` labels the
+covariance is that of Nystroem features (Williams and Seeger 2001), with the variance that they miss
+added to each prediction, as in FITC (Snelson and Ghahramani 2006).
 """
 
 from __future__ import annotations
@@ -237,7 +236,8 @@ def _posterior(
     dof = DEGREES_OF_FREEDOM
     precision = np.full(len(values), 1.0 / noise**2)
     identity = np.eye(inner.shape[1])
-    mean, factor = np.zeros(inner.shape[1]), identity
+    mean: Array = np.zeros(inner.shape[1])
+    factor: Array = identity
     for _ in range(ITERATIONS):
         weighted = inner * precision[:, None]
         factor = np.linalg.cholesky(weighted.T @ inner + identity)
@@ -251,7 +251,8 @@ def _posterior(
             total = float((weight * squares).sum()) + 2.0 * noise**2
             noise = max(float(np.sqrt(total / (len(values) + 2.0))), least)
         precision = (dof + 1.0) / (dof * noise**2 + squares)
-    return mean, np.linalg.solve(factor, identity).T, noise
+    spread: Array = np.linalg.solve(factor, identity).T
+    return mean, spread, noise
 
 
 _STEPS: tuple[tuple[str, tuple[float, ...]], ...] = (
@@ -266,7 +267,7 @@ _CAUTION = 1.0
 def _choose(
     points: Array, values: Array, folds: IntArray, groups: Sequence[int], unit: float
 ) -> Covariance:
-    """The covariance whose predictions across folds are the most probable, by coordinate descent."""
+    """The covariance with the most probable predictions across folds, by coordinate descent."""
     best = Covariance(relevance=(0.5,) * len(groups))
     loss = _unseen_loss(points, values, folds, groups, best, unit)
     for _ in range(2):

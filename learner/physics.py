@@ -123,37 +123,46 @@ def fit_coefficients(
     *,
     centre: Array | None = None,
     tightness: float = 1.0,
+    log_above: Array | None = None,
 ) -> Array:
     """The most probable log coefficients theta (k) of `sum_k exp(theta_k) * term_k`.
 
     Student-t errors of the logarithm (4 degrees of freedom), their scale fitted beside, by
-    iteratively reweighted, damped Gauss-Newton steps.
+    iteratively reweighted, damped Gauss-Newton steps. A label of which only a bound is known pulls
+    while the sum stays below the bound, and says nothing above it.
 
     Args:
         terms: (n, k).
-        log_values: logarithm of what was measured (n).
+        log_values: logarithm of what was measured (n); NaN where only a bound is known.
         spec: the priors of the coefficients.
         centre: where the prior of theta is centred; by default on the reference device.
         tightness: factor on the spread of single coefficients, below 1 for a well-known centre.
+        log_above: logarithm of a lower bound of the value (n), where it is not known.
     """
     middle = np.zeros(len(spec.terms)) if centre is None else centre
+    measured = ~np.isnan(log_values)
+    targets = log_values
+    if log_above is not None:
+        targets = np.where(measured, log_values, log_above)
+        terms, measured, targets = (a[~np.isnan(targets)] for a in (terms, measured, targets))
     spreads = tightness * np.array([term.spread for term in spec.terms])
     precision = np.linalg.inv(np.diag(spreads**2) + spec.common_spread**2)
-    if not len(log_values):
+    if not measured.any():
         return middle
     # All coefficients at once first: the level of a new device may be off by a factor of 1000.
-    level = float(np.median(log_values - np.log(terms @ np.exp(middle))))
+    level = float(np.median((targets - np.log(terms @ np.exp(middle)))[measured]))
     theta = middle + level * spec.common_spread**2 / (spec.common_spread**2 + 0.1)
 
     def state(at: Array) -> tuple[Array, Array]:
         parts = terms * np.exp(at)
         total = parts.sum(axis=1)
-        return log_values - np.log(total), parts / total[:, None]
+        gaps = targets - np.log(total)
+        return np.where(measured, gaps, np.maximum(gaps, 0.0)), parts / total[:, None]
 
     damping, scale = 1e-3, 0.3
     residual, jacobian = state(theta)
     for _ in range(60):
-        scale = max(0.03, min(scale, 1.48 * float(np.median(np.abs(residual)))))
+        scale = max(0.03, min(scale, 1.48 * float(np.median(np.abs(residual[measured])))))
         weights = 5.0 / (4.0 * scale**2 + residual**2)
 
         def loss(r: Array, t: Array, s: float = scale) -> float:

@@ -22,6 +22,12 @@ Array = npt.NDArray[np.float64]
 class Prior(Protocol):
     """One metric's formula with its constants. Instances do not change."""
 
+    @property
+    def feature_groups(self) -> tuple[int, ...]:
+        """How many neighbouring columns of `features` belong together, in order: their scale and
+        relevance are found together."""
+        ...
+
     def log_values(self, workloads: Sequence[Workload]) -> Array:
         """The logarithm of the metric in its unit (n)."""
         ...

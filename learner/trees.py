@@ -90,8 +90,8 @@ class Trees:
         nodes = len(found.feature)
         same = {found.threshold.shape, found.left.shape, found.right.shape} == {(nodes,)}
         inside = all(
-            np.all((0 <= a) & (a < nodes)) for a in (found.left, found.right, found.roots)
-        ) and np.all((0 <= found.first) & (found.first < len(found.roots)))
+            np.all((a >= 0) & (a < nodes)) for a in (found.left, found.right, found.roots)
+        ) and np.all((found.first >= 0) & (found.first < len(found.roots)))
         if not (same and inside and 0 <= depth <= MAX_DEPTH and np.all(found.feature >= 0)):
             raise ValueError("the tensors of boosted trees do not fit together")
         return found

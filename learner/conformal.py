@@ -1,0 +1,183 @@
+"""How sure a prediction may be: intervals that hold on new architectures, and where knowledge ends.
+
+A model's errors on architectures that it has not seen (its out-of-fold errors), each divided by the
+deviation that the model stated, are kept as quantiles. A new error is one more of them (split
+conformal prediction, Vovk et al. 2005; by folds, Vovk 2015; with normalised errors, Papadopoulos et
+al. 2008), so an interval between two of the quantiles holds as often as it says, and it is wide
+where the model's deviation is: far from what it has seen. The same quantiles tell how probable it
+is that a value exceeds a limit, such as a device's memory. Both sides have quantiles of their own:
+memory surprises upwards only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+
+COVERAGE = 0.9
+LEVELS = np.concatenate([[0.002, 0.005], np.linspace(0.01, 0.99, 99), [0.995, 0.998]])
+"""Of the quantiles that are kept."""
+TAIL = 2.0
+"""Beyond them the probability falls with this power of the distance, as for Student-t errors: a
+few surprises in thousands of runs have no end that labels could tell."""
+PSEUDO_ERRORS = 20.0
+"""Few errors are completed by so many of a Student-t distribution with 4 degrees of freedom."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Quantiles of errors in units of the stated deviation, at `LEVELS`, rising."""
+
+    quantiles: Array
+
+    @classmethod
+    def fit(cls, errors: Array, deviations: Array, groups: Sequence[str]) -> Self:
+        """From log(measured / predicted) on labels not seen (n), and the deviation stated (n).
+
+        Every architecture has one vote, whatever the number of its labels: batch sizes of one
+        architecture are near-copies.
+
+        Raises:
+            InputError: shapes that differ, or a deviation that is not positive.
+        """
+        if not len(errors) == len(deviations) == len(groups):
+            raise InputError(
+                f"{len(errors)} errors, {len(deviations)} deviations and {len(groups)} groups "
+                "are not one of each for every label"
+            )
+        if np.any(deviations <= 0):
+            raise InputError("a deviation is not positive")
+        _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
+        ratios = np.concatenate([errors / deviations, _STUDENT])
+        votes = np.concatenate([1.0 / count[number], _student_votes(len(count))])
+        order = np.argsort(ratios, kind="stable")
+        below = np.cumsum(votes[order])
+        level = (below - 0.5 * votes[order]) / below[-1]
+        return cls(np.interp(LEVELS, level, ratios[order]))
+
+    def interval(self, coverage: float = COVERAGE) -> tuple[float, float]:
+        """How many deviations below and above the prediction this share of values lies between.
+
+        The prediction itself is always between them.
+        """
+        rest = (1.0 - coverage) / 2
+        low, high = np.interp([rest, 1.0 - rest], LEVELS, self.quantiles)
+        return min(float(low), 0.0), max(float(high), 0.0)
+
+    def exceeding(self, ratios: Array) -> Array:
+        """The probability of an error above this many stated deviations (n)."""
+        first, last = float(self.quantiles[0]), float(self.quantiles[-1])
+        within = 1.0 - np.interp(ratios, self.quantiles, LEVELS)
+        above = LEVELS[0] * (max(last, 1e-6) / np.maximum(ratios, max(last, 1e-6))) ** TAIL
+        below = LEVELS[0] * (min(first, -1e-6) / np.minimum(ratios, min(first, -1e-6))) ** TAIL
+        found: Array = np.select([ratios > last, ratios < first], [above, 1.0 - below], within)
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"quantiles": torch.from_numpy(self.quantiles.copy())}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Raises KeyError or ValueError for tensors that are not those of a calibration."""
+        quantiles = tensors["quantiles"].numpy()
+        if quantiles.shape != LEVELS.shape or not np.all(np.diff(quantiles) >= 0):
+            raise ValueError("the quantiles of a calibration must rise, one for each level")
+        return cls(quantiles)
+
+
+_STUDENT = np.array(
+    [-4.604, -2.776, -2.132, -1.533, -1.19, -0.941, -0.741, -0.569, -0.414, -0.271, -0.134,
+     0.0, 0.134, 0.271, 0.414, 0.569, 0.741, 0.941, 1.19, 1.533, 2.132, 2.776, 4.604]
+)  # fmt: skip
+"""Quantiles of Student's t with 4 degrees of freedom at 0.005, 0.025, 0.05, 0.1, 0.15, ... 0.5 and
+mirrored."""
+_STUDENT_MASS = np.array([0.015, 0.0225, 0.0375, *[0.05] * 17, 0.0375, 0.0225, 0.015])
+
+
+def _student_votes(architectures: int) -> Array:
+    """The votes of `_STUDENT`: they fade as soon as there are errors enough of our own."""
+    weight = PSEUDO_ERRORS / (1.0 + (architectures / PSEUDO_ERRORS) ** 2)
+    votes: Array = weight * _STUDENT_MASS / _STUDENT_MASS.sum()
+    return votes
+
+
+@dataclass(frozen=True, eq=False)
+class Familiarity:
+    """Where the labelled architectures lie, to tell a workload that is like none of them."""
+
+    points: npt.NDArray[np.float32]
+    """Scaled features of labelled workloads (m, f)."""
+    middle: Array
+    scale: Array
+    reach: float
+    """The distance from one architecture to the nearest other that few (1 %) exceed."""
+
+    @classmethod
+    def fit(cls, features: Array, groups: Sequence[str]) -> Self:
+        """From the features of n labels and the architecture of each."""
+        middle = features.mean(axis=0)
+        deviation = features.std(axis=0)
+        scale = np.where(deviation < 1e-9, 1.0, deviation)
+        points = ((features - middle) / scale).astype(np.float32)
+        _, number = np.unique(np.array(groups), return_inverse=True)
+        distances = _nearest(points, points, number)
+        known = distances[np.isfinite(distances)]
+        reach = REACH * float(np.quantile(known, 0.99)) if len(known) else 0.0
+        return cls(points, middle, scale, reach)
+
+    def outside(self, features: Array) -> npt.NDArray[np.bool_]:
+        """Which of n workloads are farther from all labels than labels are from each other (n)."""
+        points = ((features - self.middle) / self.scale).astype(np.float32)
+        found: npt.NDArray[np.bool_] = _nearest(points, self.points) > self.reach
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "points": self.points,
+            "middle": self.middle,
+            "scale": self.scale,
+        }
+        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {**found, "reach": torch.tensor(self.reach, dtype=torch.float64)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Raises KeyError or ValueError for tensors that do not fit together."""
+        points, middle, scale = (tensors[n].numpy() for n in ("points", "middle", "scale"))
+        if points.ndim != 2 or not points.shape[1:] == middle.shape == scale.shape:
+            raise ValueError("the points of a familiarity do not have one scale for each column")
+        return cls(points, middle, scale, float(tensors["reach"]))
+
+
+REACH = 1.5
+"""Times the usual distance; sparse corners of the pool are not yet the unknown."""
+_ROWS = 512
+
+
+def _nearest(
+    points: npt.NDArray[np.float32],
+    others: npt.NDArray[np.float32],
+    groups: npt.NDArray[np.int64] | None = None,
+) -> Array:
+    """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""
+    found = np.full(len(points), np.inf)
+    squares = (others.astype(np.float64) ** 2).sum(axis=1)
+    for start in range(0, len(points), _ROWS):
+        rows = slice(start, start + _ROWS)
+        some = points[rows].astype(np.float64)
+        apart = (some**2).sum(axis=1)[:, None] + squares - 2.0 * some @ others.T.astype(np.float64)
+        if groups is not None:
+            apart[groups[rows][:, None] == groups[None, :]] = np.inf
+        if apart.shape[1]:
+            found[rows] = np.sqrt(np.maximum(apart.min(axis=1), 0.0))
+    return found

@@ -1,0 +1,149 @@
+"""What memory a step needs before anything is learned: its simulated allocations, five constants.
+
+    memory = process + tensors * live + fragments * (reserved - live)
+                     + scratch * (scratch memory of convolutions) + between * (kept gradients)
+
+The sizes come from a training step replayed through CUDA's allocator, or, where none could be
+traced, from rules on the graph (`learner.step_memory`). On a card that is simulated well, all
+constants but the last are 1 and no label is needed; a CPU device has a smaller process, no segments
+and other scratch memory, and labels move the constants there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from learner.physics import PriorSpec, TermSpec, fit_coefficients, log_prior
+from learner.step_memory import (
+    CONVOLUTION_KINDS,
+    SCRATCH_KINDS,
+    StepMemory,
+    amp_factor,
+    step_memory,
+)
+from learner.workload import Workload
+from profiler.records import MemoryFormat, Phase, Precision
+
+Array = npt.NDArray[np.float64]
+
+PROCESS_MIB = 1750.0
+"""CUDA's context and the libraries' kernels on an A100 (MEMORY.md, step 5 of the recipe)."""
+
+SPEC = PriorSpec(
+    (
+        TermSpec("process", 1.0),  # a third of it on the CPU, and more with more libraries loaded
+        TermSpec("tensors", 0.1),  # bytes are bytes
+        TermSpec("fragments", 0.7),  # from the allocator's rules, which a CPU does not have
+        TermSpec("scratch", 0.7),  # cuDNN's choices, fitted on other labels
+        TermSpec("between", 1.5),  # what the loop keeps from step to step, which nobody tells us
+    ),
+    common_spread=0.1,
+)
+BETWEEN = 0.1
+"""Our protocol frees gradients between steps; published loops keep them, or momenta."""
+
+FEATURE_GROUPS = (6, len(SPEC.terms), 2 * SCRATCH_KINDS, 2 * CONVOLUTION_KINDS, 7)
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryPrior:
+    """The formula with its constants; see `learner.prior.Prior`."""
+
+    log_constants: Array = field(default_factory=lambda: np.zeros(len(SPEC.terms)))
+    """Of the terms in `SPEC` (5)."""
+
+    feature_groups = FEATURE_GROUPS
+
+    def log_values(self, workloads: Sequence[Workload]) -> Array:
+        return log_prior(_terms(workloads), self.log_constants)
+
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
+        terms = _terms(workloads) * np.exp(self.log_constants)
+        total = terms.sum(axis=1)
+        rows = [
+            _features(workload, step_memory(workload), shares, size)
+            for workload, shares, size in zip(
+                workloads, terms / total[:, None], np.log(total), strict=True
+            )
+        ]
+        return np.array(rows).reshape(len(workloads), sum(FEATURE_GROUPS))
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+    ) -> Self:
+        constants = fit_coefficients(
+            _terms(workloads),
+            log_values,
+            SPEC,
+            centre=self.log_constants,
+            tightness=tightness,
+            log_above=log_above,
+        )
+        return type(self)(constants)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"log_constants": torch.from_numpy(self.log_constants.copy())}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        constants = tensors["log_constants"].numpy()
+        if constants.shape != (len(SPEC.terms),) or not np.isfinite(constants).all():
+            raise ValueError(f"a memory prior has {len(SPEC.terms)} constants, not {constants}")
+        return cls(constants)
+
+
+def _terms(workloads: Sequence[Workload]) -> Array:
+    """The terms of each workload in MiB (n, 5)."""
+    rows = []
+    for workload in workloads:
+        memory = step_memory(workload)
+        factor = amp_factor(workload, memory)
+        rows.append(
+            [
+                PROCESS_MIB,
+                factor * memory.live_mib,
+                factor * memory.fragments_mib,
+                factor * memory.scratch_mib,
+                BETWEEN * memory.between_mib,
+            ]
+        )
+    return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+
+
+def _features(
+    workload: Workload, memory: StepMemory, shares: Array, log_size: float
+) -> list[float]:
+    graph = workload.graph
+    return [
+        log_size,
+        float(np.log(graph.batch_size)),
+        float(np.log1p(memory.allocations)),
+        float(workload.precision is not Precision.FP32),
+        float(workload.memory_format is MemoryFormat.CHANNELS_LAST),
+        float(workload.phase is Phase.INFER),
+        *shares,
+        *memory.scratch_lift,
+        *memory.scratch_largest,
+        *np.log1p(memory.convolutions),
+        *memory.touched,
+        memory.weights_mib / memory.live_mib,
+        memory.between_mib / memory.live_mib,
+        memory.scratch_mib / memory.live_mib,
+        memory.largest,
+        memory.kept,
+        memory.peak_at,
+        memory.small,
+    ]
