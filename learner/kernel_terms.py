@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,17 +58,31 @@ BYTES_PER_PARAMETER = {Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """What n workloads do, with P kernels in all that multiply."""
+class Streams:
+    """The S kernels that are bound by memory, of all workloads one after the other."""
 
-    stream_bytes: Tensor
-    """Of kernels bound by memory, by kind, direction, width, layout and knot (n, 88, knots)."""
-    dispatches: Tensor
-    """Kernels forward, backward, and of the optimizer (n, 3)."""
-    optimizer_bytes: Tensor
-    """(n)."""
     owner: Tensor
-    """Which workload each product belongs to; all further arrays have a row a product (P)."""
+    """Which workload each belongs to; all further arrays have a row a kernel (S)."""
+    count: Tensor
+    kind: Tensor
+    """Counted from 0."""
+    backward: Tensor
+    """0 or 1, as the next two."""
+    half: Tensor
+    last: Tensor
+    log_bytes: Tensor
+    cache: Tensor
+    """Weights of the `CACHE_KNOTS` for the bytes that it touches (S, knots)."""
+    columns: Tensor
+    """`Size.COLUMNS`; 0 for kernels without a shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The P kernels that multiply, of all workloads one after the other."""
+
+    owner: Tensor
+    """Which workload each belongs to; all further arrays have a row a kernel (P)."""
     count: Tensor
     base: Tensor
     """Kind and pass."""
@@ -79,16 +94,27 @@ class Terms:
     reordered: Tensor
     """1 where the library wants another layout than the tensors have."""
     log_flops: Tensor
-    bytes: Tensor
+    log_bytes: Tensor
     columns: Tensor
     depth: Tensor
+    pixels: Tensor
+    """Of a convolution's result; 1e6 for others."""
     alignment: Tensor
     """For each axis, 0 to 2: divides by 8, even, odd (P, axes)."""
     tiles: Tensor
     """Logarithm of work over useful work for each of `TILES` (P, tiles); 0 for others."""
 
-    def __len__(self) -> int:
-        return len(self.dispatches)
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What n workloads do."""
+
+    streams: Streams
+    products: Products
+    dispatches: Tensor
+    """Kernels forward, backward, and of the optimizer (n, 3)."""
+    optimizer_bytes: Tensor
+    """(n)."""
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
@@ -97,10 +123,10 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
     Raises:
         InputError: a workload without kernels.
     """
-    streams = np.zeros((len(workloads), STREAMS * 8, len(CACHE_KNOTS)))
     dispatches = np.zeros((len(workloads), 3))
     optimizer = np.zeros(len(workloads))
-    parts: list[dict[str, Array | Indices]] = []
+    streams: list[_Rows] = []
+    products: list[_Rows] = []
     for row, workload in enumerate(workloads):
         profile = workload.kernels
         if profile is None:
@@ -112,44 +138,46 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
         if workload.phase is Phase.TRAIN:
             dispatches[row, 2] = profile.parameter_tensors
             optimizer[row] = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer]
-        streams[row] = _streams(kernels, spec)
-        part = _products(kernels, spec)
-        part["owner"] = np.full(len(part["base"]), row)
-        parts.append(part)
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        for parts, part in (
+            (streams, _streams(kernels, spec)),
+            (products, _products(kernels, spec)),
+        ):
+            parts.append({**part, "owner": np.full(len(part["count"]), row)})
     return Terms(
-        stream_bytes=torch.from_numpy(streams),
+        streams=Streams(**_joined(streams)),
+        products=Products(**_joined(products)),
         dispatches=torch.from_numpy(dispatches),
         optimizer_bytes=torch.from_numpy(optimizer),
-        **{name: torch.from_numpy(values) for name, values in joined.items()},
     )
 
 
-def stream_class(kind: int, backward: int, half: int, last: int) -> int:
-    return (kind - PRODUCTS) * 8 + backward * 4 + half * 2 + last
+_Rows = dict[str, npt.NDArray[Any]]
 
 
-def _streams(kernels: Kernels, spec: DeviceSpec) -> Array:
-    """Bytes of kernels bound by memory (88, knots), each shared by the two knots beside it."""
+def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.concatenate([p[name] for p in parts])) for name in parts[0]}
+
+
+def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     table = kernels.table
     chosen = table.kinds >= PRODUCTS
-    touched = kernels.sizes[chosen, : Size.WRITTEN_BYTES + 1].sum(axis=1)
-    kinds = table.kinds[chosen].astype(np.int64)
-    backward = (table.passes[chosen] != Pass.FORWARD).astype(np.int64)
-    classes = (kinds - PRODUCTS) * 8 + backward * 4
-    classes += 2 * table.half[chosen] + table.channels_last[chosen]
-    ratio = np.log(np.maximum(touched, 1) / (spec.cache_mib * 2**20))
+    sizes = kernels.sizes[chosen]
+    touched = np.maximum(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1), 1.0)
+    ratio = np.log(touched / (spec.cache_mib * 2**20))
     place = np.interp(ratio, CACHE_KNOTS, np.arange(len(CACHE_KNOTS)))
-    below = np.minimum(place.astype(np.int64), len(CACHE_KNOTS) - 2)
-    share = place - below
-    amount = touched * table.counts[chosen]
-    result = np.zeros((STREAMS * 8, len(CACHE_KNOTS)))
-    np.add.at(result, (classes, below), amount * (1 - share))
-    np.add.at(result, (classes, below + 1), amount * share)
-    return result
+    return {
+        "count": table.counts[chosen].astype(np.float64),
+        "kind": table.kinds[chosen].astype(np.int64) - PRODUCTS,
+        "backward": (table.passes[chosen] != Pass.FORWARD).astype(np.int64),
+        "half": table.half[chosen].astype(np.int64),
+        "last": table.channels_last[chosen].astype(np.int64),
+        "log_bytes": np.log(touched),
+        "cache": np.maximum(1 - np.abs(place[:, None] - np.arange(len(CACHE_KNOTS))), 0),
+        "columns": sizes[:, Size.COLUMNS],
+    }
 
 
-def _products(kernels: Kernels, spec: DeviceSpec) -> dict[str, Array | Indices]:
+def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     table = kernels.table
     chosen = table.kinds < PRODUCTS
     sizes = np.maximum(kernels.sizes[chosen], 1.0)
@@ -186,9 +214,10 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> dict[str, Array | Indices]:
         "last": last.astype(np.float64),
         "reordered": (convolution & half & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),
-        "bytes": sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1),
+        "log_bytes": np.log(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1)),
         "columns": columns,
         "depth": depth,
+        "pixels": np.where(convolution, pixels, 1e6),
         "alignment": alignment.astype(np.int64),
         "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],
     }

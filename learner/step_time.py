@@ -31,6 +31,8 @@ from learner.kernel_terms import (
     STREAMS,
     TILES,
     Array,
+    Products,
+    Streams,
     Terms,
     terms_of,
 )
@@ -41,7 +43,7 @@ NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""
 LEAST_NOISE = 0.02
 ITERATIONS = 250
-MOST_PENALTY = 4.0
+MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
 SHARPNESS = 8.0
 """Of the choice among tiles, and of the larger of device's and host's time."""
@@ -66,7 +68,7 @@ _GROUPS = (
     _Group("half", (), 0.0, 0.7, common=True),
     _Group("full", (), 0.0, 0.7, common=True),
     _Group("bandwidth", (), 0.15, 0.7, common=True),
-    _Group("launch", (), 0.0, 0.7, common=True),
+    _Group("launch", (3,), 0.5, 0.7, common=True),
     _Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
     _Group("step", (), 0.0, 1.0, common=True),
     _Group("stream", (STREAMS,), 0.1, 0.35),
@@ -74,6 +76,7 @@ _GROUPS = (
     _Group("stream_half", (STREAMS,), 0.0, 0.25),
     _Group("stream_last", (STREAMS,), 0.0, 0.3),
     _Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.4),
+    _Group("stream_columns", (STREAMS,), 1.5, 0.7),
     _Group("optimizer", (), 0.3, 0.7),
     _Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 0.5),
     _Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 0.4),
@@ -86,6 +89,9 @@ _GROUPS = (
     _Group("depth", (PRODUCTS, PASSES), 3.5, 0.7),
     _Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.2),
     _Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.3),
+    _Group("pixels", (PRODUCTS, PASSES), 1.5, 0.7),
+    _Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.2),
+    _Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.3),
     _Group("tile", (len(TILES),), (0.0, 0.05, 0.2, 0.4, 0.7), 0.2),
     _Group("overlap", (), 0.3, 0.3),
 )
@@ -171,101 +177,122 @@ class StepTimePrior:
 
 @dataclass(frozen=True, eq=False)
 class _Times:
-    """In ms, for n workloads and P products."""
+    """In ms, for n workloads with P kernels that multiply and S that do not."""
 
     products: Tensor
-    """Of each product, all its runs together (P)."""
+    """Of each kernel, all its runs together (P)."""
     streams: Tensor
-    """By class (n, 88)."""
-    launches: Tensor
+    """(S)."""
     optimizer: Tensor
+    """Of each workload (n), as the next ones."""
     host: Tensor
+    device: Tensor
     step: Tensor
-    owner: Tensor
-
-    def device(self) -> Tensor:
-        products = torch.zeros_like(self.host).index_add(0, self.owner, self.products)
-        return products + self.streams.sum(1) + self.launches + self.optimizer
 
     def total(self) -> Tensor:
-        both = torch.stack([self.device(), self.host]).log() * SHARPNESS
+        both = torch.stack([self.device, self.host]).log() * SHARPNESS
         return (both.logsumexp(0) / SHARPNESS).exp() + self.step
 
     def shares(self, terms: Terms) -> Tensor:
-        device = self.device()
-        count = len(device)
-        by_base = torch.zeros(count * PRODUCTS * PASSES, dtype=torch.float64)
-        index = self.owner * PRODUCTS * PASSES + terms.base
-        by_base = by_base.index_add(0, index, self.products).reshape(count, -1)
-        by_detail = torch.zeros(count * DETAIL_COUNT, dtype=torch.float64)
-        index = self.owner * DETAIL_COUNT + terms.detail // PASSES
-        by_detail = by_detail.index_add(0, index, self.products).reshape(count, -1)
-        streams = self.streams.reshape(count, STREAMS, 2, 4).sum(3).flatten(1)
-        parts = [by_base, by_detail, streams, self.launches[:, None], self.optimizer[:, None]]
-        shares = torch.cat(parts, dim=1) / device[:, None]
-        sizes = [device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]
+        products, streams = terms.products, terms.streams
+        parts = [
+            self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
+            self._by(products.owner, products.detail // PASSES, DETAIL_COUNT, self.products),
+            self._by(streams.owner, streams.kind * 2 + streams.backward, STREAMS * 2, self.streams),
+            self.optimizer[:, None],
+        ]
+        shares = torch.cat(parts, dim=1) / self.device[:, None]
+        sizes = [self.device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]
         return torch.cat([shares, torch.stack(sizes, dim=1).log()], dim=1)
+
+    def _by(self, owner: Tensor, kind: Tensor, kinds: int, times: Tensor) -> Tensor:
+        """Sums by workload and kind (n, kinds)."""
+        sums = torch.zeros(len(self.host) * kinds, dtype=torch.float64)
+        return sums.index_add(0, owner * kinds + kind, times).reshape(-1, kinds)
 
 
 def _times(terms: Terms, constants: Tensor, spec: DeviceSpec) -> _Times:
     c = _named(constants)
     bandwidth = c["bandwidth"] - np.log(spec.bandwidth_gbs * 1e6)
     """Log of ms for a byte."""
+    launch = (c["launch"] + np.log(spec.launch_us / 1e3)).exp()
+    products = _product_times(terms.products, c, spec, bandwidth, launch[0])
+    streams = _stream_times(terms.streams, c, bandwidth, launch[1])
+    optimizer = terms.optimizer_bytes * (c["optimizer"] + bandwidth).exp()
+    optimizer = optimizer + terms.dispatches[:, 2] * launch[2]
+    device = optimizer.index_add(0, terms.products.owner, products)
+    device = device.index_add(0, terms.streams.owner, streams)
+    return _Times(
+        products=products,
+        streams=streams,
+        optimizer=optimizer,
+        host=terms.dispatches @ (c["dispatch"] + np.log(spec.dispatch_us / 1e3)).exp(),
+        device=device,
+        step=(c["step"] + np.log(0.1)).exp(),
+    )
+
+
+def _product_times(
+    terms: Products, c: dict[str, Tensor], spec: DeviceSpec, bandwidth: Tensor, launch: Tensor
+) -> Tensor:
     peak = torch.where(
         terms.half > 0,
         c["half"] - np.log(spec.half_tflops * 1e9),
         c["full"] - np.log(spec.full_tflops * 1e9),
     )
+
+    def of_base(name: str) -> Tensor:
+        return c[name].flatten()[terms.base]
+
+    def of_detail(name: str) -> Tensor:
+        return c[name].flatten()[terms.detail]
+
     penalty = (
-        c["slowdown"].flatten()[terms.base]
-        + c["slowdown_detail"].flatten()[terms.detail]
-        + terms.last
-        * (
-            c["slowdown_last"].flatten()[terms.base]
-            + c["slowdown_last_detail"].flatten()[terms.detail]
-        )
-        + torch.log1p(c["columns"].exp().flatten()[terms.base] / terms.columns)
-        + torch.log1p(c["depth"].exp().flatten()[terms.base] / terms.depth)
+        of_base("slowdown")
+        + of_detail("slowdown_detail")
+        + terms.last * (of_base("slowdown_last") + of_detail("slowdown_last_detail"))
+        + torch.log1p(of_base("columns").exp() / terms.columns)
+        + torch.log1p(of_base("depth").exp() / terms.depth)
+        + torch.log1p(of_base("pixels").exp() / terms.pixels)
         - torch.logsumexp(-SHARPNESS * (terms.tiles + c["tile"]), dim=1) / SHARPNESS
+        + _misaligned(terms, c["even"], c["odd"])
     )
-    aligned = torch.stack([torch.zeros_like(c["even"]), c["even"], c["even"] + c["odd"]], dim=2)
-    kinds = terms.base // PASSES
-    for axis in range(ALIGNED_AXES):
-        penalty = penalty + aligned[:, axis].flatten()[kinds * 3 + terms.alignment[:, axis]]
     bounded = MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
     math = terms.log_flops + peak + bounded
-    traffic = (
-        c["traffic"].flatten()[terms.base] + terms.last * c["traffic_last"].flatten()[terms.base]
-    )
-    memory = terms.bytes.log() + bandwidth + traffic
+    traffic = of_base("traffic") + terms.last * of_base("traffic_last")
+    traffic = traffic + _misaligned(terms, c["traffic_even"], c["traffic_odd"])
+    memory = terms.log_bytes + bandwidth + traffic
     power = 1 + c["overlap"].exp()
     product = (torch.logaddexp(power * math, power * memory) / power).exp()
-    reorder = terms.reordered * terms.bytes * (c["reorder"].flatten()[terms.base] + bandwidth).exp()
-    factor = _stream_factors(c)
-    knots = torch.cat([c["cache"], torch.zeros(1, dtype=torch.float64)]).exp()
-    streams = (terms.stream_bytes @ knots) * (factor + bandwidth).exp()
-    kernels = terms.dispatches[:, :2].sum(1)
-    per_tensor = terms.dispatches[:, 2] * (c["launch"] + np.log(spec.launch_us / 1e3)).exp()
-    host = terms.dispatches @ (c["dispatch"] + np.log(spec.dispatch_us / 1e3)).exp()
-    return _Times(
-        products=terms.count * (product + reorder),
-        streams=streams,
-        launches=kernels * (c["launch"] + np.log(spec.launch_us / 1e3)).exp(),
-        optimizer=terms.optimizer_bytes * (c["optimizer"] + bandwidth).exp() + per_tensor,
-        host=host,
-        step=(c["step"] + np.log(0.1)).exp(),
-        owner=terms.owner,
+    reorder = terms.reordered * (terms.log_bytes + of_base("reorder") + bandwidth).exp()
+    return terms.count * (product + reorder + launch)
+
+
+def _misaligned(terms: Products, even: Tensor, odd: Tensor) -> Tensor:
+    """For even and odd sizes (kinds, axes): logarithm of the slowdown of each kernel (P)."""
+    by_axis = torch.stack([torch.zeros_like(even), even, even + odd], dim=2)
+    kinds = terms.base // PASSES
+    slowdown = torch.zeros_like(terms.log_bytes)
+    for axis in range(ALIGNED_AXES):
+        slowdown = slowdown + by_axis[:, axis].flatten()[kinds * 3 + terms.alignment[:, axis]]
+    return slowdown
+
+
+def _stream_times(
+    terms: Streams, c: dict[str, Tensor], bandwidth: Tensor, launch: Tensor
+) -> Tensor:
+    kind = terms.kind
+    cached = terms.cache @ torch.cat([c["cache"], torch.zeros(1, dtype=torch.float64)])
+    factor = (
+        c["stream"][kind]
+        + terms.backward * c["stream_backward"][kind]
+        + terms.half * c["stream_half"][kind]
+        + terms.last * c["stream_last"][kind]
+        + cached
     )
-
-
-def _stream_factors(c: dict[str, Tensor]) -> Tensor:
-    """By class (88): kind, direction, width, layout."""
-    factor = c["stream"][:, None, None, None].expand(STREAMS, 2, 2, 2)
-    side = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    factor = factor + c["stream_backward"][:, None, None, None] * side[:, None, None]
-    factor = factor + c["stream_half"][:, None, None, None] * side[:, None]
-    factor = factor + c["stream_last"][:, None, None, None] * side
-    return factor.flatten()
+    narrow = torch.log1p(c["stream_columns"][kind].exp() / terms.columns.clamp(min=1))
+    factor = factor + narrow * (terms.columns > 0)
+    return terms.count * ((terms.log_bytes + bandwidth + factor).exp() + launch)
 
 
 def _fit(terms: Terms, labels: Tensor, centre: Tensor, spread: Tensor, spec: DeviceSpec) -> Tensor:

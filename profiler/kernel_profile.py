@@ -56,7 +56,7 @@ class KernelKind(IntEnum):
     ELEMENTWISE = 10
     """Reads and writes dense tensors of one layout, in order."""
     STRIDED = 11
-    """Element by element too, with broadcasting or over different layouts."""
+    """Element by element too, over tensors of different layouts."""
     CAST = 12
     COPY = 13
     """Into another layout or place: contiguous, cat, roll, pad."""
@@ -66,7 +66,9 @@ class KernelKind(IntEnum):
     """Gather, scatter, embeddings, interpolation."""
     FILL = 17
     """Writes without reading."""
-    OTHER = 18
+    BROADCAST = 18
+    """Element by element too, with some tensor that repeats along an axis."""
+    OTHER = 19
     """Not known to us: taken to be bound by memory."""
 
 
@@ -80,8 +82,9 @@ class Size(IntEnum):
     ROWS = 3
     """Of the result of the matrix product that a kernel is, or that a convolution amounts to."""
     COLUMNS = 4
+    """Of a normalisation: its channels; of a softmax, its axis; of a reduction, its results."""
     DEPTH = 5
-    """Length of each of its dot products."""
+    """Length of each dot product, or of what each result of a reduction is made of."""
     PRODUCTS = 6
     """So many matrix products at once: groups of a convolution, heads of an attention."""
 

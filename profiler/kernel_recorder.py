@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from profiler.errors import UnsupportedModelError, one_line
 from profiler.gpu_functions import ALLOCATIONS
 from profiler.kernel_functions import KernelFunctions
-from profiler.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass
+from profiler.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
 from profiler.kernel_rules import (
     Product,
     convolution,
@@ -31,6 +31,7 @@ from profiler.kernel_rules import (
     kind_of,
     name_of,
     product_of,
+    shape_of,
 )
 from profiler.model_input import Sample
 from profiler.records import MemoryFormat, Phase, Precision
@@ -128,7 +129,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counts: dict[tuple[int, ...], int] = {}
 
     def table(self) -> KernelTable:
-        rows = np.array(list(self._counts), dtype=np.int64).reshape(len(self._counts), -1)
+        rows = np.array(list(self._counts), dtype=np.int64).reshape(-1, 7 + 2 * len(Size))
         return KernelTable(
             kinds=rows[:, 0].astype(np.int8),
             passes=rows[:, 1].astype(np.int8),
@@ -137,7 +138,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             windows=rows[:, 4].astype(np.int32),
             strides=rows[:, 5].astype(np.int32),
             pixels=rows[:, 6].astype(np.int32),
-            sizes=rows[:, 7:].reshape(len(rows), -1, 2),
+            sizes=rows[:, 7:].reshape(-1, len(Size), 2),
             counts=np.array(list(self._counts.values()), dtype=np.int32),
         )
 
@@ -168,7 +169,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = name_of(func)
         read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         written = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
-        if not written:
+        if not written or (name == "contiguous" and args[0].stride() == output.stride()):
             return
         which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
         product = product_of(name, args)
@@ -177,7 +178,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 which = Pass.WEIGHT_GRADIENT
         elif kind is KernelKind.ELEMENTWISE:
             if any(t.stride() != written[0].stride() for t in read if t.dim()):
-                kind = KernelKind.STRIDED
+                whole = [t for t in read if t.shape == written[0].shape and 0 not in t.stride()]
+                same = all(t.stride() == written[0].stride() for t in whole)
+                kind = KernelKind.BROADCAST if same else KernelKind.STRIDED
         elif kind is KernelKind.CAST and read and read[0].dtype == written[0].dtype:
             kind = KernelKind.COPY
         elif kind is KernelKind.FILL:
@@ -186,7 +189,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             read = read + read[: 2 if "backward" in name else 1]  # statistics first
         if name == "copy":
             read = read[1:]
-        self._add(kind, which, read, written, product or _NOT_A_PRODUCT)
+        self._add(kind, which, read, written, product or shape_of(kind, name, args, written[0]))
 
     def _convolution(self, args: Sequence[Any], output: Tensor) -> None:
         images, weight, bias, stride, *_, transposed, _, groups = args[:9]
@@ -200,7 +203,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         images = self._dense(images, weight)
         self._add(kind, Pass.FORWARD, [images, weight], [output], product)
         if bias is not None:
-            self._add(KernelKind.STRIDED, Pass.FORWARD, [output, bias], [output])
+            self._add(KernelKind.BROADCAST, Pass.FORWARD, [output, bias], [output])
 
     def _convolution_backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         gradients = func(*args, **kwargs)

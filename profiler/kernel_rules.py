@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,9 @@ class Product:
     @property
     def flops(self) -> int:
         return 2 * self.rows * self.columns * self.depth * self.products
+
+
+_SHAPELESS = Product(0, 0, 0, 0)
 
 
 def convolution_kind(weight: Tensor, groups: int) -> KernelKind:
@@ -70,6 +73,29 @@ def product_of(name: str, args: Sequence[Any]) -> Product | None:
     return Product(left.shape[-2], right.shape[-1], left.shape[-1], products)
 
 
+def shape_of(kind: KernelKind, name: str, args: Sequence[Any], written: Tensor) -> Product:
+    """What decides how well a kernel without a product uses a device; its other sizes are 0."""
+    first = args[0] if args and isinstance(args[0], Tensor) else written
+    if not first.dim():
+        return _SHAPELESS
+    if kind is KernelKind.BATCH_NORM:
+        channels = first.shape[1]
+        return replace(_SHAPELESS, columns=channels, depth=first.numel() // max(channels, 1))
+    if kind is KernelKind.LAYER_NORM:
+        width = first.shape[1 if "group" in name else -1]
+        return replace(_SHAPELESS, columns=width, depth=width)
+    if kind is KernelKind.SOFTMAX:
+        axis = next((a for a in args if isinstance(a, int)), -1)
+        return replace(_SHAPELESS, columns=first.shape[axis], depth=first.shape[axis])
+    if kind is KernelKind.REDUCTION:
+        kept = max(written.numel(), 1)
+        return replace(_SHAPELESS, columns=kept, depth=max(first.numel() // kept, 1))
+    if kind is KernelKind.POOLING and "adaptive" not in name:
+        sizes = next((a for a in args if isinstance(a, list | tuple)), ())
+        return replace(_SHAPELESS, window=max(math.prod(sizes), 1))
+    return _SHAPELESS
+
+
 @cache
 def kind_of(func: Any) -> KernelKind | None:
     """The kernel of an operator; None if it runs none, as for views.
@@ -77,6 +103,8 @@ def kind_of(func: Any) -> KernelKind | None:
     Elementwise operators are ELEMENTWISE here, whatever the layout of their tensors.
     """
     name = name_of(func)
+    if name == "contiguous":
+        return KernelKind.COPY
     if func.is_view or name in _NONE or name.startswith(("empty", "sym_", "_assert")):
         return None
     kind = _KIND_OF.get(name)

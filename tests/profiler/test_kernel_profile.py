@@ -1,0 +1,141 @@
+"""A kernel profile survives its bytes, is affine in the batch size, and nothing else passes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from profiler.array_archive import pack
+from profiler.errors import TrappmError
+from profiler.kernel_profile import (
+    KernelKind,
+    KernelProfile,
+    KernelTable,
+    Pass,
+    Size,
+)
+from profiler.records import MemoryFormat, Phase, Precision
+
+
+def table(count, seed=0):
+    random = np.random.default_rng(seed)
+    return KernelTable(
+        kinds=random.choice(list(KernelKind), count).astype(np.int8),
+        passes=random.choice(list(Pass), count).astype(np.int8),
+        counts=random.integers(1, 9, count).astype(np.int32),
+        half=random.random(count) < 0.5,
+        channels_last=random.random(count) < 0.5,
+        sizes=random.integers(0, 1 << 30, (count, len(Size), 2)),
+        windows=random.integers(1, 50, count).astype(np.int32),
+        strides=random.integers(1, 3, count).astype(np.int32),
+        pixels=random.integers(1, 999, count).astype(np.int32),
+    )
+
+
+@pytest.fixture
+def profile():
+    return KernelProfile(
+        train=table(40),
+        infer=table(15, seed=1),
+        parameter_tensors=7,
+        parameters=12_345,
+        precision=Precision.AMP_BF16,
+        memory_format=MemoryFormat.CHANNELS_LAST,
+        fused_attention=False,
+        batch_size=None,
+    )
+
+
+def test_a_profile_survives_its_bytes(profile):
+    data = profile.to_bytes()
+    again = KernelProfile.from_bytes(data)
+    assert again.to_bytes() == data
+    for field in fields(KernelProfile):
+        if field.name not in ("train", "infer"):
+            assert getattr(again, field.name) == getattr(profile, field.name)
+    for phase in Phase:
+        for field in fields(KernelTable):
+            stored, made = (getattr(p.table(phase), field.name) for p in (again, profile))
+            np.testing.assert_array_equal(stored, made)
+
+
+def test_a_profile_without_kernels_survives_too(profile):
+    empty = replace(profile, infer=table(0))
+    assert len(KernelProfile.from_bytes(empty.to_bytes()).infer) == 0
+
+
+@given(first=st.integers(1, 10_000), second=st.integers(1, 10_000))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_sizes_are_affine_in_the_batch_size(profile, first, second):
+    sizes = [profile.at(b, Phase.TRAIN).sizes for b in (first, second, first + second)]
+    fixed = profile.train.sizes[..., 0]
+    np.testing.assert_allclose(sizes[0] + sizes[1] - fixed, sizes[2], rtol=1e-12)
+
+
+def test_the_phase_decides_between_the_steps(profile):
+    assert len(profile.at(4, Phase.TRAIN).table) == 40
+    assert len(profile.at(4, Phase.INFER).table) == 15
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_no_step_has_less_than_one_sample(profile, batch_size):
+    with pytest.raises(TrappmError, match=str(batch_size)):
+        profile.at(batch_size)
+
+
+def test_a_model_for_one_batch_size_has_kernels_at_no_other(profile):
+    fixed = replace(profile, batch_size=8)
+    assert KernelProfile.from_bytes(fixed.to_bytes()).batch_size == 8
+    fixed.at(8)
+    with pytest.raises(TrappmError, match="8"):
+        fixed.at(9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kinds": np.full(5, 99, np.int8)},
+        {"passes": np.full(5, -1, np.int8)},
+        {"counts": np.zeros(5, np.int32)},
+        {"counts": np.ones(4, np.int32)},
+        {"windows": np.zeros(5, np.int32)},
+        {"sizes": np.full((5, len(Size), 2), -1)},
+        {"sizes": np.full((5, len(Size), 2), 1 << 61)},
+        {"sizes": np.zeros((5, len(Size)), np.int64)},
+    ],
+)
+def test_arrays_that_contradict_each_other_are_refused(wrong):
+    with pytest.raises(TrappmError, match="not the kernels of a step"):
+        replace(table(5), **wrong)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damaged_bytes_raise_one_kind_of_error_or_are_harmless(profile, data):
+    stored = bytearray(profile.to_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.sampled_from([len(stored), len(stored) // 2, len(stored) - 1, 0]))
+    with contextlib.suppress(TrappmError):
+        assert KernelProfile.from_bytes(bytes(stored[:end])).to_bytes() == profile.to_bytes()
+
+
+def test_an_archive_that_promises_too_much_or_carries_objects_is_refused(profile):
+    huge = pack({"train.kinds": np.zeros(1 << 25, np.int8)})
+    objects = pack({"train.kinds": np.array([object()] * 3, dtype=object)})
+    for data in (huge, objects, b"", b"PK"):
+        with pytest.raises(TrappmError, match="profile the model again"):
+            KernelProfile.from_bytes(data)
+
+
+def test_reading_a_profile_needs_no_torch():
+    code = "import sys; from profiler.kernel_profile import KernelProfile; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
