@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import os
 import random
 import tempfile
 import time
@@ -121,6 +122,8 @@ class Timed:
 
     name: str
     times_ms: list[float]
+    cpu_ms: list[float]
+    """Of this process alone: what a busy machine does not stretch."""
     rows: int
     plan: list[str]
 
@@ -146,21 +149,24 @@ def save_graphs(store: Store) -> None:
         insert_new(session, ArchitectureGraphRow, links)
 
 
-def fill(store: Store, count: int, chosen: list[Configuration]) -> float:
-    """Records what is not there yet; the rows recorded per second, NaN if there was nothing to."""
+def fill(store: Store, count: int, chosen: list[Configuration]) -> tuple[float, float]:
+    """Records what is not there yet; the rows per second, and per second of this process's CPU."""
     there = int(store.query_sql("SELECT count(*) AS n FROM measurements")[0].n[0])
     if not there:
         save_graphs(store)
-    seconds = 0.0
+    seconds = cpu_seconds = 0.0
     for first in range(there, count, BATCH):
         batch = [
             measurement(number, chosen[number // len(DEVICES)])
             for number in range(first, min(first + BATCH, count))
         ]
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         store.record_many(batch)
         seconds += time.perf_counter() - begin
-    return (count - there) / seconds if seconds else float("nan")
+        cpu_seconds += time.process_time() - cpu_begin
+    if not seconds:
+        return float("nan"), float("nan")
+    return (count - there) / seconds, (count - there) / cpu_seconds
 
 
 def questions(store: Store, chosen: list[Configuration]) -> dict[str, Callable[[], Any]]:
@@ -225,14 +231,15 @@ def ask(store: Store, chosen: list[Configuration]) -> Iterator[Timed]:
         lambda _c, _cursor, statement, parameters, *_: said.append((statement, parameters)),
     )  # fmt: skip
     for name, question in questions(store, chosen).items():
-        times_ms = []
+        times_ms, cpu_ms = [], []
         for _ in range(REPEATS if name != "family and device, all" else 5):
             said.clear()
-            begin = time.perf_counter()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
             answer = question()
             times_ms.append(1000 * (time.perf_counter() - begin))
+            cpu_ms.append(1000 * (time.process_time() - cpu_begin))
         asked = dict(said) or {latest_sql(chosen[0].id): ()}
-        yield Timed(name, times_ms, len(answer), [*plans(store, asked)])
+        yield Timed(name, times_ms, cpu_ms, len(answer), [*plans(store, asked)])
 
 
 def plans(store: Store, asked: dict[str, Any]) -> Iterator[str]:
@@ -295,23 +302,26 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             url = stack.enter_context(database(back_end, folder))
             with Store.open(url) as store:
-                rate = fill(store, given.labels, chosen)
+                rate, cpu_rate = fill(store, given.labels, chosen)
             size = size_bytes(url)
-            print(
-                f"\n{back_end}: {given.labels} labels, {rate:.0f} recorded/s "
-                f"in batches of {BATCH}, {size / given.labels:.0f} bytes on disk per label",
-                flush=True,
-            )
+            load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+            print(f"\n{back_end}: {given.labels} labels; load {load} on {os.cpu_count()} cores")
+            print(f"{rate:.0f} recorded/s in batches of {BATCH} ({cpu_rate:.0f}/s of own CPU time)")
+            print(f"{size / given.labels:.0f} bytes on disk per label", flush=True)
             with Store.open_to_read(url) as store:
                 timed = list(ask(store, chosen))
-            print(
-                "| query | rows | p50 ms | p95 ms | read from end to end |\n|---|---|---|---|---|"
-            )
-            for one in timed:
-                p50, p95 = np.percentile(one.times_ms, (50, 95))
-                print(f"| {one.name} | {one.rows} | {p50:.1f} | {p95:.1f} | {scans(one.plan)} |")
-            for one in timed:
-                print(f"\n{one.name}:", *one.plan, sep="\n    ", flush=True)
+            tell(timed)
+
+
+def tell(timed: list[Timed]) -> None:
+    print("| query | rows | p50 ms | p95 ms | own CPU p50 ms | read from end to end |")
+    print("|---|---|---|---|---|---|")
+    for one in timed:
+        p50, p95 = np.percentile(one.times_ms, (50, 95))
+        cells = (one.name, one.rows, f"{p50:.1f}", f"{p95:.1f}", f"{np.median(one.cpu_ms):.1f}")
+        print("|", " | ".join(map(str, (*cells, scans(one.plan)))), "|")
+    for one in timed:
+        print(f"\n{one.name}:", *one.plan, sep="\n    ", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from profiler.errors import InputError, StoreError
 from store.database import make_engine, told_as_store_error
 from store.migrate import require_newest, schema_of, upgrade
 from store.reading import engine_to_read
-from store.schema import Base
+from store.schema import METADATA
 
 _PAGES = 4096
 """So many are copied between looks at whether somebody wants it to stop."""
@@ -128,14 +128,19 @@ def _copy_rows(engine: Engine, part: Path) -> None:
         with told_as_store_error(engine), engine.connect() as source:
             source.execution_options(isolation_level="REPEATABLE READ")
             with told_as_store_error(copy), copy.begin() as target:
-                for table in Base.metadata.sorted_tables:
-                    rows = source.execute(select(table).execution_options(yield_per=_ROWS))
-                    for some in rows.mappings().partitions():
-                        target.execute(table.insert(), [dict(row) for row in some])
+                copy_tables(source, target)
     finally:
         copy.dispose()
     with closing(sqlite3.connect(part)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
+
+
+def copy_tables(source: Connection, target: Connection) -> None:
+    """Copies every row of every table between two stores of the newest schema."""
+    for table in METADATA.sorted_tables:
+        rows = source.execute(select(table).execution_options(yield_per=_ROWS))
+        for some in rows.mappings().partitions():
+            target.execute(table.insert(), [dict(row) for row in some])
 
 
 def _verify(part: Path, schema: str) -> int:
@@ -159,6 +164,6 @@ def row_counts(connection: Connection) -> dict[str, int]:
     present = set(inspect(connection).get_table_names())
     return {
         table.name: connection.scalar(select(func.count()).select_from(table)) or 0
-        for table in Base.metadata.sorted_tables
+        for table in METADATA.sorted_tables
         if table.name in present
     }

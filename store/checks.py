@@ -34,9 +34,9 @@ from sqlalchemy.exc import DatabaseError
 from store.contradictions import contradictions
 from store.database import Database, told_as_store_error
 from store.findings import Finding, faulty_rows
-from store.schema import Base
+from store.schema import METADATA
 
-_TABLES = Base.metadata.sorted_tables
+_TABLES = METADATA.sorted_tables
 _LARGEST = 1.7976931348623157e308
 """Beyond is infinite; PostgreSQL sorts NaN there too, SQLite has none."""
 
@@ -101,7 +101,7 @@ def _differences(connection: Connection) -> Iterator[Finding]:
     context = MigrationContext.configure(connection, opts={"compare_type": True})
     lacking = [
         " ".join(str(getattr(part, "name", part)) for part in change if part is not None)
-        for changes in compare_metadata(context, Base.metadata)
+        for changes in compare_metadata(context, METADATA)
         for change in (changes if isinstance(changes, list) else [changes])
         if change[0] not in {"remove_table", "remove_index"}
     ]

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, Statement
 from sqlalchemy.orm import Session
 
 from profiler.errors import StoreAccessError, StoreError, one_line
-from store.schema import Base
+from store.columns import Base
 from store.waiting import Patience, StoreAwayError, is_one_transaction, waits
 
 BUSY_TIMEOUT_S = 60.0
@@ -31,6 +31,8 @@ _BEGIN = "sqlite_begin"
 
 _AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
 """What SQLite says while others hold the database, its disk is away, or there is no room."""
+
+_JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
 _ASKED_TO_STOP = "57014"
 """PostgreSQL's one operational error that is about the statement, not about the server."""
@@ -199,7 +201,7 @@ def _is_away(engine: Engine, cause: BaseException) -> bool:
 def _to_json(value: object) -> str:
     # NaN is no JSON: PostgreSQL refuses it, and SQLite would hand it on to readers that do.
     try:
-        return json.dumps(value, allow_nan=False)
+        return _JSON_ENCODER.encode(value)
     except ValueError as error:  # which the driver of PostgreSQL would pass on as it is
         raise StoreError(f"the label store keeps JSON, and this is none: {error}") from error
 

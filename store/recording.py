@@ -24,7 +24,7 @@ from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSum
 from store.asking import LabelFilter, restricted
 from store.database import Database, Insert, insert, insert_new, new_row, utc_now
 from store.leases import MAX_ATTEMPTS, count_failure, end_lease
-from store.records import AssignmentState, Recorded
+from store.records import AssignmentState, Recorded, attempts_allowed, is_final
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -33,14 +33,8 @@ from store.schema import (
     LabelRow,
     MeasurementRow,
 )
-from store.waiting import in_parts
+from store.waiting import StoreAwayError, in_parts
 from store.workloads import configuration_of, insert_configurations
-
-_FINAL = {Outcome.OK, Outcome.OOM, Outcome.UNSUPPORTED}
-"""Trying again would end the same way."""
-
-_MAX_TIMEOUTS = 2
-"""What runs into its time limit may have met a busy machine once, but costs too much thrice."""
 
 BATCH = 2000
 """So many measurements are recorded in one transaction, which takes less than a second."""
@@ -84,10 +78,11 @@ class Recording(Database):
             label_id = _label_id(session, measurement, *devices)
             if new and assignment is not None:
                 _settle(session, assignment, measurement, label_id, max_attempts)
-            key = measurement.attempt_key
-            found = select(MeasurementRow.id).filter_by(attempt_key=key)
+            (measurement_id,) = (
+                new or _measurement_ids(session, [measurement.attempt_key])
+            ).values()
             return Recorded(
-                measurement_id=new.get(key) or session.scalars(found).one(),
+                measurement_id=measurement_id,
                 label_id=label_id,
                 is_new=bool(new),
             )
@@ -177,9 +172,13 @@ def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[i
     ids = {}
     for key, fingerprint in sorted(first):
         device = {"key": key, "fingerprint": fingerprint}
-        environment = dict(first[key, fingerprint])
-        insert_new(session, DeviceRow, [{**device, "environment": environment}])
-        ids[key, fingerprint] = session.scalars(select(DeviceRow.id).filter_by(**device)).one()
+        query = select(DeviceRow.id).filter_by(**device)
+        known = session.scalars(query).one_or_none()
+        if known is None:
+            environment = dict(first[key, fingerprint])
+            insert_new(session, DeviceRow, [{**device, "environment": environment}])
+            known = session.scalars(query).one()
+        ids[key, fingerprint] = known
     return [ids[device] for device in devices]
 
 
@@ -197,19 +196,40 @@ def _insert(
     """Inserts measurements that are not there yet, and their labels; ids by attempt key."""
     # Sorted, so that two who import at once wait for each other in one order, and never in a ring.
     insert_configurations(session, sorted({m.configuration for m in measurements}, key=_by_id))
-    pairs = [*zip(measurements, devices, strict=True)]
-    rows = [_row_values(m, device_id, assignment) for m, device_id in pairs]
-    query = new_row(session, MeasurementRow)
-    returned = session.execute(query.returning(MeasurementRow.attempt_key, MeasurementRow.id), rows)
-    new = {row.attempt_key: row.id for row in returned}
+    fresh = _not_yet_there(session, zip(measurements, devices, strict=True))
+    if not fresh:
+        return {}
+    rows = [_row_values(m, device_id, assignment) for m, device_id in fresh.values()]
+    # Without RETURNING: a statement of 2,000 rows takes longer to parse than to carry out.
+    query = new_row(session, MeasurementRow).execution_options(preserve_rowcount=True)
+    if session.connection().execute(query, rows).rowcount != len(rows):
+        raise StoreAwayError("another process was just recording the same attempts")
+    new = _measurement_ids(session, fresh)
     labels = [
-        _label_place(m, device_id) | result | {"measurement_id": new[m.attempt_key]}
-        for m, device_id in pairs
-        if m.attempt_key in new and (result := _label_values(m)) is not None
+        _label_place(m, device_id) | result | {"measurement_id": new[key]}
+        for key, (m, device_id) in fresh.items()
+        if (result := _label_values(m)) is not None
     ]
     if labels:
         session.connection().execute(_label_upsert(session), labels)
     return new
+
+
+def _not_yet_there(
+    session: Session, pairs: Iterable[tuple[Measurement, int]]
+) -> dict[str, tuple[Measurement, int]]:
+    """Those whose attempt key was not recorded yet, by this key; the first of each."""
+    by_key: dict[str, tuple[Measurement, int]] = {}
+    for measurement, device_id in pairs:
+        by_key.setdefault(measurement.attempt_key, (measurement, device_id))
+    there = _measurement_ids(session, by_key)
+    return {key: pair for key, pair in by_key.items() if key not in there}
+
+
+def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
+    row = MeasurementRow
+    query = select(row.attempt_key, row.id).where(row.attempt_key.in_([*attempt_keys]))
+    return dict(session.execute(query).all())
 
 
 _by_id = attrgetter("id")
@@ -279,15 +299,14 @@ def _settle(
 ) -> None:
     if assignment.state is AssignmentState.DONE:
         return
-    if measurement.outcome in _FINAL:
+    if is_final(measurement.outcome):
         end_lease(assignment, AssignmentState.DONE)
         if label_id is not None:
             session.add(AssignmentLabelRow(assignment_id=assignment.id, label_id=label_id))
     elif measurement.attempt_key == f"{assignment.id}-{assignment.attempts}" and (
         assignment.state is AssignmentState.LEASED
     ):
-        timed_out = measurement.outcome is Outcome.TIMEOUT
-        count_failure(assignment, min(max_attempts, _MAX_TIMEOUTS) if timed_out else max_attempts)
+        count_failure(assignment, attempts_allowed(measurement.outcome, max_attempts))
 
 
 def _with_possible_metrics(measurement: Measurement) -> Measurement:

@@ -17,92 +17,24 @@ of columns carry units. Whatever changes here needs a migration too; a test comp
 
 from __future__ import annotations
 
-import enum
-from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import (
-    JSON,
-    BigInteger,
     CheckConstraint,
-    DateTime,
-    Dialect,
-    Enum,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    Integer,
     LargeBinary,
-    MetaData,
     String,
     Text,
-    TypeDecorator,
     UniqueConstraint,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from profiler.canary import CanaryDecision
 from profiler.records import Outcome, Provenance
+from store.columns import BIG, JSON_, Base, UtcTime, positive
 from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
-
-
-class UtcTime(TypeDecorator[str]):
-    """A point in time: a timestamp for the database, an ISO 8601 string in UTC for Python."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        time = datetime.fromisoformat(value)
-        if time.tzinfo is None:
-            raise ValueError(f"the time {value!r} names no time zone; give it in UTC")
-        return time.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        time = value.replace(tzinfo=UTC) if value.tzinfo is None else value  # SQLite keeps no zone
-        return time.astimezone(UTC).isoformat()
-
-
-def _values(kind: type[enum.Enum]) -> list[str]:
-    return [member.value for member in kind]
-
-
-def _enum(kind: type[enum.Enum]) -> Enum:
-    """Text with a CHECK: a further member is a small migration on every back end."""
-    return Enum(kind, native_enum=False, create_constraint=True, length=16, values_callable=_values)
-
-
-_JSON = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-_BIG = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only by INTEGER
-
-_ENUMS = (
-    Outcome, Provenance, CampaignState, RoundState, Purpose, AssignmentState, Role, CanaryDecision,
-)  # fmt: skip
-
-
-class Base(DeclarativeBase):
-    """Root of the models."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map: ClassVar = {dict[str, Any]: _JSON} | {e: _enum(e) for e in _ENUMS}
-
-
-def _positive(*columns: str) -> tuple[CheckConstraint, ...]:
-    """Nothing that a step costs can be 0; what is not known is NULL."""
-    return tuple(CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns)
 
 
 class GraphRow(Base):
@@ -115,7 +47,7 @@ class GraphRow(Base):
     """As `GraphTemplate.to_bytes` gives it."""
     node_count: Mapped[int] = mapped_column(index=True)
 
-    __table_args__ = _positive("node_count")
+    __table_args__ = positive("node_count")
 
 
 class ArchitectureGraphRow(Base):
@@ -145,10 +77,10 @@ class StepProfileRow(Base):
     input_size: Mapped[int] = mapped_column(primary_key=True)
     profile: Mapped[bytes | None] = mapped_column(LargeBinary)
     """As `profiler.step_profile.StepProfile.to_bytes` gives it."""
-    saved_bytes_constant: Mapped[int | None] = mapped_column(_BIG)
-    saved_bytes_per_sample: Mapped[int | None] = mapped_column(_BIG)
-    trainable_parameters: Mapped[int | None] = mapped_column(_BIG)
-    frozen_parameters: Mapped[int | None] = mapped_column(_BIG)
+    saved_bytes_constant: Mapped[int | None] = mapped_column(BIG)
+    saved_bytes_per_sample: Mapped[int | None] = mapped_column(BIG)
+    trainable_parameters: Mapped[int | None] = mapped_column(BIG)
+    frozen_parameters: Mapped[int | None] = mapped_column(BIG)
     refusal: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
@@ -181,7 +113,7 @@ class ConfigurationRow(Base):
     phase: Mapped[str] = mapped_column(String(16))
 
     __table_args__ = (
-        *_positive("batch_size", "input_size"),
+        *positive("batch_size", "input_size"),
         Index(None, "family", "architecture"),  # a family's labels in the order of a query
     )
 
@@ -228,7 +160,7 @@ class CampaignRow(Base):
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(200))
     spec: Mapped[dict[str, Any]]
-    seed: Mapped[int] = mapped_column(_BIG)
+    seed: Mapped[int] = mapped_column(BIG)
     state: Mapped[CampaignState]
     created_at: Mapped[str] = mapped_column(UtcTime)
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
@@ -260,7 +192,7 @@ class RoundRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     purpose: Mapped[Purpose]
     state: Mapped[RoundState]
-    report: Mapped[dict[str, Any] | None] = mapped_column(_JSON)
+    report: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
 
     __table_args__ = (
         CheckConstraint("number >= 0", name="number"),
@@ -308,7 +240,7 @@ class MeasurementRow(Base):
 
     __tablename__ = "measurements"
 
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
     attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
     device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
@@ -339,8 +271,8 @@ class MeasurementRow(Base):
     environment: Mapped[dict[str, Any]]
 
     __table_args__ = (
-        *_positive("step_median_ms", "step_mean_ms", "step_p95_ms"),
-        *_positive("memory_mib", "power_w", "energy_j"),
+        *positive("step_median_ms", "step_mean_ms", "step_p95_ms"),
+        *positive("memory_mib", "power_w", "energy_j"),
         CheckConstraint("step_iqr_ms >= 0", name="step_iqr_ms"),
         CheckConstraint(
             "(step_median_ms IS NULL) = (step_mean_ms IS NULL)"
@@ -358,7 +290,7 @@ class LabelRow(Base):
 
     __tablename__ = "labels"
 
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
     device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"), index=True)
     protocol_name: Mapped[str] = mapped_column(String(64))
@@ -374,7 +306,7 @@ class LabelRow(Base):
 
     __table_args__ = (
         UniqueConstraint("configuration_id", "device_id", "protocol_name"),
-        *_positive("step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j"),
+        *positive("step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j"),
         CheckConstraint(
             "step_time_ms IS NOT NULL OR memory_mib IS NOT NULL"
             " OR power_w IS NOT NULL OR memory_above_mib IS NOT NULL",
@@ -398,7 +330,7 @@ class CanaryRow(Base):
 
     __tablename__ = "canaries"
 
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
     attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
     taken_at: Mapped[str] = mapped_column(UtcTime)
     host: Mapped[str] = mapped_column(String(255))
@@ -418,7 +350,7 @@ class CanaryRow(Base):
     message: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
-        *_positive("step_time_ms", "memory_mib", "power_w", "reference_ms"),
+        *positive("step_time_ms", "memory_mib", "power_w", "reference_ms"),
         CheckConstraint("step_time_ms IS NULL OR outcome = 'ok'", name="step_time"),
         CheckConstraint("(message IS NULL) = (decision = 'ok')", name="message"),
         Index(None, "device", "stack_fingerprint", "host", "taken_at"),
@@ -451,8 +383,12 @@ class EventRow(Base):
 
     __tablename__ = "events"
 
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG, primary_key=True)
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), index=True)
     at: Mapped[str] = mapped_column(UtcTime)
     kind: Mapped[str] = mapped_column(String(64))
     message: Mapped[dict[str, Any]]
+
+
+METADATA = Base.metadata
+"""All of these tables."""

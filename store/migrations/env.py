@@ -2,11 +2,11 @@
 
 from alembic import context
 
-from store.schema import Base
+from store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     transactional_ddl=True,
     render_as_batch=True,
 )

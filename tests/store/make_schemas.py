@@ -18,7 +18,7 @@ from sqlalchemy import MetaData, create_engine, make_url
 
 import store.migrate
 from store import Store
-from store.schema import Base
+from store.schema import METADATA
 
 LABEL = {"labels": "id", "assignment_labels": "label_id"}
 FOLDER = Path(__file__).parent / "schemas"
@@ -70,9 +70,9 @@ def copy_rows(newest, older):
     with source.connect() as reading, target.begin() as writing:
         labels = set()
         for table in there.sorted_tables:
-            if table.name not in Base.metadata.tables:
+            if table.name not in METADATA.tables:
                 continue  # alembic's own
-            model = Base.metadata.tables[table.name]
+            model = METADATA.tables[table.name]
             for row in reading.execute(model.select()).mappings():
                 if table.name == "labels" and (bounds or row["memory_above_mib"] is None):
                     labels.add(row["id"])

@@ -127,6 +127,18 @@ def test_backup_says_what_it_made_and_never_overwrites(home, run, tmp_path):
     assert run("check", "--database", f"sqlite:///{file}")[0] == 0
 
 
+def test_restore_brings_a_backup_into_a_new_data_folder(home, run, tmp_path, monkeypatch):
+    file = tmp_path / "copy.db"
+    run("backup", file)
+    status, out, err, _ = run("restore", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "nothing is merged" in err
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "another"))
+    done = json.loads(run("restore", file, "--json")[1])
+    assert done["rows"] == sum(json.loads(run("stats", "--json")[1])["rows"].values())
+    assert run("check")[0] == 0
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_without_a_store_one_line_says_so_and_none_is_made(tmp_path, monkeypatch, run, command):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
@@ -156,7 +168,7 @@ ADDRESSES = {
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, address):
-    for command in COMMANDS:
+    for command in (*COMMANDS, ["restore", __file__]):
         for debug in (False, True):
             file = [tmp_path / "copy.db"] if command == ["backup"] else []
             arguments = [*command, *file, "--database", ADDRESSES[address]]

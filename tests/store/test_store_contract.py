@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -23,16 +24,19 @@ from store_samples import (
 from profiler.errors import CampaignError, InputError, SnapshotError, StoreError, TrappmError
 from profiler.records import GraphTemplate, Precision
 from store import LabelFilter
-from store.schema import Base
+from store.schema import METADATA
 
 
 def contents(url):
-    """Every row of every table, to see whether anything changed."""
+    """Every row of every table, to see whether anything changed; JSON without its order."""
     engine = create_engine(url)
     with engine.connect() as connection:
         rows = {
-            table.name: sorted(map(str, connection.execute(select(table))))
-            for table in Base.metadata.sorted_tables
+            table.name: sorted(
+                str([json.dumps(x, sort_keys=True) if isinstance(x, dict) else x for x in row])
+                for row in connection.execute(select(table))
+            )
+            for table in METADATA.sorted_tables
         }
     engine.dispose()
     return rows
@@ -186,7 +190,7 @@ def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store, database_ur
     assert store.refusals() == []
     engine = create_engine(database_url)
     with engine.connect() as connection:
-        table = Base.metadata.tables["step_profiles"]
+        table = METADATA.tables["step_profiles"]
         rows = connection.execute(select(table).order_by("architecture", "input_size"))
         assert [tuple(row[3:]) for row in rows] == [
             (4096, 5_000_000_000, 6_000_000_000, 0, None),

@@ -16,7 +16,7 @@ from store_samples import measurement, step_profile, template
 import store.migrate
 from profiler.errors import InputError, StoreAccessError, StoreError
 from store import Store
-from store.schema import Base
+from store.schema import METADATA
 from store.waiting import Patience
 
 
@@ -44,13 +44,13 @@ def constraints(connection):
 
 def test_migrations_make_exactly_the_schema(migrated):
     context = MigrationContext.configure(migrated, opts={"compare_type": True})
-    assert compare_metadata(context, Base.metadata) == []
+    assert compare_metadata(context, METADATA) == []
     by_migrations = constraints(migrated)
     assert sum(map(len, by_migrations.values())) > 30
     migrated.rollback()
     migrated.execute(text("DROP TABLE alembic_version"))
-    Base.metadata.drop_all(migrated)
-    Base.metadata.create_all(migrated)
+    METADATA.drop_all(migrated)
+    METADATA.create_all(migrated)
     assert constraints(migrated) == by_migrations
 
 
@@ -120,7 +120,7 @@ def test_a_database_of_something_else_is_left_alone(database_url):
 
 def test_a_migration_that_fails_leaves_nothing_behind(database_url, monkeypatch):
     def fail(connection):
-        Base.metadata.create_all(connection)
+        METADATA.create_all(connection)
         raise StoreError("power cut")
 
     monkeypatch.setattr(store.migrate, "_run_alembic", fail)

@@ -11,7 +11,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 app = typer.Typer(
-    help="Upgrade, check, count and back up the label store.",
+    help="Upgrade, check, count, back up and restore the label store.",
     no_args_is_help=True,
     epilog="Example: trappm store check",
 )
@@ -110,6 +110,23 @@ def backup(
     else:
         size = f"{done.rows:,} rows, {done.size_bytes:,} bytes"
         typer.echo(f"{done.file}: schema {done.schema}, {size}, checked")
+
+
+@app.command(epilog="Example: trappm store restore today.db --database URL-OF-AN-EMPTY-DATABASE")
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup, or any SQLite label store.")],
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a backup into an empty database, all or nothing; SQLite or PostgreSQL."""
+    from store import Home
+    from store.restore import restore as load
+
+    done = load(file, Home.open().database_url if database is None else database)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        typer.echo(f"{done.address}: schema {done.schema}, {done.rows:,} rows restored")
 
 
 def _url(database: str | None) -> str:
