@@ -48,7 +48,7 @@ CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
 ALIGNED_AXES = 3
 """Rows (for convolutions the pixels of an image), columns and depth."""
 
-TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32))
+TILES = ((256, 128), (128, 64), (64, 32))
 """Rows and columns of the result that one unit computes at a time; a library chooses."""
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _LEAST_DEPTH_OF_A_SPLIT = 256
@@ -97,6 +97,8 @@ class Products:
     log_bytes: Tensor
     columns: Tensor
     depth: Tensor
+    narrowest: Tensor
+    """The smaller of columns and depth for each pixel of the window."""
     pixels: Tensor
     """Of a convolution's result; 1e6 for others."""
     alignment: Tensor
@@ -217,6 +219,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "log_bytes": np.log(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1)),
         "columns": columns,
         "depth": depth,
+        "narrowest": np.minimum(columns, np.where(weight_gradient, rows, depth / windows)),
         "pixels": np.where(convolution, pixels, 1e6),
         "alignment": alignment.astype(np.int64),
         "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],

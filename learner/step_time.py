@@ -71,29 +71,30 @@ _GROUPS = (
     _Group("launch", (3,), 0.5, 0.7, common=True),
     _Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
     _Group("step", (), 0.0, 1.0, common=True),
-    _Group("stream", (STREAMS,), 0.1, 0.35),
-    _Group("stream_backward", (STREAMS,), 0.0, 0.25),
-    _Group("stream_half", (STREAMS,), 0.0, 0.25),
-    _Group("stream_last", (STREAMS,), 0.0, 0.3),
-    _Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.4),
-    _Group("stream_columns", (STREAMS,), 1.5, 0.7),
-    _Group("optimizer", (), 0.3, 0.7),
-    _Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 0.5),
-    _Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 0.4),
-    _Group("slowdown_last", (PRODUCTS, PASSES), -0.1, 0.4),
-    _Group("slowdown_last_detail", (DETAIL_COUNT, PASSES), 0.0, 0.4),
-    _Group("traffic", (PRODUCTS, PASSES), 0.1, 0.3),
-    _Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.3),
-    _Group("reorder", (PRODUCTS, PASSES), -1.0, 0.7),
-    _Group("columns", (PRODUCTS, PASSES), 2.5, 0.7),
-    _Group("depth", (PRODUCTS, PASSES), 3.5, 0.7),
-    _Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.2),
-    _Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.3),
-    _Group("pixels", (PRODUCTS, PASSES), 1.5, 0.7),
-    _Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.2),
-    _Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.3),
-    _Group("tile", (len(TILES),), (0.0, 0.05, 0.2, 0.4, 0.7), 0.2),
-    _Group("overlap", (), 0.3, 0.3),
+    _Group("stream", (STREAMS,), 0.1, 0.7),
+    _Group("stream_backward", (STREAMS,), 0.0, 0.5),
+    _Group("stream_half", (STREAMS,), 0.0, 0.5),
+    _Group("stream_last", (STREAMS,), 0.0, 0.6),
+    _Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.8),
+    _Group("stream_columns", (STREAMS,), 1.5, 1.4),
+    _Group("optimizer", (), 0.3, 1.4),
+    _Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 1),
+    _Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 0.8),
+    _Group("slowdown_last", (PRODUCTS, PASSES), -0.1, 0.8),
+    _Group("slowdown_last_detail", (DETAIL_COUNT, PASSES), 0.0, 0.8),
+    _Group("traffic", (PRODUCTS, PASSES), 0.1, 0.6),
+    _Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.6),
+    _Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 1.0),
+    _Group("reorder", (PRODUCTS, PASSES), -1.0, 1.4),
+    _Group("columns", (PRODUCTS, PASSES), 2.5, 1.4),
+    _Group("depth", (PRODUCTS, PASSES), 3.5, 1.4),
+    _Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.4),
+    _Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.6),
+    _Group("pixels", (PRODUCTS, PASSES), 1.5, 1.4),
+    _Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.4),
+    _Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.6),
+    _Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.4),
+    _Group("overlap", (), 0.3, 0.6),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -115,7 +116,12 @@ class StepTimePrior:
         """These constants on another device: as far from its specification as from ours."""
         return StepTimePrior(spec, self.constants)
 
+    kind_shares = slice(0, PRODUCTS * PASSES + STREAMS * 2 + 1)
+    """The features that are shares of the step by kind and direction of kernels; they sum to 1."""
+
     def log_values(self, workloads: Sequence[Workload]) -> Array:
+        if not len(workloads):
+            return np.zeros(0)
         with torch.no_grad():
             times = _times(terms_of(workloads, self.spec), self.constants, self.spec)
         values: Array = times.total().log().numpy()
@@ -123,6 +129,8 @@ class StepTimePrior:
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Shares of the step by kind and direction of its kernels, and its size (n, f)."""
+        if not len(workloads):
+            return np.zeros((0, self.kind_shares.stop + DETAIL_COUNT + 4))
         with torch.no_grad():
             terms = terms_of(workloads, self.spec)
             shares = _times(terms, self.constants, self.spec).shares(terms)
@@ -197,9 +205,9 @@ class _Times:
         products, streams = terms.products, terms.streams
         parts = [
             self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
-            self._by(products.owner, products.detail // PASSES, DETAIL_COUNT, self.products),
             self._by(streams.owner, streams.kind * 2 + streams.backward, STREAMS * 2, self.streams),
             self.optimizer[:, None],
+            self._by(products.owner, products.detail // PASSES, DETAIL_COUNT, self.products),
         ]
         shares = torch.cat(parts, dim=1) / self.device[:, None]
         sizes = [self.device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]
@@ -244,6 +252,9 @@ def _product_times(
     def of_base(name: str) -> Tensor:
         return c[name].flatten()[terms.base]
 
+    def size_of(name: str) -> Tensor:
+        return c[name].exp().flatten()[terms.base]
+
     def of_detail(name: str) -> Tensor:
         return c[name].flatten()[terms.detail]
 
@@ -251,15 +262,16 @@ def _product_times(
         of_base("slowdown")
         + of_detail("slowdown_detail")
         + terms.last * (of_base("slowdown_last") + of_detail("slowdown_last_detail"))
-        + torch.log1p(of_base("columns").exp() / terms.columns)
-        + torch.log1p(of_base("depth").exp() / terms.depth)
-        + torch.log1p(of_base("pixels").exp() / terms.pixels)
+        + torch.log1p(size_of("columns") / terms.columns)
+        + torch.log1p(size_of("depth") / terms.depth)
+        + torch.log1p(size_of("pixels") / terms.pixels)
         - torch.logsumexp(-SHARPNESS * (terms.tiles + c["tile"]), dim=1) / SHARPNESS
         + _misaligned(terms, c["even"], c["odd"])
     )
     bounded = MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
     math = terms.log_flops + peak + bounded
     traffic = of_base("traffic") + terms.last * of_base("traffic_last")
+    traffic = traffic + torch.log1p(size_of("traffic_columns") / terms.narrowest)
     traffic = traffic + _misaligned(terms, c["traffic_even"], c["traffic_odd"])
     memory = terms.log_bytes + bandwidth + traffic
     power = 1 + c["overlap"].exp()
@@ -290,7 +302,7 @@ def _stream_times(
         + terms.last * c["stream_last"][kind]
         + cached
     )
-    narrow = torch.log1p(c["stream_columns"][kind].exp() / terms.columns.clamp(min=1))
+    narrow = torch.log1p(c["stream_columns"].exp()[kind] / terms.columns.clamp(min=1))
     factor = factor + narrow * (terms.columns > 0)
     return terms.count * ((terms.log_bytes + bandwidth + factor).exp() + launch)
 

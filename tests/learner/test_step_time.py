@@ -1,0 +1,244 @@
+"""The simulated step time knows physics without labels, learns constants from few, and transfers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.device_specs import DEVICE_SPECS, spec_of
+from learner.step_time import StepTimePrior
+from learner.workload import Workload
+from profiler.errors import InputError
+from profiler.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
+from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+
+torch.set_num_threads(1)
+
+A100, RTX = DEVICE_SPECS["a100"], DEVICE_SPECS["rtx3090"]
+
+
+def graph(batch_size):
+    none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
+    return Graph(
+        operators=(), edges=np.zeros((0, 2), dtype=np.int64), input_shapes=shapes,
+        output_shapes=shapes, macs=none, parameters=none, memory_bytes=none,
+        batch_size=batch_size,
+    )  # fmt: skip
+
+
+def table(rows):
+    """Of (kind, pass, bytes per sample, rows per sample, columns, depth)."""
+    sizes = np.zeros((len(rows), len(Size), 2), dtype=np.int64)
+    for i, (kind, which, size, high, columns, depth) in enumerate(rows):
+        sizes[i, Size.READ_BYTES] = sizes[i, Size.WRITTEN_BYTES] = 0, size // 2
+        if kind <= KernelKind.ATTENTION:
+            across, along = (Size.DEPTH, Size.ROWS)
+            if which != Pass.WEIGHT_GRADIENT:
+                across, along = along, across
+            sizes[i, across], sizes[i, along] = (0, high), (depth, 0)
+            sizes[i, Size.COLUMNS], sizes[i, Size.PRODUCTS] = (columns, 0), (1, 0)
+            sizes[i, Size.FLOPS] = 0, 2 * high * columns * depth
+    ones = np.ones(len(rows), dtype=np.int32)
+    return KernelTable(
+        kinds=np.array([r[0] for r in rows], dtype=np.int8),
+        passes=np.array([r[1] for r in rows], dtype=np.int8),
+        counts=ones,
+        half=np.ones(len(rows), dtype=np.bool_),
+        channels_last=np.zeros(len(rows), dtype=np.bool_),
+        sizes=sizes,
+        windows=ones,
+        strides=ones,
+        pixels=ones * 196,
+    )
+
+
+def workload(rows, batch_size=32, parameters=10**6):
+    profile = KernelProfile(
+        train=table(rows),
+        infer=table([r for r in rows if r[1] == Pass.FORWARD]),
+        parameter_tensors=20,
+        parameters=parameters,
+        precision=Precision.AMP_FP16,
+        memory_format=MemoryFormat.CONTIGUOUS,
+    )
+    return Workload(graph=graph(batch_size), precision=Precision.AMP_FP16, kernels=profile)
+
+
+def network(random):
+    """A network of made-up widths: convolutions, products, norms and activations."""
+    rows = []
+    for _ in range(int(random.integers(4, 20))):
+        kind = random.choice([KernelKind.POINTWISE, KernelKind.LINEAR, KernelKind.DENSE])
+        high, columns, depth = 196, *(8 * random.integers(2, 100, 2)).tolist()
+        size = 2 * high * (columns + depth)
+        rows += [(kind, which, size, high, columns, depth) for which in Pass]
+        other = random.choice([KernelKind.BATCH_NORM, KernelKind.ELEMENTWISE, KernelKind.COPY])
+        rows += [(other, w, 4 * high * columns, 0, 0, 0) for w in (Pass.FORWARD, Pass(1))]
+    batch_size = int(random.choice([16, 64, 256]))
+    return workload(rows, batch_size, int(random.integers(10**5, 10**8)))
+
+
+def networks(count, seed=0):
+    random = np.random.default_rng(seed)
+    return [network(random) for _ in range(count)]
+
+
+def moved(prior, seed, spread=0.3):
+    """Another device of the same kind."""
+    random = torch.from_numpy(np.random.default_rng(seed).normal(size=len(prior.constants)))
+    return StepTimePrior(prior.spec, prior.constants + spread * random)
+
+
+def error(prior, workloads, truth):
+    return float(np.mean(np.abs(prior.log_values(workloads) - truth)))
+
+
+def test_a_stream_takes_as_long_as_the_bandwidth_says():
+    many = 1 << 24
+    step = workload([(KernelKind.ELEMENTWISE, Pass.FORWARD, many, 0, 0, 0)], 256, parameters=0)
+    ideal_ms = many * 256 / (RTX.bandwidth_gbs * 1e6)
+    assert 1.0 < np.exp(StepTimePrior(RTX).log_values([step])[0]) / ideal_ms < 1.6
+
+
+def test_a_large_product_takes_as_long_as_the_peak_says():
+    step = workload([(KernelKind.LINEAR, Pass.FORWARD, 2048, 1024, 4096, 4096)], 256, 0)
+    ideal_ms = 2 * 256 * 1024 * 4096**2 / (RTX.half_tflops * 1e9)
+    assert 1.0 < np.exp(StepTimePrior(RTX).log_values([step])[0]) / ideal_ms < 2.5
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 1000), factor=st.integers(2, 5))
+def test_more_samples_never_take_less_time(seed, factor):
+    few = networks(1, seed)[0]
+    many = replace(few, graph=graph(few.batch_size * factor))
+    first, second = StepTimePrior(A100).log_values([few, many])
+    assert first < second <= first + np.log(factor) + 1e-9
+
+
+def test_inference_is_a_part_of_training_and_optimizers_cost_what_they_touch():
+    step = networks(1)[0]
+    train, infer = StepTimePrior(A100).log_values([step, replace(step, phase=Phase.INFER)])
+    assert infer < train
+    by_optimizer = [
+        StepTimePrior(A100).log_values([replace(step, optimizer=optimizer)])[0]
+        for optimizer in (Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAM)
+    ]
+    assert by_optimizer == sorted(by_optimizer)
+    assert len(set(by_optimizer)) == 3
+
+
+def test_each_workload_is_simulated_on_its_own():
+    some, prior = networks(6), StepTimePrior(A100)
+    together = prior.log_values(some)
+    np.testing.assert_allclose(together[::-1], prior.log_values(some[::-1]), rtol=1e-12)
+    np.testing.assert_allclose(together[:1], prior.log_values(some[:1]), rtol=1e-12)
+
+
+def test_constants_of_an_unknown_device_are_learned_from_labels():
+    seen, unseen = networks(60), networks(30, seed=1)
+    start = StepTimePrior(A100)
+    truth = moved(start, seed=3)
+    before = error(start, unseen, truth.log_values(unseen))
+    fitted = start.refit(seen, truth.log_values(seen))
+    after = error(fitted, unseen, truth.log_values(unseen))
+    assert before > 0.08
+    assert after < min(0.03, before / 3)
+
+
+def test_a_new_device_needs_fewer_labels_when_it_starts_from_a_known_one():
+    seen, unseen = networks(60), networks(30, seed=1)
+    known = moved(StepTimePrior(A100), seed=3)
+    fitted = StepTimePrior(A100).refit(seen, known.log_values(seen))
+    # The new device differs in its own speeds only.
+    new = StepTimePrior(replace(RTX, bandwidth_gbs=700.0), known.constants)
+    truth = new.log_values(unseen)
+    few = networks(8, seed=2)
+    labels = new.log_values(few)
+    scratch = StepTimePrior(RTX).refit(few, labels)
+    transferred = fitted.on(RTX).refit(few, labels, tightness=0.3)
+    assert error(transferred, unseen, truth) < 0.04
+    assert error(transferred, unseen, truth) < error(scratch, unseen, truth)
+
+
+def test_one_wild_label_moves_little():
+    seen, unseen = networks(60), networks(30, seed=1)
+    truth = moved(StepTimePrior(A100), seed=3)
+    labels = truth.log_values(seen)
+    labels[5] += 2.0
+    fitted = StepTimePrior(A100).refit(seen, labels)
+    assert error(fitted, unseen, truth.log_values(unseen)) < 0.03
+
+
+def test_tightness_holds_the_constants():
+    seen = networks(20)
+    start = StepTimePrior(A100)
+    labels = moved(start, seed=3, spread=0.6).log_values(seen)
+    distances = []
+    for tightness in (0.1, 1.0):
+        fitted = start.refit(seen, labels, tightness=tightness)
+        distances.append(float(torch.dist(fitted.constants, start.constants)))
+    assert distances[0] < distances[1]
+
+
+def test_labels_that_are_bounds_only_are_left_out():
+    seen, start = networks(12), StepTimePrior(A100)
+    labels = moved(start, seed=3).log_values(seen)
+    some = start.refit(seen[:9], labels[:9])
+    labels[9:] = np.nan
+    both = start.refit(seen, labels, log_above=np.where(np.isnan(labels), 3.0, np.nan))
+    torch.testing.assert_close(both.constants, some.constants)
+    assert start.refit([], np.zeros(0)) is start
+
+
+def test_labels_of_another_number_and_workloads_without_kernels_are_refused():
+    seen, start = networks(3), StepTimePrior(A100)
+    with pytest.raises(InputError, match="3 workloads and 2 labels"):
+        start.refit(seen, np.zeros(2))
+    with pytest.raises(InputError, match="without kernels"):
+        start.log_values([replace(seen[0], kernels=None)])
+
+
+def test_features_are_finite_and_hold_shares_of_the_step():
+    some, prior = networks(5), StepTimePrior(A100)
+    features = prior.features(some)
+    assert features.shape[0] == 5
+    assert np.isfinite(features).all()
+    kinds = StepTimePrior.kind_shares
+    np.testing.assert_allclose(features[:, kinds].sum(axis=1), 1, rtol=1e-9)
+    assert prior.features(some[:1]).shape == (1, features.shape[1])
+    assert prior.features([]).shape == (0, features.shape[1])
+    assert prior.log_values([]).shape == (0,)
+
+
+def test_a_prior_survives_its_tensors():
+    prior = moved(StepTimePrior(RTX), seed=1)
+    again = StepTimePrior.from_tensors(prior.tensors())
+    assert again.spec == prior.spec
+    np.testing.assert_array_equal(again.log_values(networks(3)), prior.log_values(networks(3)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"constants": torch.zeros(3)},
+        {"constants": StepTimePrior(RTX).constants * np.nan},
+        {"spec": torch.zeros(7)},
+        {"spec": torch.ones(3)},
+    ],
+)
+def test_tensors_of_something_else_are_refused(change):
+    with pytest.raises(ValueError, match="constants|spec"):
+        StepTimePrior.from_tensors({**StepTimePrior(RTX).tensors(), **change})
+    with pytest.raises(KeyError):
+        StepTimePrior.from_tensors({})
+
+
+def test_devices_are_known_by_their_key():
+    assert spec_of("rtx4090") is DEVICE_SPECS["rtx4090"]
+    assert spec_of("cpu-2t") is DEVICE_SPECS["cpu"]
+    assert spec_of("never-heard-of") is DEVICE_SPECS["a100"]
