@@ -18,7 +18,7 @@ from learner.dataset import Scaler
 
 FloatArray = npt.NDArray[np.float32]
 
-LANDMARKS = 512
+LANDMARKS = 256
 COMPONENTS = 16
 """Principal components of the embedding that are kept."""
 LINEAR_SHARE = 0.3

@@ -1,0 +1,55 @@
+"""What to measure next: the strategies behind one small interface.
+
+The most uncertain configurations are not the most instructive ones: they are often alike, or alike
+nothing else in the pool. `ours` asks how much the *whole pool* would become certain instead.
+docs/acquisition.md compares all of them on recorded labels.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from learner.acquisition.covariance import Covariance
+from learner.acquisition.coverage import COVERAGE
+from learner.acquisition.draws import MostUncertain, RandomChoice, Stratified
+from learner.acquisition.gradient import Badge, Lcmd
+from learner.acquisition.ours import NOISE_VARIANCE, ours
+from learner.acquisition.request import AcquisitionRequest, Pick, Strategy
+from profiler.errors import InputError
+
+DEFAULT = "ours"
+
+_ALL: tuple[Strategy, ...] = (
+    *ours(),
+    RandomChoice(),
+    Stratified(),
+    MostUncertain(),
+    *(make() for make in COVERAGE.values()),
+    Lcmd(on_gradients=False),
+    Lcmd(on_gradients=True),
+    Badge(),
+)
+_STRATEGIES = {strategy.name: strategy for strategy in _ALL}
+
+STRATEGIES = tuple(_STRATEGIES)
+"""All names, ours first."""
+
+__all__ = [
+    "DEFAULT",
+    "NOISE_VARIANCE",
+    "STRATEGIES",
+    "AcquisitionRequest",
+    "Covariance",
+    "Pick",
+    "Strategy",
+    "strategy_named",
+]
+
+
+def strategy_named(name: str) -> Strategy:
+    """Raises InputError for a name that is no strategy."""
+    if name in _STRATEGIES:
+        return _STRATEGIES[name]
+    near = difflib.get_close_matches(name, STRATEGIES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(STRATEGIES)}"
+    raise InputError(f"no acquisition strategy {name!r}; {hint}")

@@ -1,0 +1,174 @@
+"""Strategies that cover the pool by distances, without labels.
+
+`coreset` is the greedy k-centre of Sener and Savarese (2018); `density` weighs its distances by how
+many configurations are near, so that loners wait; `facility` maximises the sum over the pool of the
+likeness to the nearest pick (facility location, Nemhauser et al. 1978); `clusters` takes the middle
+of each k-means cluster within each family, the classic start without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.acquisition.request import AcquisitionRequest, FloatArray, IntArray, Pick, explained
+from learner.kernel import matern
+from profiler.errors import InputError
+
+MOST_TARGETS = 1_000
+"""Configurations, drawn uniformly, that stand for the pool where all pairs would be too many."""
+MOST_CANDIDATES = 20_000
+ROWS_AT_ONCE = 4096
+KMEANS_STEPS = 20
+
+
+class Coreset:
+    """The candidate farthest from everything known or picked, again and again."""
+
+    name = "coreset"
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        return _farthest(request, np.ones(len(request.embeddings), dtype=np.float32))
+
+
+class DensityCoreset:
+    """The same with distances weighed by the density of the pool there."""
+
+    name = "density"
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        points = request.points
+        sample = points[_some(len(points), MOST_TARGETS, request.generator)]
+        density = np.empty(len(points), dtype=np.float32)
+        for start in range(0, len(points), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            density[rows] = matern(points[rows], sample).mean(axis=1)
+        return _farthest(request, density)
+
+
+def _farthest(request: AcquisitionRequest, weight: FloatArray) -> list[Pick]:
+    points = request.points
+    gaps = squared_distances(points, points[request.known])
+    if not len(request.known):  # the first pick is the most central one
+        centre = np.average(points, axis=0, weights=weight)
+        gaps = 1.0 / (1.0 + ((points - centre) ** 2).sum(axis=1))
+        gaps = (gaps * weight).astype(np.float32)
+    chosen: list[int] = []
+    open_ = request.open
+    taken = np.zeros(len(points), dtype=bool)
+    for number in range(request.count):
+        wanted = np.where(taken[open_], -1.0, np.sqrt(gaps[open_]) * weight[open_])
+        best = int(open_[np.argmax(wanted)])
+        chosen.append(best)
+        taken[best] = True
+        apart = ((points - points[best]) ** 2).sum(axis=1)
+        first = number == 0 and not len(request.known)
+        gaps = apart if first else np.minimum(gaps, apart)
+    return explained(request, chosen)
+
+
+class FacilityLocation:
+    """Greedy maximum of the likeness of each configuration of the pool to its nearest pick."""
+
+    name = "facility"
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        points, open_ = request.points, request.open
+        targets = points[_some(len(points), MOST_TARGETS, request.generator)]
+        asked = open_[_some(len(open_), MOST_CANDIDATES, request.generator)]
+        likeness = matern(points[asked], targets)
+        served = np.zeros(len(targets), dtype=np.float32)
+        for start in range(0, len(request.known), ROWS_AT_ONCE):
+            some = points[request.known[start : start + ROWS_AT_ONCE]]
+            served = np.maximum(served, matern(some, targets).max(axis=0))
+        chosen: list[int] = []
+        taken = np.zeros(len(asked), dtype=bool)
+        for _ in range(request.count):
+            gain = np.maximum(likeness - served, 0.0).sum(axis=1)
+            best = int(np.argmax(np.where(taken, -1.0, gain)))
+            taken[best] = True
+            chosen.append(int(asked[best]))
+            served = np.maximum(served, likeness[best])
+        return explained(request, chosen)
+
+
+class Clusters:
+    """The configuration nearest to the centre of each of `count` clusters, family by family."""
+
+    name = "clusters"
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        if request.families is None:
+            raise InputError("clusters needs the families of the pool")
+        families = np.array(request.families)[request.open]
+        names, sizes = np.unique(families, return_counts=True)
+        # Largest remainders: every family gets its share of the picks, rounded.
+        exact = request.count * sizes / max(sizes.sum(), 1)
+        quota = np.floor(exact).astype(np.int64)
+        for number in np.argsort(-(exact - quota), kind="stable")[: request.count - quota.sum()]:
+            quota[number] += 1
+        chosen: list[int] = []
+        for name, count in zip(names, quota.tolist(), strict=True):
+            members = request.open[families == name]
+            chosen += _middles(request.points, members, count, request.generator)
+        order = request.generator.permutation(len(chosen))
+        return explained(request, [chosen[i] for i in order])
+
+
+def _middles(
+    points: FloatArray, members: IntArray, count: int, generator: np.random.Generator
+) -> list[int]:
+    """The members next to the centres of `count` k-means clusters (Lloyd), each once."""
+    if count == 0:
+        return []
+    some = points[members]
+    centres = some[generator.permutation(len(some))[:count]]
+    for _ in range(KMEANS_STEPS):
+        nearest = _pairwise(some, centres).argmin(axis=1)
+        centres = np.stack(
+            [
+                some[nearest == k].mean(axis=0) if (nearest == k).any() else centres[k]
+                for k in range(count)
+            ]
+        )
+    apart = _pairwise(some, centres)
+    chosen: list[int] = []
+    for k in range(count):
+        best = int(apart[:, k].argmin())
+        apart[best] = np.inf
+        chosen.append(int(members[best]))
+    return chosen
+
+
+def squared_distances(points: FloatArray, known: FloatArray) -> FloatArray:
+    """To the nearest of the known (m, c) for each point (n, c): (n); infinite without any."""
+    found = np.full(len(points), np.inf, dtype=np.float32)
+    for start in range(0, len(points), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        if len(known):
+            found[rows] = _pairwise(points[rows], known).min(axis=1)
+    return found
+
+
+def _pairwise(points: FloatArray, others: FloatArray) -> FloatArray:
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
+    found: npt.NDArray[np.float32] = np.maximum(squares - 2.0 * points @ others.T, 0.0)
+    return found
+
+
+def _some(n: int, most: int, generator: np.random.Generator) -> IntArray:
+    """At most so many of the numbers below n, rising."""
+    if n <= most:
+        return np.arange(n)
+    chosen: IntArray = np.sort(generator.permutation(n)[:most]).astype(np.int64)
+    return chosen
+
+
+COVERAGE: dict[str, Callable[[], Coreset | DensityCoreset | FacilityLocation | Clusters]] = {
+    "coreset": Coreset,
+    "density": DensityCoreset,
+    "facility": FacilityLocation,
+    "clusters": Clusters,
+}

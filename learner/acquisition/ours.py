@@ -1,0 +1,149 @@
+"""Our strategy: what the whole pool learns for each second of measuring, over all metrics.
+
+`learner.acquisition.reduction` says by how much a label would lower the variance of the pool. Four
+things make that a choice:
+
+- **Metrics** are served by one batch: the sum of their reductions, each as a share of what the pool
+  did not know at first.
+- **Runs that die** leave a bound instead of a value. Of a normal value that is seen only below a
+  limit, the share of the variance that one run removes on average is
+  `1 - P Var(y | y > limit) / Var(y)` (truncated normal, Johnson et al. 1994, section 13.10):
+  nothing where it surely dies, all where it surely lives, and something between, so a borderline
+  run is bought for what it teaches.
+- **Cost**: the reduction is divided by a power of the predicted time of measuring.
+- **Another device**: on the target a metric is the source's plus a difference. Labels of the source
+  make the common part known, and what is chosen is what the difference needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from learner.acquisition.covariance import Covariance, narrow
+from learner.acquisition.reduction import Array, IntArray, Knowledge
+from learner.acquisition.request import AcquisitionRequest, Pick, explained
+from learner.kernel import pool_features
+
+NOISE_VARIANCE = 0.05
+"""Of one measurement, where the variance before any measurement is about 1."""
+AMPLITUDE_RANGE = (0.5, 2.0)
+"""How far disagreement may lower or raise the deviation of a configuration."""
+COMMON_SHARE = 0.8
+"""Of a metric's variance on the target: what it has in common with the source."""
+
+
+class PoolReduction:
+    """Greedy reduction of the average posterior variance over the whole pool."""
+
+    def __init__(
+        self, name: str, *, guarded: bool, cost_power: float, own_covariance: bool = True
+    ) -> None:
+        """
+        Args:
+            name: of the strategy.
+            guarded: whether runs that may die count for less.
+            cost_power: 0 where labels are what is scarce, 1 where seconds are.
+            own_covariance: use that of the heads where the request has one; otherwise always that
+                of embeddings and static features.
+        """
+        self.name = name
+        self._guarded, self._cost_power = guarded, cost_power
+        self._own_covariance = own_covariance
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        metrics = self._knowledge(request)
+        worth = np.ones(len(request.embeddings))
+        if self._guarded and request.failure is not None:
+            worth *= taught_by_bounds(request.failure)
+        if self._cost_power and request.predicted_cost is not None:
+            typical = float(np.median(request.predicted_cost))
+            worth *= (typical / np.maximum(request.predicted_cost, 1e-3 * typical)) ** (
+                self._cost_power
+            )
+        open_ = np.zeros(len(worth), dtype=bool)
+        open_[request.open] = True
+        chosen: list[int] = []
+        gains: list[float] = []
+        for _ in range(request.count):
+            gain = sum((m.gains() / m.total for m in metrics), np.zeros(len(worth)))
+            best = int(np.argmax(np.where(open_, worth * gain, -np.inf)))
+            chosen.append(best)
+            gains.append(float(gain[best]) / len(metrics))
+            open_[best] = False
+            for metric in metrics:
+                metric.learn(best)
+        return explained(request, chosen, variance_reduction=gains)
+
+    def _knowledge(self, request: AcquisitionRequest) -> list[Knowledge]:
+        covariances = list(request.covariances) if self._own_covariance else []
+        covariances = [
+            Covariance(narrow(c.features), c.noise)
+            for c in covariances or [_of_embeddings(request)]
+        ]
+        if len(request.elsewhere):
+            return [
+                Knowledge(*_with_source(c, request.known, request.elsewhere, request.noise_factor))
+                for c in covariances
+            ]
+        return [Knowledge(c, request.known, request.noise_factor) for c in covariances]
+
+
+def _of_embeddings(request: AcquisitionRequest) -> Covariance:
+    features = pool_features(
+        request.embeddings, np.log1p(request.static_features), request.generator
+    )
+    features *= _amplitude(request.uncertainty, len(features))[:, None]
+    return Covariance(features, NOISE_VARIANCE)
+
+
+def _amplitude(uncertainty: Array | None, n: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """What to scale each configuration's deviation by (n): its uncertainty beside the typical one.
+
+    The square root and the bounds keep a wrong guess of the heads from ruling the choice.
+    """
+    if uncertainty is None or not np.median(uncertainty) > 0:
+        return np.ones(n, dtype=np.float32)
+    ratio = np.sqrt(uncertainty / np.median(uncertainty))
+    return np.clip(ratio, *AMPLITUDE_RANGE).astype(np.float32)
+
+
+def _with_source(
+    covariance: Covariance, known: IntArray, elsewhere: IntArray, noise_factor: Array | None
+) -> tuple[Covariance, IntArray, Array | None]:
+    """The target's covariance once the labels of the source are known.
+
+    Both devices share the variance `COMMON_SHARE` (intrinsic coregionalization, Bonilla et al.
+    2008): features of a target's row are (common, own), of a source's (common, 0). Conditioning on
+    the source's labels turns the common features by the root of their posterior covariance.
+    """
+    common = np.sqrt(COMMON_SHARE) * covariance.features.astype(np.float64)
+    seen = common[elsewhere]
+    precision = np.eye(common.shape[1]) + seen.T @ seen / covariance.noise
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    own = np.sqrt(1.0 - COMMON_SHARE) * covariance.features
+    features = np.hstack([common @ root, own]).astype(np.float32)
+    return Covariance(features, covariance.noise), known, noise_factor
+
+
+def taught_by_bounds(failure: Array) -> Array:
+    """The share of a label's worth that a run has which dies with this probability (n)."""
+    found = np.empty(len(failure))
+    normal = NormalDist()
+    for row, probability in enumerate(np.clip(failure, 1e-9, 1 - 1e-9).tolist()):
+        limit = normal.inv_cdf(1.0 - probability)
+        ratio = normal.pdf(limit) / probability
+        found[row] = 1.0 - probability * (1.0 + limit * ratio - ratio**2)
+    return np.clip(found, 0.0, 1.0)
+
+
+def ours() -> Sequence[PoolReduction]:
+    """The default, and its sisters that are compared with it."""
+    return (
+        PoolReduction("ours", guarded=True, cost_power=0.0),
+        PoolReduction("ours-per-second", guarded=True, cost_power=1.0),
+        PoolReduction("variance", guarded=False, cost_power=0.0, own_covariance=False),
+        PoolReduction("variance-heads", guarded=False, cost_power=0.0),
+    )

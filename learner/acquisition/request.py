@@ -1,0 +1,161 @@
+"""What a strategy is asked, and what it answers: the one small interface of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.acquisition.covariance import Covariance
+from learner.kernel import coordinates
+from profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+def _none() -> IntArray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AcquisitionRequest:
+    """A pool of n configurations, what is known of it, and how many to pick.
+
+    Only the first group of fields is needed; a strategy that needs more says so.
+
+    Raises:
+        InputError: arrays that do not belong to one pool, or more picks than candidates.
+    """
+
+    embeddings: FloatArray
+    """By the frozen encoder (n, d)."""
+    static_features: Array
+    """As they are, not scaled (n, s)."""
+    labelled: IntArray
+    """Indices of configurations that the heads were trained on."""
+    candidates: IntArray
+    """Indices that may be picked; those labelled or pending are left out."""
+    count: int
+    """How many to pick."""
+    generator: np.random.Generator
+    pending: IntArray = field(default_factory=_none)
+    """Indices of configurations that are being measured; they count as if already known."""
+
+    families: Sequence[str] | None = None
+    """Of each architecture (n)."""
+    covariances: Sequence[Covariance] = ()
+    """One for each metric that the batch has to serve."""
+    gradients: FloatArray | None = None
+    """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""
+    uncertainty: Array | None = None
+    """Disagreement among the heads' members, on any scale (n); None before there are heads."""
+    predicted_cost: Array | None = None
+    """Predicted step time in milliseconds, to which the time of measuring is in proportion (n)."""
+    failure: Array | None = None
+    """Probability that a run dies of the device's memory (n)."""
+    noise_factor: Array | None = None
+    """How many times the usual variance a measurement has (n): more where runs were unstable."""
+    elsewhere: IntArray = field(default_factory=_none)
+    """Indices of configurations with labels of the source device, where this is the target."""
+
+    def __post_init__(self) -> None:
+        n = len(self.embeddings)
+        by_row = {
+            name: getattr(self, name)
+            for name in (
+                "static_features", "families", "gradients", "uncertainty", "predicted_cost",
+                "failure", "noise_factor",
+            )
+        }  # fmt: skip
+        by_row |= {f"covariances[{i}]": c.features for i, c in enumerate(self.covariances)}
+        for name, values in by_row.items():
+            if values is not None and len(values) != n:
+                raise InputError(f"{name} has {len(values)} rows for a pool of {n}")
+        for name in ("labelled", "pending", "candidates", "elsewhere"):
+            indices = getattr(self, name)
+            if len(indices) and not (indices.min() >= 0 and indices.max() < n):
+                raise InputError(f"{name} points outside the pool of {n} configurations")
+        if self.count < 0 or self.count > len(self.open):
+            raise InputError(
+                f"{self.count} configurations were asked for, and {len(self.open)} of the "
+                "candidates are neither labelled nor pending"
+            )
+
+    @cached_property
+    def known(self) -> IntArray:
+        """Labelled or pending, sorted, each once."""
+        return np.unique(np.concatenate([self.labelled, self.pending])).astype(np.int64)
+
+    @cached_property
+    def open(self) -> IntArray:
+        """Candidates that are neither labelled nor pending, sorted, each once."""
+        return np.setdiff1d(self.candidates, self.known).astype(np.int64)
+
+    @cached_property
+    def points(self) -> FloatArray:
+        """Where the configurations stand, for all that asks for distances (n, c)."""
+        return coordinates(self.embeddings, np.log1p(self.static_features))
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A configuration to measure, by its index in the pool, and why."""
+
+    index: int
+    reason: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Strategy(Protocol):
+    """Chooses what to measure next."""
+
+    name: str
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        """The picks, the most wanted first.
+
+        Raises:
+            InputError: the strategy needs what the request does not tell.
+        """
+        ...
+
+
+def explained(
+    request: AcquisitionRequest, chosen: Sequence[int], **told: Sequence[float]
+) -> list[Pick]:
+    """Picks with their reasons.
+
+    Every pick tells how it stands beside a uniform draw of the same candidates and how far the
+    nearest label was when the batch was chosen.
+
+    Args:
+        request: what was asked.
+        chosen: indices, the most wanted first.
+        told: more numbers of each pick, in the order of `chosen`, by the name of the reason.
+    """
+    known = request.points[request.known]
+    drawn = np.empty(len(request.embeddings), dtype=np.int64)
+    drawn[np.random.default_rng(len(request.known)).permutation(request.open)] = np.arange(
+        len(request.open)
+    )
+    picks = []
+    for rank, index in enumerate(chosen):
+        reason: dict[str, Any] = {"rank": rank, "rank_under_random": int(drawn[index])}
+        if len(known):
+            gaps = ((known - request.points[index]) ** 2).sum(axis=1)
+            reason["distance_to_nearest_label"] = round(float(np.sqrt(gaps.min())), 4)
+        for name, values in (
+            ("uncertainty", request.uncertainty),
+            ("predicted_step_time_ms", request.predicted_cost),
+            ("probability_of_failure", request.failure),
+        ):
+            if values is not None:
+                reason[name] = round(float(values[index]), 4)
+        reason |= {name: round(float(values[rank]), 6) for name, values in told.items()}
+        picks.append(Pick(int(index), reason))
+    return picks
