@@ -54,7 +54,8 @@ class Model(Protocol):
 class Estimator(Protocol):
     """A recipe that fits models."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def fit(
         self,

@@ -116,3 +116,23 @@ def split_architectures(
         spare = [a for members in families.values() if len(members) > 1 for a in members]
         held_out.add(str(generator.choice(spare or architectures)))
     return held_out
+
+
+def projected(
+    embeddings: npt.NDArray[np.float32], generator: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Embeddings (n, width) in two dimensions (n, 2), by t-SNE (van der Maaten and Hinton 2008).
+
+    Columns are scaled first: sums over nodes differ by orders of magnitude.
+    """
+    from sklearn.manifold import TSNE
+
+    spread = embeddings.std(axis=0)
+    scaled = (embeddings - embeddings.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    tsne = TSNE(
+        perplexity=min(30.0, (len(embeddings) - 1) / 3),
+        init="pca",
+        random_state=int(generator.integers(2**31)),
+    )
+    points: npt.NDArray[np.float64] = tsne.fit_transform(scaled)
+    return points

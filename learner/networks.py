@@ -166,7 +166,7 @@ def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[Work
     """
     if targets.values.shape != (len(workloads),):
         raise InputError(f"{len(workloads)} workloads have labels of shape {targets.values.shape}")
-    known = np.flatnonzero(~np.isnan(targets.values))
+    known = np.flatnonzero(~np.isnan(targets.values)).tolist()
     values = targets.values[known]
     if len(known) < LEAST_LABELS:
         raise InputError(f"{len(known)} labels are too few to learn from; give {LEAST_LABELS}")

@@ -41,6 +41,8 @@ class TrappmAsPublished:
     preset: LearnerPreset
     encoder: Encoder
     """Pre-trained (`learner.gae.train_encoder`), or random for the ablation."""
+    suffix: str = ""
+    """Of the name, to tell an ablation apart."""
     on_epoch: OnEpoch = lambda done, total: None
     _embeddings: WeakKeyDictionary[Graph, FloatArray] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
@@ -48,7 +50,7 @@ class TrappmAsPublished:
 
     @property
     def name(self) -> str:
-        return f"trappm-{self.preset.name}"
+        return f"trappm-{self.preset.name}{self.suffix}"
 
     def fit(
         self,

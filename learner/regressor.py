@@ -67,8 +67,8 @@ class HeadNetwork(nn.Module):
         # A sum, as in the paper; the constant divisor only brings its magnitude near one.
         pooled = torch.sparse.mm(classes.pool, x) / self.mean_nodes
         joined = torch.cat([pooled, data.vector], dim=1)
-        for layer in self.layers:
-            joined = self.dropout(F.relu(layer(joined)))
+        for linear in self.layers:
+            joined = self.dropout(F.relu(linear(joined)))
         output: Tensor = self.output(joined)
         return output
 

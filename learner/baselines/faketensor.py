@@ -60,7 +60,8 @@ class FakeTensor:
         weight = 1 / values
         # Iteratively reweighted least squares towards the least absolute relative error.
         for _ in range(_ROUNDS):
-            coefficients = np.linalg.lstsq(terms * weight[:, None], values * weight, rcond=None)[0]
+            fitted = np.linalg.lstsq(terms * weight[:, None], values * weight, rcond=None)[0]
+            coefficients = fitted.astype(np.float64)
             error = np.abs(terms @ coefficients / values - 1)
             weight = 1 / (values * np.sqrt(np.maximum(error, _LEAST_ERROR)))
         return FakeTensorModel(self.estimates_mib, coefficients)

@@ -31,20 +31,29 @@ AGREE = 0.25
 """Step time and throughput of a row may differ so much: the latter includes making the images."""
 
 
-def verdicts(path: Path) -> list[Verdict]:
+def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
     """What becomes of each row of a sheet.
 
+    Args:
+        path: of the sheet.
+        named_like: another sheet, whose name tells it where that of `path` does not.
+
     Raises:
-        InputError: the file's name does not tell what was measured, or the file cannot be read.
+        InputError: no name tells what was measured, or the file cannot be read.
     """
-    phase, memory_format, environment = _named(path)
+    try:
+        phase, memory_format, environment = _named(path)
+    except InputError:
+        if named_like is None:
+            raise
+        phase, memory_format, environment = _named(named_like)
     step, rate, batch, size = (
         f"{phase}_{what}" for what in ("step_time", "samples_per_sec", "batch_size", "img_size")
     )
     result = []
     seen = set()
     for row in read_sheet(path, ("model",), (batch, size), (step, rate)):
-        architecture = row["model"].partition(".")[0]  # after the dot: how it was pre-trained
+        architecture = current_name(row["model"])
         workload = Configuration(
             architecture=architecture,
             batch_size=row[batch],

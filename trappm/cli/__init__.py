@@ -1,4 +1,4 @@
-"""The command line: `trappm campaign | pool | labels | store | snapshot | predict`.
+"""The command line: `trappm campaign | pool | labels | store | snapshot | predict | evaluate`.
 
 Errors become one line on standard error: exit status 2 for what the user can mend in the command,
 1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
@@ -15,7 +15,7 @@ import typer
 
 from profiler.errors import TrappmError
 from trappm import __version__
-from trappm.cli import campaign, labels, pool, predict, snapshot, store
+from trappm.cli import campaign, evaluate, labels, pool, predict, snapshot, store
 
 app = typer.Typer(
     name="trappm",
@@ -33,6 +33,10 @@ app.add_typer(labels.app, name="labels")
 app.add_typer(store.app, name="store")
 app.add_typer(snapshot.app, name="snapshot")
 app.command(name="predict")(predict.predict)
+app.command(
+    name="evaluate",
+    epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
+)(evaluate.evaluate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,129 @@
+"""Every predictor by its name: ours, the paper's, and the baselines."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from learner.estimator import Estimator
+from learner.gae import Encoder
+from learner.presets import PRESETS, EncoderPreset
+from learner.workload import Workload
+from profiler.errors import InputError
+
+MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
+"""A frozen encoder of this preset, pre-trained or (False) random."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What some predictors need beyond labels."""
+
+    metric: str
+    """A metric's column, such as `memory_mib`."""
+    device: str
+    """Its key, such as `a100-40gb`."""
+    make_encoder: MakeEncoder
+    estimates_mib: Mapping[Workload, float]
+    """FakeTensor's, where the labels came with them."""
+    size: str = "laptop"
+    """Of the baselines' networks: laptop or paper."""
+
+
+def _ours(given: Surroundings) -> Estimator:
+    from learner.device_specs import spec_of
+    from learner.head import Ours
+    from learner.memory_prior import MemoryPrior
+    from learner.step_time import StepTimePrior
+
+    if given.metric == "memory_mib":
+        return Ours(MemoryPrior())
+    if given.metric == "step_time_ms":
+        return Ours(StepTimePrior(spec_of(given.device)))
+    raise InputError(f"there is no prior for {given.metric} yet; choose other estimators")
+
+
+def _published(preset: str, pretrained: bool) -> Callable[[Surroundings], Estimator]:
+    def make(given: Surroundings) -> Estimator:
+        from learner.published import TrappmAsPublished
+
+        chosen = PRESETS[preset]
+        encoder = given.make_encoder(chosen.encoder, pretrained)
+        return TrappmAsPublished(chosen, encoder, suffix="" if pretrained else "-random")
+
+    return make
+
+
+def _nnlqp(given: Surroundings) -> Estimator:
+    from learner.baselines.nnlqp import nnlqp
+    from learner.baselines.sizes import SIZES
+
+    return nnlqp(SIZES[given.size])
+
+
+def _dippm(given: Surroundings) -> Estimator:
+    from learner.baselines.dippm import dippm
+    from learner.baselines.sizes import SIZES
+
+    return dippm(SIZES[given.size])
+
+
+def _dnnperf(given: Surroundings) -> Estimator:
+    from learner.baselines.dnnperf import dnnperf
+    from learner.baselines.sizes import SIZES
+
+    return dnnperf(SIZES[given.size])
+
+
+def _mlp(_given: Surroundings) -> Estimator:
+    from learner.baselines.tabular import mlp
+
+    return mlp()
+
+
+def _xgboost(_given: Surroundings) -> Estimator:
+    from learner.baselines.tabular import xgboost
+
+    return xgboost()
+
+
+def _faketensor(given: Surroundings) -> Estimator:
+    from learner.baselines.faketensor import FakeTensor
+
+    if given.metric != "memory_mib" or not given.estimates_mib:
+        raise InputError("faketensor needs memory labels with FakeTensor's column beside them")
+    return FakeTensor(given.estimates_mib)
+
+
+_MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
+    "ours": _ours,
+    "trappm-paper": _published("paper", True),
+    "trappm-laptop": _published("laptop", True),
+    "trappm-paper-random": _published("paper", False),
+    "trappm-laptop-random": _published("laptop", False),
+    "nnlqp": _nnlqp,
+    "dippm": _dippm,
+    "dnnperf": _dnnperf,
+    "mlp": _mlp,
+    "xgboost": _xgboost,
+    "faketensor": _faketensor,
+}
+
+ESTIMATORS: Sequence[str] = tuple(_MAKERS)
+"""All names; `random` stands for the encoder of the paper's ablation, which learned nothing."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises InputError for a name that is none of an estimator."""
+    for name in names:
+        if name not in _MAKERS:
+            near = difflib.get_close_matches(name, ESTIMATORS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ESTIMATORS)}"
+            raise InputError(f"no estimator {name!r}; {hint}")
+
+
+def estimator_named(name: str, given: Surroundings) -> Estimator:
+    """Raises InputError for a name that is none of an estimator, or what it needs is not there."""
+    check_names([name])
+    return _MAKERS[name](given)

@@ -1,0 +1,188 @@
+"""Splits keep apart what they say, and scores are what they say."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
+from learner.estimator import Estimate
+from learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
+from learner.scoring import score, summarize
+from learner.workload import Workload
+from profiler.errors import InputError
+from profiler.families import family_of
+from profiler.records import Configuration
+
+NAMES = [
+    "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",
+    "convnext_atto", "convnext_femto", "convnext_pico", "densenet121", "vit_tiny_patch16_224",
+]  # fmt: skip
+
+
+def samples(batches=(1, 2, 4), values=None, zoo=None, **fields):
+    configurations = [
+        Configuration(architecture=name, batch_size=batch, input_size=64)
+        for name in NAMES
+        for batch in batches
+    ]
+    n = len(configurations)
+    graphs = [None] * n if zoo is None else zoo.graphs[:n]
+    values = np.arange(1.0, n + 1) if values is None else values
+    given = {
+        "above": np.full(n, np.nan),
+        "judged": ~np.isnan(values),
+        "spiked": np.zeros(n, dtype=bool),
+        **fields,
+    }
+    return Samples(configurations, [Workload(graph=g) for g in graphs], values, **given)
+
+
+class Memory:
+    """Predicts the mean of what it was given, and remembers everything."""
+
+    name = "memory"
+
+    def __init__(self):
+        self.fits, self.draws, self.starts = [], [], []
+
+    def fit(self, workloads, targets, generator, start=None):
+        self.fits.append(targets)
+        self.draws.append(generator.random())
+        self.starts.append(start)
+        return _Constant(np.nanmean(targets.values))
+
+
+class _Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def predict(self, workloads):
+        middle = np.full(len(workloads), self.value)
+        return Estimate(median=middle, low=middle / 2, high=middle * 2)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("kind", [k for k in SplitKind if k is not SplitKind.EACH_FAMILY])
+def test_a_split_divides_all_and_keeps_apart_what_it_says(kind, seed):
+    everything = samples()
+    (split,) = splits_of(everything, kind, [seed])
+    (again,) = splits_of(everything, kind, [seed])
+    np.testing.assert_array_equal(split.test, again.test)
+    assert np.all(split.train ^ split.test)
+    assert split.train.any()
+    assert split.test.any()
+    names, families = np.array(everything.architectures), everything.families
+    if kind is SplitKind.ARCHITECTURES:
+        assert not set(names[split.train]) & set(names[split.test])
+        assert set(families) == set(families[split.train])
+    if kind is SplitKind.FAMILIES:
+        assert not set(families[split.train]) & set(families[split.test])
+    if kind is SplitKind.CONFIGURATIONS:
+        for family in set(families):
+            members = families == family
+            assert split.test[members].sum() == round(0.3 * members.sum())
+
+
+def test_each_family_of_three_or_more_architectures_is_left_out_once():
+    everything = samples()
+    splits = list(splits_of(everything, SplitKind.EACH_FAMILY, [1337, 1338]))
+    left_out = [set(everything.families[split.test]) for split in splits]
+    assert left_out == [{"convnext"}, {"resnet"}, {"vgg"}]
+    assert all(np.all(split.train ^ split.test) for split in splits)
+
+
+def test_what_is_too_small_to_divide_is_refused():
+    one = samples()
+    few = Samples(
+        one.configurations[:3], one.workloads[:3], one.values[:3], one.above[:3], one.judged[:3],
+        one.spiked[:3],
+    )  # fmt: skip
+    for kind in (SplitKind.ARCHITECTURES, SplitKind.FAMILIES, SplitKind.EACH_FAMILY):
+        with pytest.raises(InputError):
+            list(splits_of(few, kind, [0]))
+
+
+def test_nobody_learns_from_what_is_held_out_and_draws_are_nested():
+    everything, estimator = samples(), Memory()
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
+    told = []
+    runs = list(run_plan(everything, [estimator], plan, lambda *p: told.append(p)))
+    assert [(run.seed, run.labels) for run in runs] == [
+        (1337, None), (1337, 4), (1337, 9), (1338, None), (1338, 4), (1338, 9),
+    ]  # fmt: skip
+    for run, targets in zip(runs, estimator.fits, strict=True):
+        test = {everything.architectures[i] for i in run.test}
+        assert not test & set(targets.groups)
+        assert len(run.test) + len(targets.values) == len(everything) or run.labels
+        assert run.labels in {None, len(targets.values)}
+    assert set(estimator.fits[1].values) < set(estimator.fits[2].values)
+    assert told[0][:2] == (0, 6)
+    assert told[-1][:2] == (6, 6)
+
+
+def test_an_estimators_numbers_do_not_depend_on_those_beside_it():
+    alone, beside, other = Memory(), Memory(), Memory()
+    other.name = "other"
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337])
+    list(run_plan(samples(), [alone], plan))
+    list(run_plan(samples(), [other, beside], plan))
+    assert alone.draws == beside.draws
+    assert alone.draws != other.draws
+
+
+def test_a_start_is_tried_beside_from_scratch():
+    estimator, start = Memory(), _Constant(3.0)
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], starts={"memory": start})
+    runs = list(run_plan(samples(), [estimator], plan))
+    assert [run.transferred for run in runs] == [False, True]
+    assert estimator.starts == [None, start]
+
+
+def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
+    n = 3 * len(NAMES)
+    values, above = np.full(n, 100.0), np.full(n, np.nan)
+    values[:2], above[:2] = np.nan, 150.0
+    values[2] = 200.0  # judged, above the capacity in truth and prediction
+    judged, spiked = ~np.isnan(values), np.zeros(n, dtype=bool)
+    judged[3], spiked[4] = False, True
+    everything = samples(values=values, above=above, judged=judged, spiked=spiked)
+    test = np.arange(8)
+    median = np.array([160.0, 90, 200, 999, 300, 110, 100, 100])
+    found = score(everything, test, Estimate(median=median))
+    assert found["accuracy"]["count"] == 5
+    assert found["accuracy"]["mape"] == pytest.approx((0 + 200 + 10 + 0 + 0) / 5)
+    assert found["without_spikes"]["mape"] == pytest.approx(10 / 4)
+    # Foretold: the first, the third and the spike; the fourth is not judged.
+    assert found["out_of_memory"]["precision"] == pytest.approx(1 / 3)
+    assert found["out_of_memory"]["recall"] == pytest.approx(1 / 2)
+    assert {family: a["count"] for family, a in found["by_family"].items()} == {"resnet": 5}
+    assert family_of(NAMES[0]) == "resnet"
+
+
+def test_a_summary_has_mean_and_deviation_over_seeds():
+    plan = Plan(splits=[SplitKind.ARCHITECTURES, SplitKind.EACH_FAMILY], seeds=[1, 2, 3])
+    everything = samples()
+    runs = list(run_plan(everything, [Memory()], plan))
+    honest, families = summarize(everything, runs)
+    errors = [score(everything, r.test, r.estimate)["accuracy"]["mape"] for r in runs[:3]]
+    assert honest["seeds"] == [1, 2, 3]
+    assert honest["accuracy"]["mape"] == pytest.approx(np.mean(errors))
+    assert honest["accuracy_deviation"]["mape"] == pytest.approx(np.std(errors, ddof=1))
+    assert honest["accuracy"]["coverage"] is not None
+    assert set(families["by_family"]) == {"convnext", "resnet", "vgg"}
+    assert families["accuracy_deviation"] == {}
+
+
+def test_estimators_go_by_name(zoo):
+    surroundings = Surroundings(
+        metric="memory_mib",
+        device="a100-40gb",
+        make_encoder=lambda preset, pretrained: zoo.encoder,
+        estimates_mib={Workload(graph=zoo.graphs[0]): 1.0},
+    )
+    for name in ESTIMATORS:
+        assert estimator_named(name, surroundings).name == name
+    with pytest.raises(InputError, match="did you mean 'nnlqp'"):
+        check_names(["ours", "nnlpq"])

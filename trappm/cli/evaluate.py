@@ -1,0 +1,138 @@
+"""`trappm evaluate`: how good predictors are, ours beside the paper's and the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.errors import InputError
+from trappm.cli.options import AsJson, print_json
+
+MAX_SEEDS = 20
+MAX_COUNTS = 10
+
+
+def evaluate(
+    suite: Annotated[
+        str | None, typer.Option(help="paper: all splits, the honest ones first.")
+    ] = None,
+    train: Annotated[Path | None, typer.Option(help="Labels to learn from.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Labels to judge by.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels to divide: an export, or a published sheet.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Divide this device's labels in the label store instead.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="memory, step-time, power or energy.")] = "memory",
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(help="By name; again for more. All by default, ours alone with --train."),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="architectures, families, each-family, configurations; again for more."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="How many, from 1337 on.")] = 5,
+    label_counts: Annotated[
+        str | None, typer.Option(help="Also learn from so many labels, such as 20,50,100.")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Labels of another device: also start from its models.")
+    ] = None,
+    usable: Annotated[
+        Path | None,
+        typer.Option(help="A sheet of architecture, batch_size, class, spike: judge usable rows."),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(help="Of the baselines' networks: laptop, paper.")
+    ] = "laptop",
+    plots: Annotated[Path | None, typer.Option(help="Write plots into this folder.")] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="How many make graphs that are missing.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train predictors on labels and judge them on others that they have not seen.
+
+    With --train and --test on two files, else on splits of one set of labels. Graphs are made
+    where they are missing, which takes a second or more for each architecture, and kept.
+    """
+    two_files = train is not None or test is not None
+    if two_files and (train is None or test is None):
+        raise InputError("--train and --test belong together; give both files")
+    if two_files and (suite or labels or device or split or label_counts or plots):
+        raise InputError("--train and --test judge two files; they take no splits and no plots")
+    if not two_files and (labels is None) == (device is None):
+        raise InputError("give labels: a file with --labels, or a device of the store (--device)")
+    _check("suite", suite, ("paper",))
+    counts = _counts(label_counts)
+
+    from learner.baselines.sizes import SIZES
+    from learner.benchmarking import PAPER_SEEDS, SplitKind
+    from learner.estimators import ESTIMATORS, check_names
+    from trappm.label_files import metric_column, read_usable
+
+    column = metric_column(metric)
+    _check("size", size, tuple(SIZES))
+    for name in split or ():
+        _check("split", name, tuple(map(str, SplitKind)))
+    wanted = split or (list(SplitKind) if suite else [SplitKind.ARCHITECTURES])
+    check_names(estimator or ())
+    everyone = [
+        name for name in ESTIMATORS
+        if "paper" not in name and (name != "faketensor" or column == "memory_mib")
+    ]  # fmt: skip
+    if plots is not None:
+        from trappm.evaluation_plots import check_plots
+
+        check_plots(plots)
+    from trappm.evaluating import Request, evaluate_files, evaluate_splits
+    from trappm.evaluation_tables import EvaluationDisplay, print_evaluation
+
+    with EvaluationDisplay() as display:
+        request = Request(
+            metric=column,
+            estimators=list(dict.fromkeys(estimator or (["ours"] if two_files else everyone))),
+            size=size,
+            seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
+            label_counts=counts,
+            usable=None if usable is None else read_usable(usable),
+            start=start,
+            processes=processes,
+            watch=display.show,
+        )
+        if train is not None and test is not None:
+            result = evaluate_files(request, train, test)
+        else:
+            kinds = [kind for kind in SplitKind if kind in wanted]
+            result = evaluate_splits(request, kinds, labels=labels, device=device)
+    if plots is not None:
+        from trappm.evaluation_plots import draw
+
+        for path in draw(result, plots):
+            typer.echo(f"drawn: {path}", err=True)
+    if as_json:
+        print_json(result.report)
+    else:
+        print_evaluation(result.report)
+
+
+def _check(what: str, name: str | None, allowed: Sequence[str]) -> None:
+    if name is not None and name not in allowed:
+        raise InputError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        found = sorted({int(word) for word in text.split(",")})
+    except ValueError as error:
+        raise InputError(f"--label-counts is {text!r}; give numbers such as 20,50,100") from error
+    if found[0] < 2 or len(found) > MAX_COUNTS:
+        raise InputError(f"--label-counts is {text!r}; give at most {MAX_COUNTS}, each 2 or more")
+    return tuple(found)
