@@ -24,7 +24,10 @@ from profiler.torchvision_shim import register_missing_operators
 register_missing_operators()
 
 import timm  # noqa: E402  # the operators have to be there first
-from timm.models import get_pretrained_cfg  # noqa: E402
+from timm.models import _registry, get_pretrained_cfg  # noqa: E402
+
+_WILD = "*?["
+"""Marks of a glob."""
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:
@@ -35,17 +38,39 @@ def architectures(patterns: Iterable[str]) -> list[str]:
     """
     found: set[str] = set()
     for pattern in patterns:
-        matches = [name for name in _names() if fnmatchcase(name, pattern)]
+        wanted = current_name(pattern)
+        matches = [name for name in _names() if fnmatchcase(name, wanted)]
         if not matches:
             raise _unknown(pattern)
         found.update(matches)
     return sorted(found)
 
 
-def check(architecture: str) -> None:
-    """Raises UnknownArchitectureError, with the nearest spellings, unless timm has this name."""
-    if architecture not in _names():
+def current_name(name: str) -> str:
+    """The architecture that a name of timm's means today.
+
+    Tags (`resnet50.a1_in1k`) and names of older versions (`tf_efficientnet_b0_ns`) say how weights
+    were trained, which costs nothing: they lead to the same architecture. Other names stay as they
+    are.
+    """
+    if name in _names() or any(mark in name for mark in _WILD):
+        return name
+    bare = name.partition(".")[0]
+    # timm has no public way to ask; without it, old names are unknown ones.
+    renamed: dict[str, str] = getattr(_registry, "_deprecated_models", {})
+    return renamed.get(bare, bare).partition(".")[0]
+
+
+def check(architecture: str) -> str:
+    """The architecture's current name.
+
+    Raises:
+        UnknownArchitectureError: timm has no such model; with the nearest spellings.
+    """
+    name = current_name(architecture)
+    if name not in _names():
         raise _unknown(architecture)
+    return name
 
 
 def native_input_size(architecture: str) -> int | None:
@@ -54,8 +79,7 @@ def native_input_size(architecture: str) -> int | None:
     Raises:
         UnknownArchitectureError: no such timm model.
     """
-    check(architecture)
-    config = get_pretrained_cfg(architecture)
+    config = get_pretrained_cfg(check(architecture))
     return None if config is None else int(config.input_size[-1])
 
 
@@ -67,7 +91,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
         InputError: the input size is below 1, or not one that this model can be built for.
         UnsupportedModelError: timm cannot build this model at all.
     """
-    check(architecture)
+    architecture = check(architecture)
     if input_size < 1:
         raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
     native = native_input_size(architecture)
@@ -104,7 +128,7 @@ def _names() -> frozenset[str]:
 
 
 def _unknown(name: str) -> UnknownArchitectureError:
-    if any(mark in name for mark in "*?["):
+    if any(mark in name for mark in _WILD):
         return UnknownArchitectureError(f"no timm architecture matches {name!r}")
     near = difflib.get_close_matches(name, sorted(_names()), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"

@@ -166,8 +166,8 @@ def _source(
             return str(model), None, lambda: profile
         from profiler.zoo import check
 
-        check(model)
-        return model, None, lambda: _of_architecture(model, input_size)
+        name = check(model)
+        return name, None, lambda: _of_architecture(name, input_size)
     from torch import nn
 
     if not isinstance(model, nn.Module):

@@ -58,6 +58,13 @@ def read_sheet(
             ) from error
 
 
+def current_name(model: str) -> str:
+    """What timm calls the architecture of this model today."""
+    from profiler.zoo import current_name
+
+    return current_name(model)
+
+
 def known_input_size(architecture: str) -> int | None:
     """timm's own input size of an architecture in pixels; None if timm does not know either."""
     from profiler.zoo import native_input_size

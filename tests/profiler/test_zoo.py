@@ -10,6 +10,29 @@ def test_globs_and_names_give_each_architecture_once_and_sorted():
     assert found == ["resnet18", "vgg11", "vgg11_bn"]
 
 
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("resnet50", "resnet50"),
+        ("resnet50.a1_in1k", "resnet50"),  # the tag says how weights were trained
+        ("tf_efficientnet_b0_ns", "tf_efficientnet_b0"),  # so did old names
+        ("gluon_resnet50_v1d", "resnet50d"),
+        ("resnet*", "resnet*"),
+        ("resnet1888.tag", "resnet1888"),
+    ],
+)
+def test_tags_and_old_names_lead_to_the_architecture_of_today(name, now):
+    assert zoo.current_name(name) == now
+
+
+def test_old_names_and_tags_can_be_built_and_mean_the_same_model():
+    with torch.device("meta"):
+        old, new = (zoo.create_model(n, 64) for n in ("tv_resnet34", "resnet34.tv_in1k"))
+    assert [p.shape for p in old.parameters()] == [p.shape for p in new.parameters()]
+    assert zoo.architectures(["tv_resnet34", "resnet34.a1_in1k"]) == ["resnet34"]
+    assert zoo.native_input_size("tv_resnet34") == 224
+
+
 @pytest.mark.parametrize("pattern", ["resnet1888", "no_such_*", ""])
 def test_what_matches_nothing_is_refused(pattern):
     with pytest.raises(UnknownArchitectureError):
