@@ -122,7 +122,7 @@ def test_a_file_that_is_not_onnx_is_told(home, tmp_path):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [["campaign", "list"], ["predict", "resnet10t"]])
+@pytest.mark.parametrize("command", [["campaign", "resume"], ["predict", "resnet10t"]])
 def test_a_data_folder_that_cannot_be_written_is_told(tmp_path, command):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

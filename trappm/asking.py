@@ -71,3 +71,16 @@ def store_to_read(home: Home | None = None) -> Store:
     from store import Home, Store
 
     return Store.open_to_read((home or Home.find()).database_url)
+
+
+def store_or_none_yet(home: Home) -> Store:
+    """As `store_to_read`; an empty one in memory where there is none yet, for lists of what is.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    from store import Store
+
+    if not home.database_path.exists():
+        return Store.open("sqlite://")
+    return store_to_read(home)

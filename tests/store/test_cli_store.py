@@ -14,6 +14,7 @@ import pytest
 import store_whole
 from sqlalchemy import create_engine
 
+from cluster.lock import campaign_lock, is_running
 from store import Home, Store
 from store.migrate import REVISIONS
 from trappm import cli
@@ -232,3 +233,33 @@ def test_help_says_where_the_password_belongs():
         text=True,
     )
     assert "PGPASSWORD" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"],
+     ["snapshot", "list"], ["snapshot", "pull", "--to", "there"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(command)
+    told = capfd.readouterr()
+    assert "trappm campaign launch" in told.out + told.err or command[0] == "pool"
+    assert list(tmp_path.iterdir()) == []
+    script = (Path(__file__).parent / "schemas" / "0001.sqlite.sql").read_text()
+    (tmp_path / "home").mkdir()
+    with closing(sqlite3.connect(tmp_path / "home" / "labels.db")) as connection:
+        connection.executescript(script)
+    assert cli.run(command) == 2
+    assert "trappm store upgrade" in capfd.readouterr().err  # an old store is not upgraded by it
+
+
+def test_whether_a_campaign_runs_is_seen_without_making_its_lock(tmp_path):
+    home = Home(tmp_path)
+    assert not is_running(home, "c1")
+    assert list(tmp_path.iterdir()) == []
+    with campaign_lock(home, "c1"):
+        assert is_running(home, "c1")
+    assert not is_running(home, "c1")

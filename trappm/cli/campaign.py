@@ -12,7 +12,7 @@ from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
     from cluster.spec import CampaignSpec
-    from store import Home, Store
+    from store import Home
 
 app = typer.Typer(
     help="Launch labelling campaigns and follow them.",
@@ -74,11 +74,12 @@ def resume(campaign_id: CampaignId = None, address: Address = None) -> None:
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
-    from store import Home, Store
+    from store import Home
     from trappm import report
+    from trappm.asking import store_or_none_yet
 
-    home = Home.open()
-    with Store.open(home.database_url) as store:
+    home = Home.find()
+    with store_or_none_yet(home) as store:
         rows = report.campaign_rows(store, home)
     if as_json:
         print_json(rows)
@@ -89,11 +90,12 @@ def list_campaigns(as_json: AsJson = False) -> None:
 @app.command(epilog="Example: trappm campaign status")
 def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Tell where a campaign stands: assignments, outcomes, errors by round, last events."""
-    from store import Home, Store
+    from store import Home
     from trappm import report
+    from trappm.asking import store_or_none_yet
 
-    home = Home.open()
-    with Store.open(home.database_url) as store:
+    home = Home.find()
+    with store_or_none_yet(home) as store:
         facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
     if as_json:
         print_json(facts)
@@ -104,11 +106,12 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
 @app.command("report", epilog="Example: trappm campaign report")
 def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
-    from store import Home, Store
+    from store import Home
     from trappm import report
+    from trappm.asking import store_or_none_yet
 
-    home = Home.open()
-    with Store.open(home.database_url) as store:
+    home = Home.find()
+    with store_or_none_yet(home) as store:
         facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
     if as_json:
         print_json(facts)
@@ -118,7 +121,8 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 
 def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) -> None:
     from cluster.launch import run_campaign
-    from store import Store
+    from trappm import report
+    from trappm.asking import store_to_read
     from trappm.display import Display
 
     with Display(campaign_id, spec) as display:
@@ -126,11 +130,5 @@ def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) 
     if not ended:
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
-    with Store.open(home.database_url) as store:
-        _report(store, home, campaign_id)
-
-
-def _report(store: Store, home: Home, campaign_id: str) -> None:
-    from trappm import report
-
-    report.print_report(report.campaign_facts(store, home, campaign_id))
+    with store_to_read(home) as store:
+        report.print_report(report.campaign_facts(store, home, campaign_id))

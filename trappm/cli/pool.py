@@ -69,10 +69,11 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count a pool by family, and list refusals by reason."""
-    from store import Home, Store
+    from store import Home
+    from trappm.asking import store_or_none_yet
     from trappm.pools import pool_facts, print_pool
 
-    with Store.open(Home.open().database_url) as store:
+    with store_or_none_yet(Home.find()) as store:
         facts = pool_facts(store, name)
     if as_json:
         print_json(facts)

@@ -19,10 +19,11 @@ app = typer.Typer(
 @app.command("list", epilog="Example: trappm snapshot list")
 def list_snapshots(as_json: AsJson = False) -> None:
     """List the snapshots, the latest first."""
-    from store import Home, Store
+    from store import Home
     from trappm import report
+    from trappm.asking import store_or_none_yet
 
-    with Store.open(Home.open().database_url) as store:
+    with store_or_none_yet(Home.find()) as store:
         rows = report.snapshot_rows(store)
     if as_json:
         print_json(rows)
@@ -37,11 +38,12 @@ def pull(
 ) -> None:
     """Copy a snapshot, checksums verified, to a folder that predict --snapshot can use anywhere."""
     from learner.snapshot import copy_snapshot
-    from store import Home, Store
+    from store import Home
+    from trappm.asking import store_or_none_yet
     from trappm.prediction import snapshot_folder
 
-    home = Home.open()
-    with Store.open(home.database_url) as store:
+    home = Home.find()
+    with store_or_none_yet(home) as store:
         source = snapshot_folder(store, home, name)
     info = copy_snapshot(source, to)
     typer.echo(f"snapshot {info.id} pulled to {to}")
