@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.records import Configuration, Provenance
+from profiler.records import Configuration, Outcome, Provenance
 
 
 class CampaignState(enum.StrEnum):
@@ -52,6 +52,27 @@ class AssignmentState(enum.StrEnum):
     LEASED = "leased"
     DONE = "done"
     FAILED = "failed"
+
+
+_FINAL = frozenset({Outcome.OK, Outcome.OOM, Outcome.UNSUPPORTED})
+_MAX_TIMEOUTS = 2
+
+
+def is_final(outcome: Outcome) -> bool:
+    """Whether an attempt that ended so settles its assignment: the next would end the same way."""
+    return outcome in _FINAL
+
+
+def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
+    """How many failures, the last of them this one, an assignment may have before it is given up.
+
+    What runs into its time limit may have met a busy machine once, but costs too much thrice.
+
+    Args:
+        outcome: of the failed attempt; None if its worker was lost.
+        max_attempts: of the campaign.
+    """
+    return min(max_attempts, _MAX_TIMEOUTS) if outcome is Outcome.TIMEOUT else max_attempts
 
 
 @dataclass(frozen=True, kw_only=True)
