@@ -1,0 +1,379 @@
+"""The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
+
+    Joined, Lost, Stopped, Seen    -->  workforce  --> Measure, MeasureCanary, Renew, Dismiss
+    Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
+    Learned                        -->  thoughts   --> Plan, Learn, Close, Publish
+
+Assignments are handed out one by one, so that long and short ones mix and nobody waits for a round
+to end. On GPUs the learner runs ahead: the next round is chosen while there is still work for as
+long as choosing it will take. On a CPU device, which measurements and learner share, the same
+machine does one thing at a time. Each event costs O(log n) of what waits.
+
+Rounds keep their meaning: each device has its share of each round, and a round is closed with the
+report of the first training that began after its last assignment had ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from cluster.events import (
+    CanaryMeasured,
+    Close,
+    Command,
+    Course,
+    Dismiss,
+    Event,
+    GiveUp,
+    Joined,
+    Learn,
+    Learned,
+    Lost,
+    Measure,
+    MeasureCanary,
+    Measured,
+    Plan,
+    Planned,
+    Publish,
+    Quarantine,
+    Renew,
+    Seen,
+    Settled,
+    Stopped,
+    Waiting,
+    Worker,
+)
+from cluster.queues import RankedQueue
+from cluster.workforce import Seat, Workforce
+from profiler.records import Outcome
+from store.records import attempts_allowed, is_final
+
+LONGEST_STEP_S = 30.0
+"""So much of the time between two events counts: a suspended machine, a clock that jumped or a
+database that was away for an hour must not look like workers that were silent for an hour."""
+
+_MARGIN = 2.0
+"""The learner starts when what waits lasts so many times as long as the learner took last time."""
+
+_MEMORY = 0.05
+"""Weight of the newest measurement in the mean duration of a device's measurements."""
+
+_DRAWN_ROUNDS = 2
+"""Evaluation and initial draw: nothing has to be learned to plan them."""
+
+
+class Machine:
+    """Decides what happens next in one campaign; whoever drives it does that, and says how it went.
+
+    Args:
+        course: what the campaign is to do.
+        canary_is_due: asked of a worker just before it would measure something else.
+        waiting: assignments that were planned before and have not ended.
+        next_rounds: for each device, the first round that has not been planned; 0 by default.
+        closed: rounds that were closed before.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        *,
+        canary_is_due: Callable[[Worker], bool] = lambda worker: False,
+        waiting: Iterable[Waiting] = (),
+        next_rounds: Mapping[str, int] | None = None,
+        closed: Iterable[int] = (),
+    ) -> None:
+        self.course = course
+        self.next_round = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
+        self.is_over = False
+        self._canary_is_due = canary_is_due
+        self._queues = {device: RankedQueue() for device in course.devices}
+        self._workforce = Workforce(course.devices)
+        self._left: Counter[tuple[int, str]] = Counter()
+        """By round and device: how many assignments have not ended."""
+        was_closed = frozenset(closed)
+        self._not_closed = [n for n in range(course.rounds) if n not in was_closed]
+        self._to_close: list[int] = []
+        self._thoughts: deque[Plan | Learn] = deque()
+        self._thinking: Plan | Learn | None = None
+        self._thinking_since = 0.0
+        self._learns = False
+        """There was a training among the thoughts since then."""
+        self._thinking_s: float | None = None
+        """How long it took the last time."""
+        self._measuring_s: dict[str, float] = {}
+        self._has_tried = False
+        self._has_heads = False
+        self._knows_all = False
+        """No assignment has ended since the learner was last told to learn."""
+        self._time = 0.0
+        self._now: float | None = None
+        self._commands: list[Command] = []
+        for one in waiting:
+            self._add(one)
+
+    # What it can be asked.
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """By device: how many assignments nobody measures yet."""
+        return {device: len(queue) for device, queue in self._queues.items()}
+
+    @property
+    def measuring(self) -> int:
+        """How many workers are at something, be it a canary."""
+        return self._workforce.at_work
+
+    @property
+    def round_number(self) -> int:
+        """The earliest round that is not closed, or the last one."""
+        return self._not_closed[0] if self._not_closed else self.course.rounds - 1
+
+    def leases(self) -> Iterator[tuple[Worker, Waiting]]:
+        """Who measures what."""
+        return self._workforce.leases()
+
+    def stalled(self) -> set[str]:
+        """Devices with work that no worker is there for, while nothing else goes on either."""
+        if self._thinking or self.measuring or self.is_over:
+            return set()
+        able = self._workforce.able
+        return {device for device, queue in self._queues.items() if queue and not able[device]}
+
+    # Events.
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes an event in, and says what is to be done now, in this order.
+
+        Args:
+            event: what happened.
+            now: seconds of a clock that should not, but may, jump.
+        """
+        if self._now is not None:
+            self._time += min(max(now - self._now, 0.0), LONGEST_STEP_S)
+        self._now = now
+        self._commands = []
+        if not self.is_over:
+            self._take(event)
+            self._think()
+            if not (self.course.keeps_host_quiet and self._thinking):
+                self._hand_out()
+        return self._commands
+
+    def _take(self, event: Event) -> None:  # noqa: PLR0912  (one line for each)
+        match event:
+            case Joined(worker):
+                if worker.device in self._queues:
+                    self._lose(worker, "it has started anew")
+                    self._workforce.join(worker, self._time)
+            case Lost(worker, why):
+                self._lose(worker, why)
+            case Stopped(worker):
+                self._workforce.stop(worker)
+            case Seen(workers):
+                self._workforce.see(workers, self._time)
+            case Measured(worker, assignment_id, outcome, seconds):
+                self._end(worker, assignment_id, outcome, seconds)
+            case CanaryMeasured(worker):
+                self._workforce.free(worker)
+            case Planned(device, number, assignments):
+                self.next_round[device] = number + 1
+                for one in assignments:
+                    self._add(one)
+                if number >= _DRAWN_ROUNDS and not self.course.keeps_host_quiet:
+                    # Rounds that are short beside a training: more of them before the next one.
+                    self._thoughts.extend(self._plans([device]))
+                self._end_thought()
+            case Settled(assignment_ids):
+                self._settle(assignment_ids)
+            case Learned(has_heads):
+                self._has_heads = has_heads
+                for number in self._to_close if has_heads else ():
+                    self._close(number)
+                self._end_thought()
+            case _:
+                self._look_at_leases()
+
+    # Assignments and who measures them.
+
+    def _add(self, one: Waiting) -> None:
+        self._left[one.round_number, one.device] += 1
+        self._queues[one.device].push(one)
+
+    def _end(self, worker: Worker, assignment_id: str, outcome: Outcome, seconds: float) -> None:
+        running = self._workforce.running(worker)
+        if running is None or running.id != assignment_id:
+            # Late: its lease was lost before. The result is kept, and may settle the assignment.
+            if is_final(outcome):
+                self._settle([assignment_id])
+            return
+        self._workforce.free(worker)
+        mean = self._measuring_s.get(worker.device, seconds)
+        self._measuring_s[worker.device] = mean + _MEMORY * (seconds - mean)
+        if is_final(outcome):
+            self._ended(running.round_number, running.device)
+        else:
+            self._fail(running, worker, outcome)
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        running = self._workforce.leave(worker)
+        if running is not None:
+            self._commands.append(GiveUp(running.id, why))
+            self._fail(running, worker, None)
+
+    def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
+        failures, hosts = one.failures + 1, (*one.hosts, worker.host)
+        if failures < attempts_allowed(outcome, self.course.max_attempts):
+            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
+        else:
+            self._commands.append(Quarantine(one.id, failures, hosts))
+            self._ended(one.round_number, one.device)
+
+    def _settle(self, assignment_ids: Iterable[str]) -> None:
+        for assignment_id in assignment_ids:
+            for device, queue in self._queues.items():
+                number = queue.remove(assignment_id)
+                if number is not None:
+                    self._ended(number, device)
+
+    def _ended(self, number: int, device: str) -> None:
+        self._left[number, device] -= 1
+        self._knows_all = False
+
+    def _look_at_leases(self) -> None:
+        """Prolongs the leases of those who answer, and dismisses who was silent for a whole one."""
+        for seat in self._workforce.due(self._time):
+            silent_s = self._time - seat.seen_at
+            if silent_s >= self.course.lease_s:
+                why = f"it has not answered for {silent_s:.0f} s"
+                self._commands.append(Dismiss(seat.worker, why))
+                self._lose(seat.worker, why)
+                continue
+            if seat.running is not None:
+                self._commands.append(Renew(seat.worker, seat.running.id))
+            self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+
+    # Handing out.
+
+    def _hand_out(self) -> None:
+        for device in self._in_order():
+            queue, idle = self._queues[device], self._workforce.idle[device]
+            if queue and idle:
+                for seat in list(idle.values()):
+                    if not queue:
+                        break
+                    self._give_work(seat)
+
+    def _in_order(self) -> Iterable[str]:
+        """The devices; those that share a host's cores take turns by round."""
+        if not self.course.keeps_host_quiet:
+            return self.course.devices
+        with_work = [device for device in self.course.devices if self._queues[device]]
+        return sorted(with_work, key=lambda device: self._queues[device].first_round)
+
+    def _give_work(self, seat: Seat) -> None:
+        worker = seat.worker
+        if self.course.keeps_host_quiet and self._workforce.busy[worker.host]:
+            return
+        one = None
+        if self._canary_is_due(worker):
+            self._commands.append(MeasureCanary(worker))
+        else:
+            hosts = self._workforce.hosts[worker.device]
+            one = self._queues[worker.device].pop_for(worker.host, hosts)
+            if one is None:
+                return
+            self._commands.append(Measure(worker, one.id))
+        seat.seen_at = self._time
+        self._workforce.begin(seat, one)
+        self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+
+    # Thinking: what to measure next, and what has been learned.
+
+    def _think(self) -> None:
+        """Begins the next thought, when it is time for one and none is on its way."""
+        if self._not_closed and self._not_closed[0] == 0 and self._has_ended(0):
+            self._close(0)  # the evaluation set teaches nothing
+        if self._thinking is not None:
+            return
+        if self._has_learned():  # what was planned since then, and is empty, ends at once
+            for number in [n for n in self._not_closed if self._has_ended(n)]:
+                self._close(number)
+        if not self._thoughts:
+            self._thoughts.extend(self._next_thoughts())
+            self._thinking_since = self._time
+        if self._thoughts:
+            self._thinking = self._thoughts.popleft()
+            if isinstance(self._thinking, Learn):
+                self._learns = self._has_tried = self._knows_all = True
+                self._to_close = [n for n in self._not_closed if self._has_ended(n)]
+            self._commands.append(self._thinking)
+        elif not self._not_closed and not self.measuring and self._has_learned():
+            self.is_over = True
+            self._commands.append(Publish())
+
+    def _next_thoughts(self) -> list[Plan | Learn]:
+        draws: list[Plan | Learn] = [
+            self._plan(device, number)
+            for number in range(_DRAWN_ROUNDS)
+            for device in self.course.devices
+            if self.next_round[device] <= number
+        ]
+        if draws:
+            return draws
+        is_at_work = bool(self.measuring) or any(self._queues.values())
+        if self.course.keeps_host_quiet and is_at_work:
+            return []
+        choices = self._plans(self.course.devices)
+        if not choices and not all(self._has_ended(n) for n in self._not_closed):
+            return []  # what is planned is to be measured first
+        if self._has_learned():
+            return choices
+        initial_ended = self._left[1, self.course.devices[0]] == 0
+        if self._has_tried and not self._has_heads and not initial_ended:
+            return []  # there were too few labels: wait for all of the initial draw
+        return [Learn(initial_ended), *choices]
+
+    def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
+        """For those of these devices that need more to do: their part of their next round."""
+        return [self._plan(d, self.next_round[d]) for d in devices if self._is_hungry(d)]
+
+    def _plan(self, device: str, number: int) -> Plan:
+        return Plan(device, number, self.course.shares[device][number])
+
+    def _is_hungry(self, device: str) -> bool:
+        """Whether this device's part of its next round should be planned now."""
+        if self.next_round[device] >= self.course.rounds:
+            return False
+        waiting = len(self._queues[device])
+        if not waiting or self.course.keeps_host_quiet:
+            return not waiting
+        workers = max(1, self._workforce.able[device])
+        if self._thinking_s is None or device not in self._measuring_s:
+            return waiting <= workers
+        lasts_s = waiting * self._measuring_s[device] / workers
+        return lasts_s <= _MARGIN * self._thinking_s
+
+    def _has_learned(self) -> bool:
+        """The learner has heads, in this process, and knows all labels."""
+        return self._has_heads and self._knows_all
+
+    def _end_thought(self) -> None:
+        if isinstance(self._thinking, Learn) and not self._has_heads:
+            self._thoughts.clear()  # there is nothing to choose by
+        self._thinking = None
+        if self._learns and not self._thoughts:
+            self._thinking_s, self._learns = self._time - self._thinking_since, False
+
+    # Rounds.
+
+    def _has_ended(self, number: int) -> bool:
+        return all(
+            self.next_round[device] > number and self._left[number, device] == 0
+            for device in self.course.devices
+        )
+
+    def _close(self, number: int) -> None:
+        self._not_closed.remove(number)
+        self._commands.append(Close(number))

@@ -1,0 +1,352 @@
+"""The campaign's state machine, played by a virtual cluster: whatever happens, it ends rightly."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_cluster import VirtualCluster, Weather
+
+from cluster.events import (
+    CanaryMeasured,
+    Course,
+    Dismiss,
+    GiveUp,
+    Joined,
+    Learn,
+    Learned,
+    Lost,
+    Measure,
+    MeasureCanary,
+    Measured,
+    Plan,
+    Planned,
+    Quarantine,
+    Renew,
+    Seen,
+    Settled,
+    Stopped,
+    Tick,
+    Waiting,
+    Worker,
+)
+from cluster.machine import LONGEST_STEP_S, Machine
+from profiler.records import Outcome
+
+TWO = ("a100", "v100")
+
+
+def course(shares=None, *, devices=TWO, quiet=False, max_attempts=3, lease_s=120.0):
+    shares = shares or {device: [4, 6, 5, 5, 5] for device in devices}
+    return Course(
+        devices=tuple(devices), shares=shares, max_attempts=max_attempts,
+        keeps_host_quiet=quiet, lease_s=lease_s,
+    )  # fmt: skip
+
+
+def play(plan, workers, weather=None, seed=1):
+    generator = np.random.default_rng(seed)
+    return VirtualCluster(plan, workers, weather or Weather(), generator).run()
+
+
+@st.composite
+def campaigns(draw):
+    devices = TWO[: draw(st.integers(1, 2))]
+    rounds = draw(st.integers(2, 5))
+    sizes = st.lists(st.integers(0, 12), min_size=rounds, max_size=rounds)
+    return course(
+        {device: draw(sizes) for device in devices},
+        devices=devices,
+        quiet=draw(st.booleans()),
+        max_attempts=draw(st.integers(1, 4)),
+    )
+
+
+weathers = st.builds(
+    Weather,
+    measuring_s=st.sampled_from([0.1, 5.0, 300.0]),
+    learning_s=st.sampled_from([0.0, 20.0, 2000.0]),
+    failing=st.sampled_from([0.0, 0.1, 0.4]),
+    killing=st.sampled_from([0.0, 0.1, 0.3]),
+    freezing=st.sampled_from([0.0, 0.1, 0.2]),
+    poisoned=st.sampled_from([0.0, 0.2, 1.0]),
+    joining_s=st.sampled_from([1.0, 500.0]),
+)
+groups = st.tuples(st.integers(1, 4), st.integers(1, 3))
+
+
+def is_well(plan, played):
+    """What must be true of every campaign that has come to its end."""
+    ledger = played.ledger
+    assert played.machine.is_over
+    assert played.publications == 1
+    assert set(ledger.state.values()) <= {"done", "failed"}
+    assert not ledger.holder
+    assert not list(played.machine.leases())
+    assert sorted(ledger.closed) == list(range(plan.rounds))
+    by_part = {(d, n): share for d in plan.devices for n, share in enumerate(plan.shares[d])}
+    assert ledger.planned == Counter(by_part)  # all of the budget, and no more
+    assert all(ledger.starts[one] <= plan.max_attempts for one in ledger.state)
+    assert set(ledger.quarantined) == {x for x, state in ledger.state.items() if state == "failed"}
+    return True
+
+
+@settings(deadline=None, max_examples=150)
+@given(campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99))
+def test_every_campaign_ends_and_every_assignment_once(plan, sizes, weather, seed):
+    played = play(plan, dict(zip(plan.devices, sizes, strict=False)), weather, seed)
+    assert is_well(plan, played)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99),
+    st.lists(st.floats(1, 2000), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(plan, sizes, weather, seed, lives):
+    workers = dict(zip(plan.devices, sizes, strict=False))
+    played = VirtualCluster(plan, workers, weather, np.random.default_rng(seed))
+    for life in lives:
+        played.run(until_s=life)
+        if played.machine.is_over:
+            break
+        done = [one for one, state in played.ledger.state.items() if state == "done"]
+        before = {one: played.ledger.starts[one] for one in done}
+        played.ledger.starts.clear()  # an interruption is no failure, and no failure is remembered
+        machine = played.ledger.resumed(plan)
+        ledger = played.ledger
+        played = VirtualCluster(
+            plan, workers, weather, np.random.default_rng(seed + 1), machine, ledger
+        )
+        played.run(until_s=0.0)
+        assert not set(before) & set(ledger.starts)
+    assert is_well(plan, played.run())
+
+
+def test_the_same_seed_plays_the_same_campaign():
+    weather = Weather(failing=0.1, killing=0.05, freezing=0.02)
+    one, two = (play(course(), {"a100": (2, 2), "v100": (3, 1)}, weather, seed=5) for _ in "12")
+    assert (one.time_s, one.events, one.losses) == (two.time_s, two.events, two.losses)
+    assert one.ledger == two.ledger
+
+
+def test_gpus_do_not_wait_for_the_learner():
+    plan = course({"a100": [100, 100] + [200] * 20, "v100": [50, 50] + [100] * 20})
+    weather = Weather(failing=0.02, killing=0.003, freezing=0.001, poisoned=0.002)
+    played = play(plan, {"a100": (4, 4), "v100": (2, 4)}, weather)
+    for device in plan.devices:
+        share = played.idle_s[device] / (played.idle_s[device] + played.busy_s[device])
+        assert share < 0.02, device
+    assert is_well(plan, played)
+
+
+def test_rounds_that_are_short_beside_a_training_are_planned_ahead():
+    plan = course({"a100": [20, 100] + [20] * 100}, devices=["a100"])
+    played = play(plan, {"a100": (4, 4)}, Weather(measuring_s=10.0, learning_s=100.0))
+    assert played.idle_s["a100"] / played.busy_s["a100"] < 0.2
+    assert is_well(plan, played)
+
+
+# By hand, one event at a time.
+
+
+class Desk:
+    """Hands events to a machine; the learner answers at once."""
+
+    def __init__(self, plan, workers, **machine):
+        self.machine = Machine(plan, **machine)
+        self.now = 0.0
+        self.commands = []
+        self.workers = {w.name: w for w in workers}
+        for worker in workers:
+            self.tell(Joined(worker))
+
+    def tell(self, event, after_s=0.0):
+        self.now += after_s
+        told = self.machine.handle(event, self.now)
+        answers = []
+        for command in told:
+            self.commands.append(command)
+            if isinstance(command, Plan):
+                part = (command.device, command.round_number)
+                ids = ["{}/{}/{}".format(*part, i) for i in range(command.count)]
+                answers.append(Planned(*part, [Waiting(x, *part, i) for i, x in enumerate(ids)]))
+            elif isinstance(command, Learn):
+                answers.append(Learned(True))
+        for answer in answers:
+            told = told + self.tell(answer)
+        return told
+
+    def measured(self, name, outcome="ok"):
+        """Ends what this worker is at; what is then commanded."""
+        worker = self.workers[name]
+        return self.tell(Measured(worker, self.doing()[name], Outcome(outcome), 1.0), 1.0)
+
+    def doing(self):
+        return {worker.name: one.id for worker, one in self.machine.leases()}
+
+
+def worker(name, device="a100", host=None):
+    return Worker(name, device, host or name, "stack")
+
+
+def only(shares, **changes):
+    return course({"a100": shares}, devices=["a100"], **changes)
+
+
+def of(commands, kind):
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_what_failed_goes_to_another_host_and_waits_for_the_rest_of_its_round():
+    desk = Desk(only([2, 4]), [worker("one"), worker("two")])
+    assert desk.doing() == {"one": "a100/0/0", "two": "a100/0/1"}
+    desk.measured("one", "error")
+    assert desk.doing()["one"] == "a100/1/0"  # its own failure is not for it
+    desk.measured("two")
+    assert desk.doing()["two"] == "a100/0/0"
+
+
+def test_a_worker_alone_tries_again_what_it_failed():
+    desk = Desk(only([1, 4]), [worker("one")])
+    desk.measured("one", "unstable")
+    assert desk.doing() == {"one": "a100/0/0"}
+
+
+def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
+    workers = [worker(str(i), host=f"host{i // 2}") for i in range(8)]
+    desk = Desk(only([1, 50]), workers)
+    died_on = []
+    for _ in range(3):
+        (name,) = [name for name, one in desk.doing().items() if one == "a100/0/0"]
+        died_on.append(desk.workers[name].host)
+        told = desk.tell(Lost(desk.workers[name], "killed"))
+        assert of(told, GiveUp) == [GiveUp("a100/0/0", "killed")]
+        for other in list(desk.doing()):
+            if "a100/0/0" not in desk.doing().values():
+                desk.measured(other)
+    assert len(set(died_on)) == 3
+    assert of(desk.commands, Quarantine) == [Quarantine("a100/0/0", 3, tuple(died_on))]
+
+
+def test_what_runs_into_its_time_limit_is_tried_twice_only():
+    desk = Desk(only([1, 9]), [worker("one"), worker("two")])
+    desk.measured("one", "timeout")
+    assert not of(desk.commands, Quarantine)
+    desk.measured("two", "ok")
+    assert desk.doing()["two"] == "a100/0/0"
+    told = desk.measured("two", "timeout")
+    assert len(of(told, Quarantine)) == 1
+
+
+@pytest.mark.parametrize("outcome", ["oom", "unsupported"])
+def test_what_would_end_the_same_way_is_not_tried_again(outcome):
+    desk = Desk(only([1, 9]), [worker("one")])
+    desk.measured("one", outcome)
+    assert desk.doing() == {"one": "a100/1/0"}
+
+
+def test_the_lease_of_a_worker_that_answers_is_renewed_and_a_silent_one_is_dismissed():
+    desk = Desk(only([1, 9]), [worker("alive"), worker("silent")])
+    told = []
+    for _ in range(13):
+        desk.tell(Seen([desk.workers["alive"]]), 5.0)
+        told += desk.tell(Tick(), 5.0)
+    renewed = Counter(command.worker.name for command in of(told, Renew))
+    assert renewed["alive"] >= 3
+    (dismissed,) = of(told, Dismiss)
+    assert dismissed.worker.name == "silent"
+    assert [c.assignment_id for c in of(told, GiveUp)] == ["a100/1/0"]
+    assert set(desk.doing()) == {"alive"}
+
+
+def test_a_clock_that_jumps_dismisses_nobody():
+    desk = Desk(only([1, 9], lease_s=10 * LONGEST_STEP_S), [worker("one")])
+    for jump_s in (3600.0, -7200.0, 1e6):
+        assert not of(desk.tell(Tick(), jump_s), Dismiss)
+    assert desk.doing() == {"one": "a100/0/0"}
+
+
+def test_a_worker_that_joins_gets_work_at_once():
+    desk = Desk(only([1, 9]), [worker("one")])
+    late = worker("late")
+    assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
+
+
+def test_a_worker_that_starts_anew_loses_what_it_was_measuring():
+    desk = Desk(only([1, 9]), [worker("one")])
+    told = desk.tell(Joined(desk.workers["one"]))
+    assert of(told, GiveUp) == [GiveUp("a100/0/0", "it has started anew")]
+    assert desk.doing() == {"one": "a100/0/0"}
+
+
+def test_a_late_result_settles_an_assignment_that_waits_again():
+    desk = Desk(only([1, 2]), [worker("one")])
+    one = desk.workers["one"]
+    desk.tell(Lost(one, "its network was away"))
+    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0))
+    desk.tell(Joined(one))
+    assert desk.doing() == {"one": "a100/1/0"}
+
+
+def test_labels_of_before_need_no_measurement():
+    desk = Desk(only([2, 2]), [])
+    desk.tell(Tick())
+    desk.tell(Settled(["a100/0/0", "a100/0/1", "a100/1/0", "unknown"]))
+    desk.tell(Joined(worker("one")))
+    assert desk.doing() == {"one": "a100/1/1"}
+
+
+def test_a_canary_comes_first_and_who_is_stopped_measures_no_more():
+    due = {"one", "two"}
+    workers = [worker("one"), worker("two")]
+    desk = Desk(only([1, 9]), workers, canary_is_due=lambda w: w.name in due)
+    assert {c.worker.name for c in of(desk.commands, MeasureCanary)} == due
+    due.clear()
+    desk.tell(CanaryMeasured(workers[0]))
+    desk.tell(Stopped(workers[1]))
+    desk.tell(CanaryMeasured(workers[1]))
+    assert desk.doing() == {"one": "a100/0/0"}
+    desk.tell(Lost(workers[1], "restarted"))
+    desk.tell(Joined(workers[1]))
+    assert set(desk.doing()) == {"one"}
+
+
+def test_work_without_a_worker_is_told_once_nothing_else_goes_on():
+    plan = course({"a100": [1, 4], "v100": [1, 4]})
+    desk = Desk(plan, [worker("one")])
+    assert desk.machine.stalled() == set()
+    while desk.doing():
+        desk.measured("one")
+    assert desk.machine.stalled() == {"v100"}
+    desk.tell(Joined(worker("two", "v100")))
+    assert desk.machine.stalled() == set()
+
+
+def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
+    machine = Machine(only([1, 4, 4]))
+    now, told = 0.0, []
+
+    def tell(event):
+        nonlocal told
+        told = machine.handle(event, now)
+        for command in told:
+            if isinstance(command, Plan):
+                part = ("a100", command.round_number)
+                tell(Planned(*part, [Waiting(f"{part}{i}", *part, i) for i in range(4)]))
+
+    one = worker("one")
+    tell(Joined(one))
+    learned = []
+    for _ in range(8):
+        ((_, running),) = machine.leases()
+        tell(Measured(one, running.id, Outcome.OK, 1.0))
+        if of(told, Learn):
+            learned.append(of(told, Learn)[0].initial_ended)
+            tell(Learned(False))
+            if learned[-1]:
+                break
+    assert learned == [False, True]

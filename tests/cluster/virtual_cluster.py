@@ -1,0 +1,296 @@
+"""A whole cluster in one loop with virtual time: it does what the machine commands, with faults.
+
+It stands where Ray and the store stand. Its ledger is as strict as the store: it fails when an
+assignment is handed out twice, ends twice, or is held by a worker that is not there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.events import (
+    Close,
+    Course,
+    Dismiss,
+    GiveUp,
+    Joined,
+    Learn,
+    Learned,
+    Lost,
+    Measure,
+    Measured,
+    Plan,
+    Planned,
+    Publish,
+    Quarantine,
+    Renew,
+    Seen,
+    Tick,
+    Waiting,
+    Worker,
+)
+from cluster.machine import Machine
+from profiler.records import Outcome
+
+TICK_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """How long things take, and how often they go wrong: shares of all measurements."""
+
+    measuring_s: float = 30.0
+    learning_s: float = 60.0
+    choosing_s: float = 5.0
+    failing: float = 0.0
+    """Ends with an outcome that is tried again."""
+    killing: float = 0.0
+    """The worker is lost in the middle of it; another joins after `joining_s`."""
+    freezing: float = 0.0
+    """The worker says nothing any more."""
+    joining_s: float = 60.0
+    poisoned: float = 0.0
+    """Share of assignments that kill every worker they meet."""
+    until_s: float = np.inf
+    """Afterwards nothing goes wrong any more, but for what is poisoned."""
+
+
+@dataclass
+class Ledger:
+    """What became of every assignment."""
+
+    planned: Counter[tuple[str, int]] = field(default_factory=Counter)
+    state: dict[str, str] = field(default_factory=dict)
+    holder: dict[str, str] = field(default_factory=dict)
+    """By assignment that is leased: the worker."""
+    starts: Counter[str] = field(default_factory=Counter)
+    closed: list[int] = field(default_factory=list)
+    quarantined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By assignment that was given up: the hosts where it failed."""
+
+    @property
+    def ended(self) -> list[str]:
+        return [one for one, state in self.state.items() if state in {"done", "failed"}]
+
+    def resumed(self, course: Course) -> Machine:
+        """A machine that goes on after everything but the ledger was lost."""
+        for one in list(self.holder):
+            self.end(one, "open")
+        waiting = [
+            Waiting(one, device, int(number), int(rank))
+            for one, state in self.state.items()
+            if state == "open"
+            for device, number, rank in [one.split("/")]
+        ]
+        next_rounds = {
+            device: 1 + max((n for d, n in self.planned if d == device), default=-1)
+            for device in course.devices
+        }
+        return Machine(course, waiting=waiting, next_rounds=next_rounds, closed=self.closed)
+
+    def add(self, device: str, number: int, ids: list[str]) -> None:
+        assert (device, number) not in self.planned, "planned twice"
+        self.planned[device, number] = len(ids)
+        assert not self.state.keys() & ids
+        self.state |= dict.fromkeys(ids, "open")
+
+    def lease(self, one: str, worker: str) -> None:
+        assert self.state[one] == "open", f"{one} is {self.state[one]}"
+        self.state[one], self.holder[one] = "leased", worker
+        self.starts[one] += 1
+
+    def end(self, one: str, state: str) -> None:
+        assert self.state[one] in ({"leased"} if state != "failed" else {"open", "leased"})
+        self.holder.pop(one, None)
+        self.state[one] = state
+
+
+class VirtualCluster:
+    """Plays a campaign to its end.
+
+    Args:
+        workers: for each device, how many hosts with how many workers each are there at first.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        workers: dict[str, tuple[int, int]],
+        weather: Weather,
+        generator: np.random.Generator,
+        machine: Machine | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.machine = machine or Machine(course)
+        self.course, self.weather, self.ledger = course, weather, ledger or Ledger()
+        self.time_s, self.events, self.publications = 0.0, 0, 0
+        self.idle_s: Counter[str] = Counter()
+        """By device: how long its workers were idle though work of the budget was left."""
+        self.busy_s: Counter[str] = Counter()
+        self.losses = 0
+        self._generator = generator
+        self._numbers = itertools.count()
+        self._agenda: list[tuple] = []
+        self._alive: dict[str, Worker] = {}
+        self._doing: dict[str, tuple[str | None, float]] = {}
+        self._at_work: Counter[str] = Counter()
+        self._there: Counter[str] = Counter()
+        self._frozen: set[str] = set()
+        self._thinking = False
+        self._randoms = iter(())
+        begun = Counter(one.partition("/")[0] for one in self.ledger.ended)
+        self._left = {d: sum(course.shares[d]) - begun[d] for d in course.devices}
+        """By device: what of the budget nobody has begun."""
+        for device, (hosts, each) in workers.items():
+            for host, slot in itertools.product(range(hosts), range(each)):
+                name = f"{device}-{host}-{slot}"
+                self.at(0.0, Joined(Worker(name, device, f"{device}-{host}", "stack")))
+        self.at(TICK_S, Tick())
+
+    def at(self, time_s: float, event: object) -> None:
+        heapq.heappush(self._agenda, (time_s, next(self._numbers), event))
+
+    def run(self, until_s: float = np.inf) -> VirtualCluster:
+        while not self.machine.is_over and self._agenda and self._agenda[0][0] <= until_s:
+            time_s, _, event = heapq.heappop(self._agenda)
+            self._pass(time_s - self.time_s)
+            self.time_s = time_s
+            if (told := self._happen(event)) is not None:
+                self.events += 1
+                for command in self.machine.handle(told, time_s):
+                    self._do(command)
+        return self
+
+    # What happens.
+
+    def _happen(self, event):
+        kind = type(event)
+        if kind is Measured:
+            worker = event.worker
+            if self._doing.get(worker.name, (None,))[0] != event.assignment_id:
+                return None  # it was lost meanwhile
+            self._rest(worker)
+            self.ledger.end(event.assignment_id, "done" if event.outcome is Outcome.OK else "open")
+        elif kind is Joined:
+            self._alive[event.worker.name] = event.worker
+            self._there[event.worker.device] += 1
+            self._doing[event.worker.name] = (None, 0.0)
+        elif kind is Lost:
+            if self._alive.get(event.worker.name) is not event.worker:
+                return None
+            self._remove(event.worker)
+        elif kind is Tick:
+            self.at(self.time_s + TICK_S, event)
+            seen = [w for name, w in self._alive.items() if name not in self._frozen]
+            for command in self.machine.handle(Seen(seen), self.time_s):
+                self._do(command)
+        elif kind in {Learned, Planned}:
+            self._thinking = False
+        return event
+
+    def _pass(self, seconds: float) -> None:
+        for device, left in self._left.items():
+            self.busy_s[device] += seconds * self._at_work[device]
+            if left > 0:
+                self.idle_s[device] += seconds * (self._there[device] - self._at_work[device])
+
+    def _rest(self, worker: Worker) -> None:
+        self._doing[worker.name] = (None, 0.0)
+        self._at_work[worker.device] -= 1
+
+    def _remove(self, worker: Worker) -> None:
+        del self._alive[worker.name]
+        if self._doing.pop(worker.name)[0] is not None:
+            self._at_work[worker.device] -= 1
+        self._there[worker.device] -= 1
+        self._frozen.discard(worker.name)
+        self.losses += 1
+        again = Worker(worker.name, worker.device, worker.host, worker.fingerprint)
+        self.at(self.time_s + self.weather.joining_s, Joined(again))
+
+    # What is commanded.
+
+    def _do(self, command) -> None:
+        kind = type(command)
+        if kind is Measure:
+            self._measure(command.worker, command.assignment_id)
+        elif kind is GiveUp:
+            self.ledger.end(command.assignment_id, "open")
+            self._left[command.assignment_id.partition("/")[0]] += 1
+        elif kind is Quarantine:
+            self.ledger.end(command.assignment_id, "failed")
+            self.ledger.quarantined[command.assignment_id] = command.hosts
+            self._left[command.assignment_id.partition("/")[0]] -= 1
+        elif kind is Renew:
+            assert self.ledger.holder[command.assignment_id] == command.worker.name
+        elif kind is Dismiss:
+            self._remove(self._alive[command.worker.name])
+        elif kind is Plan:
+            ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
+            self.ledger.add(command.device, command.round_number, ids)
+            planned = [
+                Waiting(one, command.device, command.round_number, i) for i, one in enumerate(ids)
+            ]
+            drawn = command.round_number < 2
+            self._begin_thinking()
+            takes_s = 0.0 if drawn else self.weather.choosing_s
+            self.at(self.time_s + takes_s, Planned(command.device, command.round_number, planned))
+        elif kind is Learn:
+            self._begin_thinking()
+            self.at(self.time_s + self.weather.learning_s, Learned(True))
+        elif kind is Close:
+            assert command.round_number not in self.ledger.closed
+            self.ledger.closed.append(command.round_number)
+        elif kind is Publish:
+            self.publications += 1
+
+    def _begin_thinking(self) -> None:
+        assert not self._thinking, "two thoughts at once"
+        assert not (self.course.keeps_host_quiet and self._at_work.total()), (
+            "measurements disturbed"
+        )
+        self._thinking = True
+
+    def _measure(self, worker: Worker, one: str) -> None:
+        assert self._alive.get(worker.name) is worker, "work for a worker that is not there"
+        assert self._doing[worker.name][0] is None, "two things at once"
+        if self.course.keeps_host_quiet:
+            assert not self._thinking, "the learner disturbs a measurement"
+            busy = {self._alive[name].host for name, what in self._doing.items() if what[0]}
+            assert worker.host not in busy, "one measurement disturbs another"
+        self.ledger.lease(one, worker.name)
+        self._doing[worker.name] = (one, self.time_s)
+        self._at_work[worker.device] += 1
+        self._left[worker.device] -= 1
+        weather, chance = self.weather, self._random()
+        seconds = weather.measuring_s * (0.25 + 1.5 * self._random())
+        calm = self.time_s > weather.until_s
+        if weather.poisoned and share_of(one) < weather.poisoned:
+            self.at(self.time_s + seconds / 2, Lost(worker, "poisoned"))
+        elif calm or chance >= weather.failing + weather.killing + weather.freezing:
+            self.at(self.time_s + seconds, Measured(worker, one, Outcome.OK, seconds))
+        elif chance < weather.failing:
+            self._left[worker.device] += 1
+            self.at(self.time_s + seconds, Measured(worker, one, Outcome.UNSTABLE, seconds))
+        elif chance < weather.failing + weather.killing:
+            self.at(self.time_s + seconds / 2, Lost(worker, "killed"))
+        else:
+            self._frozen.add(worker.name)
+
+    def _random(self) -> float:
+        value = next(self._randoms, None)
+        if value is None:
+            self._randoms = iter(self._generator.random(10_000).tolist())
+            value = next(self._randoms)
+        return value
+
+
+def share_of(text: str) -> float:
+    """A number from 0 to 1 that belongs to this text."""
+    return zlib.crc32(text.encode()) / 2**32
