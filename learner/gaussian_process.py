@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -236,8 +236,8 @@ def _posterior(
     dof = DEGREES_OF_FREEDOM
     precision = np.full(len(values), 1.0 / noise**2)
     identity = np.eye(inner.shape[1])
-    mean: Array = np.zeros(inner.shape[1])
-    factor: Array = identity
+    mean: npt.NDArray[Any] = np.zeros(inner.shape[1])
+    factor: npt.NDArray[Any] = identity
     for _ in range(ITERATIONS):
         weighted = inner * precision[:, None]
         factor = np.linalg.cholesky(weighted.T @ inner + identity)

@@ -38,13 +38,13 @@ PROCESS_MIB = 1750.0
 
 SPEC = PriorSpec(
     (
-        TermSpec("process", 1.0),  # a third of it on the CPU, and more with more libraries loaded
-        TermSpec("tensors", 0.1),  # bytes are bytes
-        TermSpec("fragments", 0.7),  # from the allocator's rules, which a CPU does not have
-        TermSpec("scratch", 0.7),  # cuDNN's choices, fitted on other labels
-        TermSpec("between", 1.5),  # what the loop keeps from step to step, which nobody tells us
+        TermSpec("process", 0.7),  # a third of it on the CPU, and more with more libraries loaded
+        TermSpec("tensors", 0.05),  # bytes are bytes
+        TermSpec("fragments", 0.4),  # from the allocator's rules, which a CPU does not have
+        TermSpec("scratch", 0.5),  # cuDNN's choices, fitted on other labels
+        TermSpec("between", 2.0),  # what the loop keeps from step to step, which nobody tells us
     ),
-    common_spread=0.1,
+    common_spread=0.05,
 )
 BETWEEN = 0.1
 """Our protocol frees gradients between steps; published loops keep them, or momenta."""
@@ -94,6 +94,16 @@ class MemoryPrior:
         )
         return type(self)(constants)
 
+    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
+        """Derivatives of the logarithm by independent directions of the constants (n, 5)."""
+        parts = _terms(workloads) * np.exp(self.log_constants)
+        found: Array = (parts / parts.sum(axis=1, keepdims=True)) @ _directions()
+        return found
+
+    def moved(self, by: Array) -> Self:
+        """The same formula with constants moved by so many deviations of each direction (5)."""
+        return type(self)(self.log_constants + _directions() @ by)
+
     def tensors(self) -> dict[str, Tensor]:
         return {"log_constants": torch.from_numpy(self.log_constants.copy())}
 
@@ -103,6 +113,13 @@ class MemoryPrior:
         if constants.shape != (len(SPEC.terms),) or not np.isfinite(constants).all():
             raise ValueError(f"a memory prior has {len(SPEC.terms)} constants, not {constants}")
         return cls(constants)
+
+
+def _directions() -> Array:
+    """A root of the constants' covariance without labels (5, 5)."""
+    spreads = np.array([term.spread for term in SPEC.terms])
+    found: Array = np.linalg.cholesky(np.diag(spreads**2) + SPEC.common_spread**2)
+    return found
 
 
 def _terms(workloads: Sequence[Workload]) -> Array:

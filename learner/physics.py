@@ -162,7 +162,7 @@ def fit_coefficients(
     damping, scale = 1e-3, 0.3
     residual, jacobian = state(theta)
     for _ in range(60):
-        scale = max(0.03, min(scale, 1.48 * float(np.median(np.abs(residual[measured])))))
+        scale = max(0.01, min(scale, 1.48 * float(np.median(np.abs(residual[measured])))))
         weights = 5.0 / (4.0 * scale**2 + residual**2)
 
         def loss(r: Array, t: Array, s: float = scale) -> float:

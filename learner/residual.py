@@ -1,18 +1,18 @@
 """What a prior leaves of a metric, in the logarithm: one model from two labels to thousands.
 
-Three members explain it: a Gaussian process with Student-t noise (`learner.gaussian_process`),
-which is best at few labels, and boosted trees of two sizes with absolute error (`learner.trees`),
-which are best at many. Each says what it would of every label without the label's fold (folds hold
-whole architectures), and the weights with the least absolute error of these out-of-fold words are
-how much of each to take (stacking, Wolpert 1992). All weights may be 0: a residual that knows
-nothing stays silent. Nothing here knows the metric.
+Two members explain it: a Gaussian process with Student-t noise (`learner.gaussian_process`), which
+is best at few labels, and boosted trees with absolute error (`learner.trees`), which are best at
+many and see what the process says as one more feature. Each says what it would of every label
+without the label's fold (folds hold whole architectures), and the weights with the least relative
+error of these out-of-fold words are how much of each to take (stacking, Wolpert 1992). All weights
+may be 0: a residual that knows nothing stays silent. Nothing here knows the metric.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from learner.gaussian_process import (
+    LEAST_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
@@ -32,18 +33,20 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 FOLDS = 5
-REPEATS = 3
+REPEATS = 2
 """Trees are grown on so many divisions into folds: the median of several is better than one."""
-GROWTHS: Mapping[str, Growth] = {
-    "small": Growth(rounds=150, max_depth=3, learning_rate=0.05),
-    "large": Growth(rounds=300, max_depth=6, learning_rate=0.05),
-}
+GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
+LEAF_SHARE = 0.02
+"""A leaf of few labels holds this share of them, at least 5 and at most as `GROWTH` says."""
 LEAST_FOR_PROCESS = 6
 LEAST_FOR_TREES = 40
-"""With fewer labels a member is not tried: its leaves would hold single labels."""
+"""With fewer labels a member is not tried."""
+MEMBERS = ("process", "trees")
 CAUTION = 5.0
 """The weights start from nothing, a guess that weighs as much as so many labels."""
 WEIGHT_STEP = 0.1
+UNKNOWN_NOISE = 0.2
+"""Deviation of the logarithm where there are no labels: between memory's and step time's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +56,10 @@ class Residual:
     width: int
     """Number of features."""
     process: GaussianProcess | None
-    trees: Mapping[str, Trees]
-    """By the names in `GROWTHS`; none at few labels."""
+    trees: Trees | None
+    """Models over the features and the process's word; none at few labels."""
     weights: Mapping[str, float]
-    """How much of each member's word to take: of "process" and of the names of trees."""
+    """How much of the word of each of `MEMBERS` to take."""
     noise: float
     """Robust deviation of the errors on folds not seen."""
 
@@ -73,19 +76,18 @@ class Residual:
             word, deviation = self.process.predict(features)
             mean += self.weights["process"] * word
             variance += deviation**2
-        for name, trees in self.trees.items():
-            if self.weights[name] and len(features):
-                mean += self.weights[name] * np.median(trees.predict(features), axis=1)
+            if self.trees is not None and self.weights["trees"]:
+                seen = np.column_stack([features, word])
+                mean += self.weights["trees"] * np.median(self.trees.predict(seen), axis=1)
         return mean, np.sqrt(variance)
 
     def tensors(self) -> dict[str, Tensor]:
-        names = ("process", *GROWTHS)
-        numbers = [self.width, self.noise, *(self.weights.get(name, 0.0) for name in names)]
+        numbers = [self.width, self.noise, *(self.weights[name] for name in MEMBERS)]
         found = {"residual": torch.tensor(numbers, dtype=torch.float64)}
         if self.process is not None:
             found |= {f"process.{k}": v for k, v in self.process.tensors().items()}
-        for name, trees in self.trees.items():
-            found |= {f"trees.{name}.{k}": v for k, v in trees.tensors().items()}
+        if self.trees is not None:
+            found |= {f"trees.{k}": v for k, v in self.trees.tensors().items()}
         return found
 
     @classmethod
@@ -96,13 +98,12 @@ class Residual:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
         width, noise, *weights = tensors["residual"].tolist()
-        process = within("process.")
-        trees = {name: within(f"trees.{name}.") for name in GROWTHS}
+        process, trees = within("process."), within("trees.")
         return cls(
             width=int(width),
             process=GaussianProcess.from_tensors(process) if process else None,
-            trees={name: Trees.from_tensors(kept) for name, kept in trees.items() if kept},
-            weights=dict(zip(("process", *GROWTHS), weights, strict=True)),
+            trees=Trees.from_tensors(trees) if trees else None,
+            weights=dict(zip(MEMBERS, weights, strict=True)),
             noise=noise,
         )
 
@@ -158,18 +159,17 @@ def fit_residual(
     if folds is None:
         folds = grouped_folds(groups, FOLDS, generator) if n else np.zeros(0, np.int64)
     words: dict[str, Array] = {}
-    process, trees = None, {}
+    process, trees = None, None
     spread = np.zeros(n)
     if n >= LEAST_FOR_PROCESS and folds.max() > 0:
         process, unseen = fit_process(features, log_residual, widths, folds, generator)
         words["process"], spread = unseen.mean, unseen.deviation
-    if n >= LEAST_FOR_TREES and folds.max() > 0:
+    if n >= LEAST_FOR_TREES and process is not None:
         divisions = [folds]
         divisions += [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
-        for name, growth in GROWTHS.items():
-            trees[name], words[name] = _grow_across(
-                features, log_residual, divisions, growth, generator
-            )
+        growth = replace(GROWTH, least_in_leaf=np.clip(LEAF_SHARE * n, 5, GROWTH.least_in_leaf))
+        seen = np.column_stack([features, words["process"]])
+        trees, words["trees"] = _grow_across(seen, log_residual, divisions, growth, generator)
     weights = _stack(words, log_residual)
     mean = np.zeros(n)
     for name, word in words.items():
@@ -198,22 +198,25 @@ def _grow_across(
 
 
 def _stack(words: Mapping[str, Array], values: Array) -> dict[str, float]:
-    """Weights, at most 1 together, with the least absolute error of words on labels not seen."""
+    """Weights, at most 1 together, with the least relative error of words on labels not seen."""
     names = list(words)
     steps = round(1 / WEIGHT_STEP)
-    best, least = (0,) * len(names), float(np.abs(values).sum())
+    best, least = (0,) * len(names), float(np.abs(np.expm1(-values)).sum())
     cost = [CAUTION * WEIGHT_STEP * float(np.abs(words[name]).mean()) for name in names]
     for tried in itertools.product(range(steps + 1), repeat=len(names)):
         if sum(tried) > steps:
             continue
         said = sum((t * WEIGHT_STEP * words[n] for t, n in zip(tried, names, strict=True)), 0.0)
-        loss = float(np.abs(values - said).sum())
+        loss = float(np.abs(np.expm1(said - values)).sum())
         loss += sum(t * c for t, c in zip(tried, cost, strict=True))
         if loss < least:
             best, least = tried, loss
-    return {name: t * WEIGHT_STEP for name, t in zip(names, best, strict=True)}
+    found = {name: t * WEIGHT_STEP for name, t in zip(names, best, strict=True)}
+    return {name: found.get(name, 0.0) for name in MEMBERS}
 
 
 def _robust_deviation(values: Array) -> float:
-    """Deviation of the middle half, as of a normal distribution around zero; at least 0.003."""
-    return max(1.4826 * float(np.median(np.abs(values))) if len(values) else 0.1, 0.003)
+    """Deviation of the middle half, as of a normal distribution around zero."""
+    if not len(values):
+        return UNKNOWN_NOISE
+    return max(1.4826 * float(np.median(np.abs(values))), LEAST_NOISE)
