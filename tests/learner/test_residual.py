@@ -1,0 +1,121 @@
+"""The residual learns what there is to learn, and stays silent where there is nothing."""
+
+import numpy as np
+import pytest
+
+from learner.gaussian_process import fit_process
+from learner.residual import Residual, fit_residual, grouped_folds
+from profiler.errors import InputError
+
+
+def data(rows, seed=0, noise=0.02, outliers=0.0):
+    """Architectures of four labels each; what is to be explained hangs on two of six features."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(rows, 6))
+    truth = 0.2 * np.sin(features[:, 0]) + 0.1 * features[:, 1]
+    values = truth + noise * generator.standard_t(4, rows)
+    surprised = generator.random(rows) < outliers
+    return features, truth, values + 2.0 * surprised, [f"a{i // 4}" for i in range(rows)]
+
+
+def fitted(rows, seed=0, **how):
+    features, _, values, groups = data(rows, seed, **how)
+    return fit_residual(
+        features, values, groups, np.random.default_rng(seed), feature_groups=(2, 4)
+    )
+
+
+@pytest.mark.parametrize("rows", [20, 60, 200])
+def test_the_more_labels_the_better(rows):
+    residual, _ = fitted(rows)
+    features, truth, _, _ = data(400, seed=9)
+    error = np.abs(residual.predict(features)[0] - truth).mean()
+    assert error < {20: 0.9, 60: 0.5, 200: 0.25}[rows] * np.abs(truth).mean()
+
+
+def test_surprises_do_not_spoil_it():
+    features, truth, _, _ = data(400, seed=9)
+    clean, spoilt = (fitted(200, outliers=share)[0] for share in (0.0, 0.05))
+    errors = [np.abs(r.predict(features)[0] - truth).mean() for r in (clean, spoilt)]
+    assert errors[1] < 1.6 * errors[0]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 20, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_there_is_nothing_to_learn_it_adds_little(rows, seed):
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(rows, 6))
+    noise = 0.1 * generator.normal(size=rows)
+    groups = [str(i) for i in range(rows)]
+    residual, _ = fit_residual(features, noise, groups, generator)
+    said, deviation = residual.predict(generator.normal(size=(300, 6)))
+    assert np.abs(said).mean() < 0.04
+    assert np.all(deviation > 0)
+
+
+def test_one_architecture_alone_is_no_evidence_of_others():
+    features, _, values, _ = data(12)
+    residual, unseen = fit_residual(features, values, ["a"] * 12, np.random.default_rng(0))
+    assert np.isfinite(residual.predict(features)[0]).all()
+    assert unseen.mean.shape == (12,)
+
+
+def test_deviation_grows_far_from_labels():
+    residual, _ = fitted(100)
+    near = residual.predict(np.zeros((1, 6)))[1]
+    far = residual.predict(np.full((1, 6), 30.0))[1]
+    assert far > 1.5 * near
+
+
+def test_words_on_unseen_labels_do_not_know_them():
+    features, _, values, groups = data(40)
+    folds = grouped_folds(groups, 5, np.random.default_rng(0))
+    _, unseen = fit_process(features, values, (6,), folds, np.random.default_rng(1))
+    assert np.corrcoef(unseen.mean, values)[0, 1] > 0.3
+    pure_noise = np.random.default_rng(3).normal(size=40)
+    _, unseen = fit_process(features, pure_noise, (6,), folds, np.random.default_rng(1))
+    assert abs(np.corrcoef(unseen.mean, pure_noise)[0, 1]) < 0.45
+
+
+def test_same_seed_same_residual():
+    first, second = (fitted(60)[0] for _ in range(2))
+    features = data(30, seed=4)[0]
+    np.testing.assert_array_equal(first.predict(features)[0], second.predict(features)[0])
+
+
+@pytest.mark.parametrize("rows", [0, 3, 20, 80])
+def test_tensors_hold_the_whole_residual(rows):
+    residual, _ = fitted(rows)
+    again = Residual.from_tensors(residual.tensors())
+    features = data(30, seed=4)[0]
+    for one, other in zip(residual.predict(features), again.predict(features), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_alone_and_together_it_says_the_same():
+    residual, _ = fitted(80)
+    features = data(300, seed=4)[0]
+    together = residual.predict(features)[0]
+    np.testing.assert_allclose(residual.predict(features[7:8])[0], together[7:8], atol=1e-12)
+    assert residual.predict(features[:0])[0].shape == (0,)
+
+
+def test_wrong_shapes_are_told():
+    features, _, values, groups = data(20)
+    generator = np.random.default_rng(0)
+    with pytest.raises(InputError, match="not one of each"):
+        fit_residual(features, values[:5], groups, generator)
+    with pytest.raises(InputError, match="not finite"):
+        fit_residual(features, np.full(20, np.nan), groups, generator)
+    with pytest.raises(InputError, match="columns"):
+        fit_residual(features, values, groups, generator, feature_groups=(2, 2))
+    with pytest.raises(InputError, match=r"not \(n, 6\)"):
+        fitted(20)[0].predict(features[:, :3])
+
+
+def test_folds_never_divide_an_architecture():
+    groups = [f"a{i % 17}" for i in range(100)]
+    folds = grouped_folds(groups, 5, np.random.default_rng(0))
+    for name in set(groups):
+        assert len({f for f, g in zip(folds, groups, strict=True) if g == name}) == 1
+    assert set(folds) == set(range(5))
