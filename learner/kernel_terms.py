@@ -212,7 +212,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
         "detail": detail * PASSES + passes,
-        "half": half.astype(np.float64),
+        "half": half.astype(np.int64),
         "last": last.astype(np.float64),
         "reordered": (convolution & half & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),

@@ -42,7 +42,11 @@ from profiler.errors import InputError
 NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""
 LEAST_NOISE = 0.02
-ITERATIONS = 250
+ITERATIONS = 40
+STEP_MS = 0.1
+"""What a step costs beside its kernels, before labels say better."""
+CHUNK = 500
+"""So many workloads at a time: the derivatives of all kernels take memory."""
 MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
 SHARPNESS = 8.0
@@ -65,36 +69,35 @@ class _Group:
 # Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 _GROUPS = (
-    _Group("half", (), 0.0, 0.7, common=True),
-    _Group("full", (), 0.0, 0.7, common=True),
+    _Group("peak", (2,), 0.0, 0.7, common=True),
     _Group("bandwidth", (), 0.15, 0.7, common=True),
     _Group("launch", (3,), 0.5, 0.7, common=True),
     _Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
     _Group("step", (), 0.0, 1.0, common=True),
-    _Group("stream", (STREAMS,), 0.1, 0.7),
-    _Group("stream_backward", (STREAMS,), 0.0, 0.5),
-    _Group("stream_half", (STREAMS,), 0.0, 0.5),
-    _Group("stream_last", (STREAMS,), 0.0, 0.6),
-    _Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.8),
-    _Group("stream_columns", (STREAMS,), 1.5, 1.4),
-    _Group("optimizer", (), 0.3, 1.4),
-    _Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 1),
-    _Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 0.8),
-    _Group("slowdown_last", (PRODUCTS, PASSES), -0.1, 0.8),
-    _Group("slowdown_last_detail", (DETAIL_COUNT, PASSES), 0.0, 0.8),
-    _Group("traffic", (PRODUCTS, PASSES), 0.1, 0.6),
-    _Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.6),
-    _Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 1.0),
-    _Group("reorder", (PRODUCTS, PASSES), -1.0, 1.4),
-    _Group("columns", (PRODUCTS, PASSES), 2.5, 1.4),
-    _Group("depth", (PRODUCTS, PASSES), 3.5, 1.4),
-    _Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.4),
-    _Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.6),
-    _Group("pixels", (PRODUCTS, PASSES), 1.5, 1.4),
-    _Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.4),
-    _Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.6),
-    _Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.4),
-    _Group("overlap", (), 0.3, 0.6),
+    _Group("stream", (STREAMS,), 0.1, 1.05),
+    _Group("stream_backward", (STREAMS,), 0.0, 0.75),
+    _Group("stream_half", (STREAMS,), 0.0, 0.75),
+    _Group("stream_last", (STREAMS,), 0.0, 0.9),
+    _Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 1.2),
+    _Group("stream_columns", (STREAMS,), 1.5, 2.1),
+    _Group("optimizer", (), 0.3, 2.1),
+    _Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 1.5),
+    _Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 1.2),
+    _Group("slowdown_last", (PRODUCTS, PASSES), -0.1, 1.2),
+    _Group("slowdown_last_detail", (DETAIL_COUNT, PASSES), 0.0, 1.2),
+    _Group("traffic", (PRODUCTS, PASSES), 0.1, 0.9),
+    _Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.9),
+    _Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 1.5),
+    _Group("reorder", (PRODUCTS, PASSES), -1.0, 2.1),
+    _Group("columns", (PRODUCTS, PASSES), 2.5, 2.1),
+    _Group("depth", (PRODUCTS, PASSES), 3.5, 2.1),
+    _Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.6),
+    _Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.9),
+    _Group("pixels", (PRODUCTS, PASSES), 1.5, 2.1),
+    _Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.6),
+    _Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.9),
+    _Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.6),
+    _Group("overlap", (), 0.3, 0.9),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -123,7 +126,7 @@ class StepTimePrior:
         if not len(workloads):
             return np.zeros(0)
         with torch.no_grad():
-            times = _times(terms_of(workloads, self.spec), self.constants, self.spec)
+            times = _times(terms_of(workloads, self.spec), _Lookup(self.constants), self.spec)
         values: Array = times.total().log().numpy()
         return values
 
@@ -133,7 +136,7 @@ class StepTimePrior:
             return np.zeros((0, self.kind_shares.stop + DETAIL_COUNT + 4))
         with torch.no_grad():
             terms = terms_of(workloads, self.spec)
-            shares = _times(terms, self.constants, self.spec).shares(terms)
+            shares = _times(terms, _Lookup(self.constants), self.spec).shares(terms)
         values: Array = shares.numpy()
         return values
 
@@ -147,7 +150,7 @@ class StepTimePrior:
     ) -> Self:
         """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
 
-        Student-t errors of the logarithm, Gaussian priors, L-BFGS: the most probable constants.
+        Student-t errors of the logarithm, Gaussian priors: the most probable constants.
 
         Raises:
             InputError: workloads and labels differ in number.
@@ -158,10 +161,28 @@ class StepTimePrior:
         if not known.any():
             return self
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
-        terms = terms_of([w for w, k in zip(workloads, known, strict=True) if k], self.spec)
-        spread = _spread(tightness)
-        constants = _fit(terms, labels, self.constants, spread, self.spec)
+        some = [w for w, k in zip(workloads, known, strict=True) if k]
+        chunks = [
+            terms_of(some[start : start + CHUNK], self.spec) for start in range(0, len(some), CHUNK)
+        ]
+        constants = _fit(chunks, labels, self.constants, _spread(tightness), self.spec)
         return type(self)(self.spec, constants)
+
+    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
+        """Derivatives of the logarithm by the constants, in units of their spread (n, c)."""
+        found = []
+        for start in range(0, len(workloads), CHUNK):
+            lookup = _Lookup(self.constants, tracked=True)
+            terms = terms_of(workloads[start : start + CHUNK], self.spec)
+            found.append(lookup.jacobian(_times(terms, lookup, self.spec).total().log()))
+        if not found:
+            return np.zeros((0, len(self.constants)))
+        values: Array = (torch.cat(found) * _spread(1.0)).numpy()
+        return values
+
+    def moved(self, by: Array) -> Self:
+        """The same formula with constants moved by so many of their spreads (c)."""
+        return type(self)(self.spec, self.constants + _spread(1.0) * torch.from_numpy(by))
 
     def tensors(self) -> dict[str, Tensor]:
         spec = torch.tensor(list(asdict(self.spec).values()), dtype=torch.float64)
@@ -219,121 +240,181 @@ class _Times:
         return sums.index_add(0, owner * kinds + kind, times).reshape(-1, kinds)
 
 
-def _times(terms: Terms, constants: Tensor, spec: DeviceSpec) -> _Times:
-    c = _named(constants)
-    bandwidth = c["bandwidth"] - np.log(spec.bandwidth_gbs * 1e6)
-    """Log of ms for a byte."""
-    launch = (c["launch"] + np.log(spec.launch_us / 1e3)).exp()
-    products = _product_times(terms.products, c, spec, bandwidth, launch[0])
-    streams = _stream_times(terms.streams, c, bandwidth, launch[1])
-    optimizer = terms.optimizer_bytes * (c["optimizer"] + bandwidth).exp()
-    optimizer = optimizer + terms.dispatches[:, 2] * launch[2]
+class _Lookup:
+    """The constants by name, picked for each kernel; remembers what was picked for derivatives.
+
+    A kernel's time depends on what was picked for that kernel only. So one backward pass of the
+    sum of all times has the derivative of each time by each constant: the whole Jacobian.
+    """
+
+    def __init__(self, constants: Tensor, tracked: bool = False) -> None:
+        self._constants = constants
+        self._tracked = tracked
+        self._picked: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def pick(self, name: str, index: Tensor, owner: Tensor) -> Tensor:
+        """The constants of this name at these places of its flattened shape (k).
+
+        Args:
+            owner: the workload of each (k).
+        """
+        place = index + _OFFSETS[name]
+        values = self._constants[place]
+        if self._tracked:
+            values.requires_grad_()
+            self._picked.append((values, place, owner))
+        return values
+
+    def jacobian(self, values: Tensor) -> Tensor:
+        """Derivatives of one value a workload by all constants (n, c)."""
+        width = len(self._constants)
+        gradients = torch.autograd.grad(values.sum(), [v for v, _, _ in self._picked])
+        flat = torch.zeros(len(values) * width, dtype=torch.float64)
+        for gradient, (_, place, owner) in zip(gradients, self._picked, strict=True):
+            flat.index_add_(0, owner * width + place, gradient)
+        return flat.reshape(-1, width)
+
+
+def _times(terms: Terms, lookup: _Lookup, spec: DeviceSpec) -> _Times:
+    products = _product_times(terms.products, lookup, spec)
+    streams = _stream_times(terms.streams, lookup, spec)
+    workloads = torch.arange(len(terms.dispatches))
+    zeros = torch.zeros_like(workloads)
+
+    def pick(name: str, at: int = 0) -> Tensor:
+        return lookup.pick(name, zeros + at, workloads)
+
+    per_byte = pick("optimizer") + pick("bandwidth") - np.log(spec.bandwidth_gbs * 1e6)
+    optimizer = terms.optimizer_bytes * per_byte.exp()
+    optimizer = optimizer + terms.dispatches[:, 2] * _launch(pick("launch", 2), spec)
     device = optimizer.index_add(0, terms.products.owner, products)
     device = device.index_add(0, terms.streams.owner, streams)
+    host = torch.stack([pick("dispatch", at) for at in range(3)], dim=1).exp()
     return _Times(
         products=products,
         streams=streams,
         optimizer=optimizer,
-        host=terms.dispatches @ (c["dispatch"] + np.log(spec.dispatch_us / 1e3)).exp(),
+        host=(terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
         device=device,
-        step=(c["step"] + np.log(0.1)).exp(),
+        step=pick("step").exp() * STEP_MS,
     )
 
 
-def _product_times(
-    terms: Products, c: dict[str, Tensor], spec: DeviceSpec, bandwidth: Tensor, launch: Tensor
-) -> Tensor:
-    peak = torch.where(
-        terms.half > 0,
-        c["half"] - np.log(spec.half_tflops * 1e9),
-        c["full"] - np.log(spec.full_tflops * 1e9),
-    )
-
-    def of_base(name: str) -> Tensor:
-        return c[name].flatten()[terms.base]
-
-    def size_of(name: str) -> Tensor:
-        return c[name].exp().flatten()[terms.base]
-
-    def of_detail(name: str) -> Tensor:
-        return c[name].flatten()[terms.detail]
-
-    penalty = (
-        of_base("slowdown")
-        + of_detail("slowdown_detail")
-        + terms.last * (of_base("slowdown_last") + of_detail("slowdown_last_detail"))
-        + torch.log1p(size_of("columns") / terms.columns)
-        + torch.log1p(size_of("depth") / terms.depth)
-        + torch.log1p(size_of("pixels") / terms.pixels)
-        - torch.logsumexp(-SHARPNESS * (terms.tiles + c["tile"]), dim=1) / SHARPNESS
-        + _misaligned(terms, c["even"], c["odd"])
-    )
-    bounded = MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
-    math = terms.log_flops + peak + bounded
-    traffic = of_base("traffic") + terms.last * of_base("traffic_last")
-    traffic = traffic + torch.log1p(size_of("traffic_columns") / terms.narrowest)
-    traffic = traffic + _misaligned(terms, c["traffic_even"], c["traffic_odd"])
-    memory = terms.log_bytes + bandwidth + traffic
-    power = 1 + c["overlap"].exp()
-    product = (torch.logaddexp(power * math, power * memory) / power).exp()
-    reorder = terms.reordered * (terms.log_bytes + of_base("reorder") + bandwidth).exp()
-    return terms.count * (product + reorder + launch)
+def _launch(constant: Tensor, spec: DeviceSpec) -> Tensor:
+    return constant.exp() * (spec.launch_us / 1e3)
 
 
-def _misaligned(terms: Products, even: Tensor, odd: Tensor) -> Tensor:
-    """For even and odd sizes (kinds, axes): logarithm of the slowdown of each kernel (P)."""
-    by_axis = torch.stack([torch.zeros_like(even), even, even + odd], dim=2)
+def _product_times(terms: Products, lookup: _Lookup, spec: DeviceSpec) -> Tensor:
+    zeros = torch.zeros_like(terms.base)
     kinds = terms.base // PASSES
-    slowdown = torch.zeros_like(terms.log_bytes)
-    for axis in range(ALIGNED_AXES):
-        slowdown = slowdown + by_axis[:, axis].flatten()[kinds * 3 + terms.alignment[:, axis]]
-    return slowdown
+
+    def pick(name: str, index: Tensor = terms.base) -> Tensor:
+        return lookup.pick(name, index, terms.owner)
+
+    def narrow(name: str, size: Tensor) -> Tensor:
+        """Logarithm of how much slower: twice where the size is the constant."""
+        return torch.log1p(pick(name).exp() / size)
+
+    def misaligned(even: str, odd: str) -> Tensor:
+        slower = torch.zeros_like(terms.log_bytes)
+        for axis in range(ALIGNED_AXES):
+            place, how = kinds * ALIGNED_AXES + axis, terms.alignment[:, axis]
+            slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
+        return slower
+
+    peaks = torch.tensor([spec.full_tflops, spec.half_tflops], dtype=torch.float64)
+    peak = pick("peak", terms.half) - (peaks[terms.half] * 1e9).log()
+    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
+    tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
+    penalty = (
+        pick("slowdown")
+        + pick("slowdown_detail", terms.detail)
+        + terms.last * (pick("slowdown_last") + pick("slowdown_last_detail", terms.detail))
+        + narrow("columns", terms.columns)
+        + narrow("depth", terms.depth)
+        + narrow("pixels", terms.pixels)
+        - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
+        + misaligned("even", "odd")
+    )
+    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
+    traffic = (
+        pick("traffic")
+        + terms.last * pick("traffic_last")
+        + narrow("traffic_columns", terms.narrowest)
+        + misaligned("traffic_even", "traffic_odd")
+    )
+    memory = terms.log_bytes + bandwidth + traffic
+    power = 1 + pick("overlap", zeros).exp()
+    product = (torch.logaddexp(power * math, power * memory) / power).exp()
+    reorder = terms.reordered * (terms.log_bytes + pick("reorder") + bandwidth).exp()
+    return terms.count * (product + reorder + _launch(pick("launch", zeros), spec))
 
 
-def _stream_times(
-    terms: Streams, c: dict[str, Tensor], bandwidth: Tensor, launch: Tensor
+def _stream_times(terms: Streams, lookup: _Lookup, spec: DeviceSpec) -> Tensor:
+    zeros = torch.zeros_like(terms.kind)
+
+    def pick(name: str, index: Tensor = terms.kind) -> Tensor:
+        return lookup.pick(name, index, terms.owner)
+
+    slower = (
+        pick("stream")
+        + terms.backward * pick("stream_backward")
+        + terms.half * pick("stream_half")
+        + terms.last * pick("stream_last")
+    )
+    for knot in range(len(CACHE_KNOTS) - 1):
+        slower = slower + terms.cache[:, knot] * pick("cache", zeros + knot)
+    narrow = torch.log1p(pick("stream_columns").exp() / terms.columns.clamp(min=1))
+    slower = slower + narrow * (terms.columns > 0)
+    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
+    moving = (terms.log_bytes + bandwidth + slower).exp()
+    return terms.count * (moving + _launch(pick("launch", zeros + 1), spec))
+
+
+def _fit(
+    chunks: Sequence[Terms], labels: Tensor, centre: Tensor, spread: Tensor, spec: DeviceSpec
 ) -> Tensor:
-    kind = terms.kind
-    cached = terms.cache @ torch.cat([c["cache"], torch.zeros(1, dtype=torch.float64)])
-    factor = (
-        c["stream"][kind]
-        + terms.backward * c["stream_backward"][kind]
-        + terms.half * c["stream_half"][kind]
-        + terms.last * c["stream_last"][kind]
-        + cached
-    )
-    narrow = torch.log1p(c["stream_columns"].exp()[kind] / terms.columns.clamp(min=1))
-    factor = factor + narrow * (terms.columns > 0)
-    return terms.count * ((terms.log_bytes + bandwidth + factor).exp() + launch)
+    """The most probable constants, by damped Gauss-Newton steps on reweighted squares.
 
+    Labels are weighted by how far off they are (Student-t), with a scale from the median error.
+    """
 
-def _fit(terms: Terms, labels: Tensor, centre: Tensor, spread: Tensor, spec: DeviceSpec) -> Tensor:
-    """The most probable constants; the error's scale is fitted beside."""
-    shift = torch.zeros(len(centre) + 1, dtype=torch.float64)
-    shift[-1] = np.log(0.1)
-    shift.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [shift],
-        max_iter=ITERATIONS,
-        max_eval=ITERATIONS * 5 // 4,
-        history_size=20,
-        tolerance_change=1e-7,
-        line_search_fn="strong_wolfe",
-    )
-    half = (NOISE_DEGREES + 1) / 2
+    def state(at: Tensor) -> tuple[Tensor, Tensor]:
+        errors, jacobians = [], []
+        for terms in chunks:
+            lookup = _Lookup(at, tracked=True)
+            values = _times(terms, lookup, spec).total().log()
+            jacobians.append(lookup.jacobian(values))
+            errors.append(values.detach())
+        return labels - torch.cat(errors), torch.cat(jacobians) * spread
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        at = centre + spread * shift[:-1]
-        error = labels - _times(terms, at, spec).total().log()
-        scale = LEAST_NOISE + shift[-1].exp()
-        misfit = half * torch.log1p((error / scale) ** 2 / NOISE_DEGREES) + scale.log()
-        value = misfit.sum() + 0.5 * (shift[:-1] ** 2).sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+    shift = torch.zeros_like(centre)
+    error, jacobian = state(centre)
+    damping, scale = 1e-2, 0.5
+    for _ in range(ITERATIONS):
+        typical = 1.48 * float(error.abs().median())
+        scale = max(LEAST_NOISE, min(scale, typical))
+        variance = NOISE_DEGREES * scale**2
+        weights = (NOISE_DEGREES + 1) / (variance + error**2)
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return (centre + spread * shift[:-1]).detach()
+        def loss(e: Tensor, s: Tensor, v: float = variance) -> float:
+            return float((NOISE_DEGREES + 1) * torch.log1p(e**2 / v).sum() + (s**2).sum())
+
+        weighted = jacobian * weights[:, None]
+        curvature = weighted.T @ jacobian
+        curvature.diagonal().add_(1 + damping)
+        gradient = weighted.T @ error - shift
+        step = torch.linalg.solve(curvature, gradient)
+        new_error, new_jacobian = state(centre + spread * (shift + step))
+        gain = loss(error, shift) - loss(new_error, shift + step)
+        if gain >= 0:
+            shift, error, jacobian = shift + step, new_error, new_jacobian
+            damping = max(damping / 4, 1e-3)
+            if gain < 1e-3 * len(labels) ** 0.5:
+                break
+        else:
+            damping *= 8
+    return centre + spread * shift
 
 
 @cache
@@ -356,6 +437,11 @@ def _spread(tightness: float) -> Tensor:
     return torch.cat(parts).double()
 
 
+_SIZES = [int(np.prod(group.shape)) for group in _GROUPS]
+_OFFSETS = dict(zip((g.name for g in _GROUPS), np.cumsum([0, *_SIZES[:-1]]).tolist(), strict=True))
+"""Where the constants of each name begin."""
+
+
 def _named(constants: Tensor) -> dict[str, Tensor]:
-    parts = torch.split(constants, [int(np.prod(group.shape)) for group in _GROUPS])
+    parts = torch.split(constants, _SIZES)
     return {g.name: part.reshape(g.shape) for g, part in zip(_GROUPS, parts, strict=True)}
