@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,18 @@ def mlp() -> TabularEstimator:
     return TabularEstimator("mlp", _perceptron)
 
 
-def xgboost() -> TabularEstimator:
-    return TabularEstimator("xgboost", _boosting)
+@dataclass(frozen=True, kw_only=True)
+class Boosting:
+    """Settings of XGBoost."""
+
+    n_estimators: int = 600
+    max_depth: int = 6
+    learning_rate: float = 0.05
+    subsample: float = 0.8
+
+
+def xgboost(settings: Boosting = Boosting()) -> TabularEstimator:
+    return TabularEstimator("xgboost", partial(_boosting, settings))
 
 
 def _perceptron(seed: int) -> Any:
@@ -88,14 +99,7 @@ def _perceptron(seed: int) -> Any:
     )
 
 
-def _boosting(seed: int) -> Any:
+def _boosting(settings: Boosting, seed: int) -> Any:
     from xgboost import XGBRegressor
 
-    return XGBRegressor(
-        n_estimators=600,
-        max_depth=6,
-        learning_rate=0.05,
-        subsample=0.8,
-        random_state=seed,
-        n_jobs=1,
-    )
+    return XGBRegressor(**asdict(settings), random_state=seed, n_jobs=1)

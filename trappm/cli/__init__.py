@@ -1,4 +1,4 @@
-"""The command line: `trappm campaign | pool | labels | store | snapshot | predict | evaluate`.
+"""The command line: `trappm campaign`, `pool`, `labels`, `predict`, `evaluate` and others.
 
 Errors become one line on standard error: exit status 2 for what the user can mend in the command,
 1 for what went wrong while doing it. `--debug`, anywhere in the command, shows the trace.
@@ -15,7 +15,7 @@ import typer
 
 from profiler.errors import TrappmError
 from trappm import __version__
-from trappm.cli import campaign, evaluate, labels, pool, predict, snapshot, store
+from trappm.cli import campaign, evaluate, labels, pool, predict, snapshot, store, tune
 
 app = typer.Typer(
     name="trappm",
@@ -37,6 +37,9 @@ app.command(
     name="evaluate",
     epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
 )(evaluate.evaluate)
+app.command(
+    name="tune", epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50"
+)(tune.tune)
 
 
 def _show_version(wanted: bool) -> None:

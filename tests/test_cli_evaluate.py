@@ -1,0 +1,176 @@
+"""`trappm evaluate` as a user meets it: files of labels, splits, plots, and what cannot be."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from profiler.step_profile import StepProfile
+from profiler.zoo import native_input_size
+from store import Home, Store
+from trappm.cli import run
+from trappm.label_files import read_labels
+
+ARCHITECTURES = [
+    "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",
+]  # fmt: skip
+"""timm's tiny models, and a small one."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A data folder, in which graphs stay from test to test."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def say(home, capsys):
+    def types(*arguments):
+        capsys.readouterr()
+        status = run(["evaluate", *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return types
+
+
+def write_sheet(path: Path, architectures, cost=lambda name, batch: 1800 + 900 * batch) -> Path:
+    """GPUMemNet's columns, with memory that a line over FakeTensor's estimate explains."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("architecture", "batch_size", "max_gpu_memory_mib", "faketensor_mib"))
+        for name in architectures:
+            for batch in (8, 16, 32):
+                memory = cost(name, batch)
+                writer.writerow((name, batch, memory, (memory - 1700) / 1.25))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sheets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sheets")
+    return (
+        write_sheet(folder / "train.csv", ARCHITECTURES[:4]),
+        write_sheet(folder / "test.csv", ARCHITECTURES[4:]),
+        write_sheet(folder / "all.csv", ARCHITECTURES),
+    )
+
+
+def test_one_file_trains_and_another_judges(say, sheets):
+    status, out, err = say(
+        "--train", sheets[0], "--test", sheets[1], "--metric", "memory", "--json",
+        "--estimator", "faketensor", "--estimator", "xgboost", "--estimator", "ours",
+    )  # fmt: skip
+    assert status == 0, err
+    report = json.loads(out)
+    assert report["device"] == "a100-40gb"
+    assert report["train"]["count"] == 12
+    assert report["test"]["architectures_in_training"] == 0
+    line, boosting, ours = report["results"]
+    assert line["estimator"] == "faketensor"
+    assert line["accuracy"]["mape"] == pytest.approx(0, abs=0.1)
+    assert boosting["accuracy"]["count"] == ours["accuracy"]["count"] == 6
+    first = ours["predictions"][0]
+    assert first["low"] < first["predicted"] < first["high"]
+    assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
+
+
+def test_the_same_seed_gives_the_same_numbers(say, sheets):
+    command = ("--labels", sheets[2], "--estimator", "xgboost", "--estimator", "trappm-laptop-random",
+               "--seeds", 2, "--json")  # fmt: skip
+    status, first, err = say(*command)
+    assert status == 0, err
+    assert say(*command)[1] == first
+    report = json.loads(first)
+    assert report["seeds"] == [1337, 1338]
+    assert [r["split"] for r in report["results"]] == ["architectures"] * 2
+
+
+def test_the_suite_shows_the_honest_split_first_and_draws(say, sheets, tmp_path):
+    plots = tmp_path / "plots"
+    status, out, err = say(
+        "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
+        "faketensor", "--estimator", "trappm-laptop-random", "--split", "architectures", "--split",
+        "families", "--split", "configurations", "--seeds", 2, "--plots", plots,
+        "--label-counts", "6,12",
+    )  # fmt: skip
+    assert status == 0, err
+    places = [out.index(what) for what in
+              ("whole architectures held out", "whole families held out", "the paper's split")]  # fmt: skip
+    assert places == sorted(places)
+    drawn = {path.name for path in plots.iterdir()}
+    assert {"predicted_against_measured.png", "error_by_family.png", "learning_curves.png"} <= drawn
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
+
+
+def test_only_usable_rows_are_judged(say, sheets, tmp_path):
+    reading = tmp_path / "reading.csv"
+    rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
+            for name in ARCHITECTURES for batch in (8, 16, 32)]  # fmt: skip
+    with reading.open("w", newline="") as file:
+        csv.writer(file).writerows([("architecture", "batch_size", "class", "spike"), *rows])
+    status, out, err = say(
+        "--train", sheets[0], "--test", sheets[1], "--estimator", "faketensor", "--json",
+        "--usable", reading,
+    )  # fmt: skip
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["accuracy"]["count"] == 4
+    assert result["without_spikes"]["count"] == 2
+
+
+def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
+    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
+    monkeypatch.setattr("trappm.preparing.profile_in_processes", _refuse_work)
+    assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
+    with Store.open(Home(home).database_url) as store:
+        kept = store.step_profiles([(name, native_input_size(name)) for name in ARCHITECTURES])
+    assert all(StepProfile.from_bytes(data).trainable_parameters for data in kept.values())
+    assert len(kept) == len(ARCHITECTURES)
+
+
+def _refuse_work(pairs, processes):
+    assert not pairs
+    return iter(())
+
+
+def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
+    columns = ("model", "train_samples_per_sec", "train_step_time", "train_batch_size",
+               "train_img_size")  # fmt: skip
+    named = tmp_path / "benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
+    unnamed = tmp_path / "held_out.csv"
+    for path in (named, unnamed):
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, ("test_resnet", 1000, 64.0, 64, 160)])
+    (label,) = read_labels(unnamed, named_like=named)
+    assert label.device == "rtx3090"
+    assert label.configuration.memory_format == "channels-last"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "give labels"),
+        (["--train", "x.csv"], "belong together"),
+        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "two files"),
+        (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
+        (["--labels", "ALL", "--split", "people"], "no split 'people'"),
+        (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
+        (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
+        (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
+        (["--labels", "ALL", "--metric", "power"], "there are labels of power_w of 0 devices"),
+        (["--labels", "ALL", "--seeds", "0"], "--seeds"),
+        (["--labels", "ALL", "--plots", "/nowhere/at/all"], "no folder /nowhere/at"),
+        (["--labels", "ALL", "--usable", "ALL"], "needs the columns"),
+        (["--device", "a100"], "no labels of a100"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line_and_status_2(say, sheets, arguments, told):
+    status, out, err = say(*[str(sheets[2]) if a == "ALL" else a for a in arguments])
+    assert (status, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1

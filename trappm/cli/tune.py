@@ -1,0 +1,81 @@
+"""`trappm tune`: settings of a predictor, by cross-validation over whole architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trappm.cli.options import AsJson, print_json
+
+MAX_TRIALS = 10_000
+
+
+def tune(
+    labels: Annotated[Path, typer.Option(help="Labels: an export, or a published sheet.")],
+    estimator: Annotated[
+        str, typer.Option(help="By name; those that have settings.")
+    ] = "trappm-laptop",
+    metric: Annotated[str, typer.Option(help="memory, step-time, power or energy.")] = "memory",
+    trials: Annotated[
+        int, typer.Option(min=1, max=MAX_TRIALS, help="In all; a study goes on until it has them.")
+    ] = 30,
+    study: Annotated[
+        str | None, typer.Option(help="Its name; by default estimator and metric.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=1024, help="At once, on Ray if more than one.")
+    ] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster, such as auto.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="How many make graphs that are missing.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Search for better settings, beginning with those that are shipped.
+
+    The study is kept in the label store's database: stopped or killed, the same command goes on.
+    """
+    from learner.tuning import space_of
+    from trappm.evaluation_tables import EvaluationDisplay
+    from trappm.label_files import metric_column
+    from trappm.tables import console, print_table
+    from trappm.tuning import tune as run_study
+
+    space_of(estimator)  # before anything dear
+    column = metric_column(metric)
+    with EvaluationDisplay() as display:
+        try:
+            report = run_study(
+                labels,
+                estimator=estimator,
+                metric=column,
+                trials=trials,
+                study=study or f"{estimator} {column}",
+                workers=workers,
+                address=address,
+                processes=processes,
+                watch=display.show,
+            )
+        except KeyboardInterrupt as interrupt:
+            typer.echo("trappm: interrupted; the same command goes on", err=True)
+            raise typer.Exit(130) from interrupt
+    if as_json:
+        print_json(report)
+        return
+    counts = report["trials"]
+    console().print(
+        f"study {report['study']}: {counts['complete']} trials completed, {counts['pruned']} given "
+        f"up early, {counts['fail']} failed",
+        markup=False,
+    )
+    rows = [
+        (which, report[which]["trial"], report[which]["mape"],
+         ", ".join(f"{k} {v:.4g}" for k, v in report[which]["settings"].items()))
+        for which in ("shipped", "best")
+        if report[which]
+    ]  # fmt: skip
+    print_table("", ("which", "trial", "MAPE_%", "settings"), rows)
