@@ -32,13 +32,29 @@ def coordinates(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatArray:
     of the embedding nor its unit matters.
     """
     scaled = Scaler.fit(embeddings).apply(embeddings).astype(np.float64)
+    groups = (scaled @ _leading(scaled), Scaler.fit(static).apply(static).astype(np.float64))
+    return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
+
+
+def components(embeddings: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """What turns embeddings (n, d) into their principal components: (d, at most COMPONENTS)."""
+    values = embeddings.astype(np.float64)
+    deviation = values.std(axis=0)
+    scale = np.where(deviation < 1e-9, np.inf, deviation)
+    found: npt.NDArray[np.float64] = (
+        _leading((values - values.mean(axis=0)) / scale) / scale[:, None]
+    )
+    return found
+
+
+def _leading(scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     covariance = scaled.T @ scaled / max(len(scaled), 1)
     values, vectors = np.linalg.eigh(covariance)
     leading = vectors[:, np.argsort(values)[::-1][:COMPONENTS]]
     # An eigenvector's sign is arbitrary; fixing it makes results equal on all machines.
     signs = np.sign(leading[np.argmax(np.abs(leading), axis=0), np.arange(leading.shape[1])])
-    groups = (scaled @ (leading * signs), Scaler.fit(static).apply(static).astype(np.float64))
-    return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
+    found: npt.NDArray[np.float64] = leading * signs
+    return found
 
 
 def pool_features(

@@ -12,15 +12,13 @@ and other scratch memory, and labels move the constants there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from learner.physics import PriorSpec, TermSpec, fit_coefficients, log_prior
+from learner.physics import PriorSpec, TermSpec
 from learner.step_memory import (
     CONVOLUTION_KINDS,
     SCRATCH_KINDS,
@@ -28,6 +26,7 @@ from learner.step_memory import (
     amp_factor,
     step_memory,
 )
+from learner.term_prior import TermPrior
 from learner.workload import Workload
 from profiler.records import MemoryFormat, Phase, Precision
 
@@ -52,74 +51,33 @@ BETWEEN = 0.1
 FEATURE_GROUPS = (6, len(SPEC.terms), 2 * SCRATCH_KINDS, 2 * CONVOLUTION_KINDS, 7)
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryPrior:
+class MemoryPrior(TermPrior):
     """The formula with its constants; see `learner.prior.Prior`."""
-
-    log_constants: Array = field(default_factory=lambda: np.zeros(len(SPEC.terms)))
-    """Of the terms in `SPEC` (5)."""
 
     feature_groups = FEATURE_GROUPS
 
-    def log_values(self, workloads: Sequence[Workload]) -> Array:
-        return log_prior(_terms(workloads), self.log_constants)
+    def __init__(self, log_constants: Array | None = None) -> None:
+        super().__init__(SPEC, log_constants)
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(log_constants)
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        return _terms(workloads)
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
-        terms = _terms(workloads) * np.exp(self.log_constants)
-        total = terms.sum(axis=1)
         rows = [
             _features(workload, step_memory(workload), shares, size)
             for workload, shares, size in zip(
-                workloads, terms / total[:, None], np.log(total), strict=True
+                workloads, self.shares(workloads), self.log_values(workloads), strict=True
             )
         ]
-        return np.array(rows).reshape(len(workloads), sum(FEATURE_GROUPS))
-
-    def refit(
-        self,
-        workloads: Sequence[Workload],
-        log_values: Array,
-        *,
-        log_above: Array | None = None,
-        tightness: float = 1.0,
-    ) -> Self:
-        constants = fit_coefficients(
-            _terms(workloads),
-            log_values,
-            SPEC,
-            centre=self.log_constants,
-            tightness=tightness,
-            log_above=log_above,
-        )
-        return type(self)(constants)
-
-    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
-        """Derivatives of the logarithm by independent directions of the constants (n, 5)."""
-        parts = _terms(workloads) * np.exp(self.log_constants)
-        found: Array = (parts / parts.sum(axis=1, keepdims=True)) @ _directions()
-        return found
-
-    def moved(self, by: Array) -> Self:
-        """The same formula with constants moved by so many deviations of each direction (5)."""
-        return type(self)(self.log_constants + _directions() @ by)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"log_constants": torch.from_numpy(self.log_constants.copy())}
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), sum(FEATURE_GROUPS))
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        constants = tensors["log_constants"].numpy()
-        if constants.shape != (len(SPEC.terms),) or not np.isfinite(constants).all():
-            raise ValueError(f"a memory prior has {len(SPEC.terms)} constants, not {constants}")
-        return cls(constants)
-
-
-def _directions() -> Array:
-    """A root of the constants' covariance without labels (5, 5)."""
-    spreads = np.array([term.spread for term in SPEC.terms])
-    found: Array = np.linalg.cholesky(np.diag(spreads**2) + SPEC.common_spread**2)
-    return found
+        return cls(tensors["log_constants"].numpy())
 
 
 def _terms(workloads: Sequence[Workload]) -> Array:

@@ -60,6 +60,15 @@ class Prior(Protocol):
         """
         ...
 
+    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
+        """How far the logarithm moves with each constant, in units of how uncertain the constant is
+        without labels: the inner products of these rows are the prior's covariance (n, c)."""
+        ...
+
+    def moved(self, by: Array) -> Self:
+        """The same formula with constants moved by so many of those units (c)."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """The constants, by name: all that a snapshot keeps of it."""
         ...
