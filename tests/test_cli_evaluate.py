@@ -79,8 +79,10 @@ def test_one_file_trains_and_another_judges(say, sheets):
 
 
 def test_the_same_seed_gives_the_same_numbers(say, sheets):
-    command = ("--labels", sheets[2], "--estimator", "xgboost", "--estimator", "trappm-laptop-random",
-               "--seeds", 2, "--json")  # fmt: skip
+    command = (
+        "--labels", sheets[2], "--estimator", "xgboost", "--estimator", "trappm-laptop-random",
+        "--seeds", 2, "--json",
+    )  # fmt: skip
     status, first, err = say(*command)
     assert status == 0, err
     assert say(*command)[1] == first
@@ -98,8 +100,8 @@ def test_the_suite_shows_the_honest_split_first_and_draws(say, sheets, tmp_path)
         "--label-counts", "6,12",
     )  # fmt: skip
     assert status == 0, err
-    places = [out.index(what) for what in
-              ("whole architectures held out", "whole families held out", "the paper's split")]  # fmt: skip
+    titles = ("whole architectures held out", "whole families held out", "the paper's split")
+    places = [out.index(title) for title in titles]
     assert places == sorted(places)
     drawn = {path.name for path in plots.iterdir()}
     assert {"predicted_against_measured.png", "error_by_family.png", "learning_curves.png"} <= drawn

@@ -81,9 +81,10 @@ def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("learner.tuning._error", interrupted)
-        run_trials(tuning, 2, silent)
+        with pytest.raises(KeyboardInterrupt):
+            run_trials(tuning, 2, silent)
     report = run_trials(tuning, 2, silent)
     assert report["trials"]["fail"] == 1
     assert report["trials"]["complete"] + report["trials"]["pruned"] == 2
