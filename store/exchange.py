@@ -80,7 +80,8 @@ def export_file(measurements: Iterable[Measurement], path: Path) -> int:
         write(unfinished, counter)
         unfinished.replace(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {one_line(error)}") from error
+        reason = error.strerror or one_line(error)
+        raise InputError(f"{path} cannot be written: {reason}") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return counter.count

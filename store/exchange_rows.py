@@ -92,7 +92,9 @@ def measurement_of(row: Row) -> Measurement:
     allowed = {*COLUMNS}
     for name in row:
         if name not in allowed:
-            raise InputError(f"there is no column {_shown(name)}")
+            raise InputError(
+                f"an export has no column {_shown(name)} (a published sheet needs its --source)"
+            )
     for name in allowed - {"format_version", "fingerprint"} - _MAY_MISS:
         if row.get(name) is None:
             raise InputError(f"{name} is missing")

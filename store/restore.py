@@ -38,6 +38,8 @@ def restore(file: Path, url: str) -> Restored:
         StoreError: either cannot be read or has another schema than this version's, or the database
             refused; no row was written then.
     """
+    if not file.is_file():
+        raise InputError(f"there is no backup {file}; make one with: trappm store backup")
     source = engine_to_read(URL.create("sqlite", database=str(file)).render_as_string())
     target = make_engine(url)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from profiler.records import METRICS
-from trappm.tables import console, print_table
+from trappm.tables import cell, console, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,9 +24,11 @@ FIRST_COLUMNS = (
 """Shown where there is any value; `settings` where they differ."""
 SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
 """Columns that are often the same for all."""
-OPTIONAL = {"memory_above_mib", "failed_in", "message"}
+OPTIONAL = {*METRICS, "memory_above_mib", "failed_in", "message"}
 
 ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS, "message")
+UNTOLD_YEAR = 1970
+"""When an attempt began whose source does not tell."""
 SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": "p95"}
 
 
@@ -44,8 +46,9 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
         f"{len(clean)} {what}" if len(clean) != 1 else "", shown, clean[shown].values.tolist()
     )
     if same and len(clean):
-        told = ", ".join(f"{column} {clean[column].iloc[0]}" for column in same)
-        console().print(f"all: {told}; --json and --csv give every column", style="dim")
+        told = [f"{column} {clean[column].iloc[0]}" for column in same]
+        told += [f"no {column}" for column in METRICS if column in clean and column not in columns]
+        console().print(f"all: {', '.join(told)}; --json and --csv give every column", style="dim")
 
 
 def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
@@ -85,14 +88,13 @@ def print_label(
         out.print(plot_samples(samples), markup=False)
     clean = _without_nan(attempts)
     title = "the one attempt" if len(clean) == 1 else f"{len(clean)} attempts"
+    clean["started_at"] = [
+        f"{time:%Y-%m-%d %H:%M:%S}" if time.year > UNTOLD_YEAR else None
+        for time in clean["started_at"]
+    ]
     shown = [c for c in ATTEMPT_COLUMNS if clean[c].notna().any()]
-    rows = [
-        tuple(f"{v:%Y-%m-%d %H:%M:%S}" if c == "started_at" else v
-              for c, v in zip(shown, row, strict=True))
-        for row in clean[shown].values.tolist()
-    ]  # fmt: skip
     out.print()
-    print_table(title, shown, rows)
+    print_table(title, shown, clean[shown].values.tolist())
     facts = [(key, str(value)) for key, value in sorted(measurement.environment.items())]
     out.print()
     print_table("environment", ("fact", "value"), facts)
@@ -146,7 +148,7 @@ def _label_row(label: LabelRecord) -> tuple[Any, ...]:
 
 
 def _listed(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.4g}" for name, value in values.items())
+    return ", ".join(f"{name} {cell(float(value))}" for name, value in values.items())
 
 
 def _without_nan(frame: pd.DataFrame) -> pd.DataFrame:

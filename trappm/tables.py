@@ -29,7 +29,7 @@ def console() -> Console:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table; columns of numbers stand to the right, missing values are told as such."""
-    body = [[_cell(value) for value in row] for row in rows]
+    body = [[cell(value) for value in row] for row in rows]
     numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
     headings = [column.replace("_", " ") for column in columns]
     lines = [[heading, *(row[i] for row in body)] for i, heading in enumerate(headings)]
@@ -125,7 +125,8 @@ def scatter(measured: Sequence[float], predicted: Sequence[float], *, title: str
     return text
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, float):

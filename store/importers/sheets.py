@@ -47,7 +47,7 @@ def read_sheet(
         try:
             needed = {*texts, *wholes, *numbers}
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
-                raise InputError(f"there is no column {', '.join(missing)}")
+                raise InputError(f"the sheet lacks the columns {', '.join(missing)}")
             for cells in reader:
                 row: dict[str, Any] = {name: _text(name, cells[name]) for name in texts}
                 row |= {name: _number(name, cells[name]) for name in numbers}

@@ -70,6 +70,38 @@ def test_a_table_tells_what_is_the_same_for_all_in_one_line(filled, ask):
     assert "vgg11" not in out
 
 
+def test_metrics_that_none_has_take_no_room_in_the_table(filled, ask):
+    assert "power w" in answer(ask, "query", "--family", "resnet")
+    out = answer(ask, "query", "--batch-size", "1")
+    assert "power w" not in out
+    assert "no power_w" in out
+
+
+def test_what_a_source_does_not_tell_is_not_shown_as_told(home, ask):
+    with Store.open(Home.open().database_url) as store:
+        store.record(
+            measurement(
+                started_at="1970-01-01T00:00:00+00:00", memory_detail_mib={"logged": 21657.0}
+            )
+        )
+    out = answer(ask, "show", "1")
+    assert "1970" not in out
+    assert "logged 21,657" in out
+
+
+def test_an_export_of_what_is_not_there_is_told_and_writes_nothing(filled, ask, tmp_path):
+    status, out, err = ask("export", tmp_path / "a.csv", "--device", "cpu-3t")
+    assert (status, out) == (2, "")
+    assert "did you mean 'cpu-2t'" in err
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_file_that_is_not_there_makes_no_store(home, ask, tmp_path):
+    status, out, err = ask("import", tmp_path / "none.csv")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert not home.exists()
+
+
 def test_filters_columns_sort_and_limit(filled, ask):
     found = rows_of(
         ask, "--architecture", "resnet*", "--sort", "-step_time_ms", "--columns",
@@ -122,7 +154,7 @@ def test_rows_that_are_not_shown_are_told(filled, ask):
     status, out, err = ask("query", "--limit", "2")
     assert status == 0
     assert out.startswith("2 labels")
-    assert "the first 2 rows of more" in err
+    assert "there is more than these 2" in err
     assert answer(ask, "query", "--limit", "6").startswith("6 labels")
 
 
@@ -138,7 +170,7 @@ def test_sql_is_answered_and_writes_nothing(filled, ask):
     status, out, err = ask("query", "--sql", "SELECT id FROM labels ORDER BY 1", "--limit", 2)
     assert status == 0
     assert out.split()[-2:] == ["1", "2"]
-    assert "the first 2 rows of more" in err
+    assert "there is more than these 2" in err
     status, out, err = ask("query", "--sql", "DELETE FROM labels")
     assert (status, out) == (2, "")
     assert "refused" in err

@@ -69,7 +69,7 @@ def test_a_backup_that_cannot_be_loaded_whole_leaves_no_row(kept, database_url):
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "no label store at"), (b"", "empty database"), (b"text" * 200, "not a database")],
+    [(None, "there is no backup"), (b"", "empty database"), (b"text" * 200, "not a database")],
 )
 def test_what_is_no_backup_is_told(tmp_path, database_url, content, told):
     file = tmp_path / "other.db"

@@ -7,26 +7,22 @@ from typing import Annotated
 
 import typer
 
+from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 
 def export(
     file: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file; replaced.")],
-    architecture: Annotated[
-        str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
-    ] = None,
-    family: Annotated[str | None, typer.Option(help="A family, such as resnet.")] = None,
-    device: Annotated[str | None, typer.Option(help="A device key, such as cpu-2t.")] = None,
-    phase: Annotated[str | None, typer.Option(help="train or infer.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="A protocol's name, such as paper.")] = None,
-    provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None,
-    campaign: Annotated[str | None, typer.Option(help="A campaign's id.")] = None,
-    outcome: Annotated[
-        str | None,
-        typer.Option(help="Attempts that ended so (oom, timeout, ... or any), not labels."),
-    ] = None,
-    since: Annotated[str | None, typer.Option(help="A date, a time, or an age such as 7d.")] = None,
-    until: Annotated[str | None, typer.Option(help="As --since; a date to its end.")] = None,
+    architecture: options.Architecture = None,
+    family: options.Family = None,
+    device: options.Device = None,
+    phase: options.Phase = None,
+    protocol: options.Protocol = None,
+    provenance: options.Provenance = None,
+    campaign: options.Campaign = None,
+    outcome: options.Outcome = None,
+    since: options.Since = None,
+    until: options.Until = None,
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
     from store import LabelFilter
@@ -46,6 +42,7 @@ def export(
         until=until,
     )
     with store_to_read() as store:
+        store.query_labels(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
         count = export_file(store.each_measurement(wanted), file)
     what = "labels" if outcome is None else "attempts"
     typer.echo(f"{count} {what} written to {file}")
@@ -66,9 +63,11 @@ def import_(
 ) -> None:
     """Record what stands in a file; one bad row refuses it whole, and twice changes nothing."""
     from store import Home, Store
+    from store.exchange import checked_size
     from store.importers import import_file
     from trappm.tables import print_table
 
+    checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
         report = import_file(store, file, source=source, check_models=check_models)
     rows = [(kind, count, reason) for (kind, reason), count in report.reasons.items()]

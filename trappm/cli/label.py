@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 
@@ -40,14 +41,10 @@ def show(
 
 
 def lookup(
-    model: Annotated[str, typer.Argument(help="A timm architecture, or an ONNX file.")],
+    model: options.Model,
     device: Annotated[str, typer.Option(help="A device key, such as a100.")],
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples a step; by default the file's own, or 1.")
-    ] = None,
-    input_size: Annotated[
-        int | None, typer.Option(help="Pixels; by default the architecture's own.")
-    ] = None,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
     precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum or adam.")] = "sgd",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from profiler.errors import InputError
-from trappm.cli import exchange, label
+from trappm.cli import exchange, label, options
 from trappm.cli.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
 from trappm.cli.options import AsJson
 
@@ -35,31 +35,24 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table sh
     epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
 )
 def query(
-    architecture: Annotated[
-        str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
-    ] = None,
-    family: Annotated[str | None, typer.Option(help="A family, such as resnet.")] = None,
-    device: Annotated[str | None, typer.Option(help="A device key, such as cpu-2t.")] = None,
+    architecture: options.Architecture = None,
+    family: options.Family = None,
+    device: options.Device = None,
     batch_size: Annotated[int | None, typer.Option(min=1)] = None,
     input_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
     precision: Annotated[str | None, typer.Option(help="Such as fp32.")] = None,
     memory_format: Annotated[str | None, typer.Option(help="Such as channels-last.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Such as sgd.")] = None,
-    phase: Annotated[str | None, typer.Option(help="train or infer.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="A protocol's name, such as paper.")] = None,
+    phase: options.Phase = None,
+    protocol: options.Protocol = None,
     metric: Annotated[
         str | None, typer.Option(help="Only labels that have it, such as power_w.")
     ] = None,
-    outcome: Annotated[
-        str | None,
-        typer.Option(help="Ask for attempts that ended so (oom, timeout, ... or any), not labels."),
-    ] = None,
-    provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None,
-    campaign: Annotated[str | None, typer.Option(help="A campaign's id.")] = None,
-    since: Annotated[
-        str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
-    ] = None,
-    until: Annotated[str | None, typer.Option(help="As --since; a date to its end.")] = None,
+    outcome: options.Outcome = None,
+    provenance: options.Provenance = None,
+    campaign: options.Campaign = None,
+    since: options.Since = None,
+    until: options.Until = None,
     columns: Annotated[
         str | None, typer.Option(help="Which, by commas; with --by, the metrics.")
     ] = None,
@@ -121,7 +114,7 @@ def query(
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
     if more:
-        typer.echo(f"trappm: the first {len(frame)} rows of more; see --limit", err=True)
+        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
     if for_machines:
         print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
     else:

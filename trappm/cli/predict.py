@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
+from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="A timm architecture, or an ONNX file.")],
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples a step; by default the file's own, or 1.")
-    ] = None,
-    input_size: Annotated[
-        int | None, typer.Option(help="Pixels; by default the architecture's own.")
-    ] = None,
+    model: options.Model,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
     device: Annotated[
         str | None, typer.Option(help="A device of the snapshot; its source device by default.")
     ] = None,

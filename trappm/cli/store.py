@@ -86,13 +86,16 @@ def stats(database: Database = None, as_json: AsJson = False) -> None:
         ("table", "rows"),
         list(facts.rows.items()),
     )
+    typer.echo()
     print_table("", ("of", "oldest", "newest"), [
         ("measurements", facts.oldest_measurement, facts.newest_measurement),
         ("labels", facts.oldest_label, facts.newest_label),
     ])  # fmt: skip
     columns = ("device", "provenance", "protocol", "labels", "censored")
     rows = [tuple(asdict(count)[name] for name in columns) for count in facts.labels]
-    print_table("", columns, rows)
+    if rows:
+        typer.echo()
+        print_table("", columns, rows)
 
 
 @app.command(epilog="Example: trappm store backup labels-of-today.db")
