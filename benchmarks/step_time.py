@@ -66,6 +66,8 @@ SOURCES = {
 
 @dataclass(frozen=True, eq=False)
 class Labels:
+    """The rows of one file that can be simulated."""
+
     workloads: list[Workload]
     step_time_ms: Array
     architectures: npt.NDArray[np.str_]
@@ -194,7 +196,8 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...]) -> dict[str, obje
         test = held_out(new.architectures, seed)
         unseen = [w for w, t in zip(new.workloads, test, strict=True) if t]
         known = ~np.isin(old.architectures, new.architectures[test])
-        moved = StepTimePrior(first).refit(*_labelled(old, known)).on(second)
+        source = StepTimePrior(first).refit(*_labelled(old, known))
+        moved = StepTimePrior(second).started_from(source)
         order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
         for count in TRANSFER_LABELS:
             drawn = np.zeros(len(test), dtype=np.bool_)

@@ -195,7 +195,6 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     fan_in = np.where(passes == Pass.DATA_GRADIENT, columns * windows, fan_in) / windows
     half, last = table.half[chosen], table.channels_last[chosen]
     tiled = (kinds != KernelKind.DEPTHWISE) & (kinds != KernelKind.GROUPED)
-    tiled &= kinds != KernelKind.ATTENTION
     axes = np.stack(
         [
             np.where(convolution, pixels, rows),
@@ -206,7 +205,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     ).round()
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
-    alignment[~(half & tiled)] = 0
+    alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in)
     return {
         "count": table.counts[chosen].astype(np.float64),

@@ -1,4 +1,4 @@
-"""The simulated step time knows physics without labels, learns constants from few, and transfers."""
+"""The simulated step time knows physics without labels, learns constants, and transfers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_new_device_needs_fewer_labels_when_it_starts_from_a_known_one():
     few = networks(8, seed=2)
     labels = new.log_values(few)
     scratch = StepTimePrior(RTX).refit(few, labels)
-    transferred = fitted.on(RTX).refit(few, labels, tightness=0.3)
+    transferred = StepTimePrior(RTX).started_from(fitted).refit(few, labels, tightness=0.3)
     assert error(transferred, unseen, truth) < 0.04
     assert error(transferred, unseen, truth) < error(scratch, unseen, truth)
 
@@ -208,11 +208,21 @@ def test_features_are_finite_and_hold_shares_of_the_step():
     features = prior.features(some)
     assert features.shape[0] == 5
     assert np.isfinite(features).all()
-    kinds = StepTimePrior.kind_shares
-    np.testing.assert_allclose(features[:, kinds].sum(axis=1), 1, rtol=1e-9)
+    assert features.shape[1] == sum(prior.feature_groups)
+    shares = features[:, : sum(prior.feature_groups[:3])]
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-9)
     assert prior.features(some[:1]).shape == (1, features.shape[1])
     assert prior.features([]).shape == (0, features.shape[1])
     assert prior.log_values([]).shape == (0,)
+
+
+def test_sensitivities_are_derivatives_in_units_of_the_spread():
+    some, prior = networks(5), moved(StepTimePrior(A100), seed=2)
+    random = np.random.default_rng(0).normal(size=len(prior.constants))
+    ahead, behind = (prior.moved(sign * 1e-5 * random).log_values(some) for sign in (1, -1))
+    expected = prior.sensitivities(some) @ random
+    np.testing.assert_allclose((ahead - behind) / 2e-5, expected, rtol=1e-5, atol=1e-7)
+    assert prior.sensitivities([]).shape == (0, len(prior.constants))
 
 
 def test_a_prior_survives_its_tensors():
@@ -232,7 +242,7 @@ def test_a_prior_survives_its_tensors():
     ],
 )
 def test_tensors_of_something_else_are_refused(change):
-    with pytest.raises(ValueError, match="constants|spec"):
+    with pytest.raises(ValueError, match=r"constants|spec"):
         StepTimePrior.from_tensors({**StepTimePrior(RTX).tensors(), **change})
     with pytest.raises(KeyError):
         StepTimePrior.from_tensors({})
