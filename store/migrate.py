@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from profiler.errors import StoreAccessError
 from store.database import address, told_as_store_error
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """All released schemas, the newest last."""
 
 _VERSION_TABLE = "alembic_version"

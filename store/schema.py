@@ -114,7 +114,8 @@ class ConfigurationRow(Base):
 
     __table_args__ = (
         *positive("batch_size", "input_size"),
-        Index(None, "family", "architecture"),  # a family's labels in the order of a query
+        # A family's labels in the order of a query, and without reading those of other sizes.
+        Index(None, "family", "architecture", "batch_size", "input_size"),
     )
 
 

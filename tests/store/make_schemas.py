@@ -1,8 +1,8 @@
 """Writes a small stored database of a released schema, from the migrations and rows of its time.
 
-    python tests/store/make_schemas.py 0007
+    python tests/store/make_schemas.py 0008
 
-makes schemas/0007.sqlite.sql and schemas/0007.postgresql.sql beside this file. Once a schema is
+makes schemas/0008.sqlite.sql and schemas/0008.postgresql.sql beside this file. Once a schema is
 released, both stay as they are: they are what people have.
 """
 
