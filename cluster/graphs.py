@@ -122,7 +122,7 @@ def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     workers = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin_worker,
+        initializer=begin_worker,
         initargs=(os.getpid(),),
     )
     try:
@@ -147,7 +147,8 @@ def _submit(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _begin_worker(parent: int) -> None:
+def begin_worker(parent: int) -> None:
+    """Makes a worker process one of one thread that ends with its parent, whatever ends that."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could take us along

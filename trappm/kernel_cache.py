@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.graphs import begin_worker
 from profiler.errors import TrappmError, one_line
 from profiler.records import MemoryFormat, Precision
 
@@ -55,12 +56,16 @@ class KernelCache:
     folder: Path
 
     def get(self, key: KernelKey) -> KernelProfile | None:
-        """The profile, if there is one that can be read."""
+        """The profile, if there is one; a damaged one is removed, to be traced again."""
         from profiler.kernel_profile import KernelProfile
 
+        path = self.folder / f"{key.file_name}.npz"
         try:
-            return KernelProfile.from_bytes((self.folder / f"{key.file_name}.npz").read_bytes())
-        except (OSError, TrappmError):
+            return KernelProfile.from_bytes(path.read_bytes())
+        except OSError:
+            return None
+        except TrappmError:
+            path.unlink(missing_ok=True)
             return None
 
     def missing(self, keys: Sequence[KernelKey]) -> list[KernelKey]:
@@ -99,7 +104,7 @@ def _versions() -> tuple[str, str]:
 @contextlib.contextmanager
 def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     workers = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_begin_worker
+        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
     )
     try:
         yield workers
@@ -109,12 +114,9 @@ def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     workers.shutdown()
 
 
-def _begin_worker() -> None:
+def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends us
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
+    begin_worker(parent)
 
 
 def _trace(key: KernelKey) -> tuple[bytes, str]:

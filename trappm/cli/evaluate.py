@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -52,8 +53,9 @@ def evaluate(
     ] = "laptop",
     plots: Annotated[Path | None, typer.Option(help="Write plots into this folder.")] = None,
     processes: Annotated[
-        int, typer.Option(min=1, max=256, help="How many make graphs that are missing.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train predictors on labels and judge them on others that they have not seen.
@@ -102,7 +104,7 @@ def evaluate(
             label_counts=counts,
             usable=None if usable is None else read_usable(usable),
             start=start,
-            processes=processes,
+            processes=processes or len(os.sched_getaffinity(0)),
             watch=display.show,
         )
         if train is not None and test is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,9 @@ def tune(
         str | None, typer.Option(help="A running Ray cluster, such as auto.")
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, max=256, help="How many make graphs that are missing.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for better settings, beginning with those that are shipped.
@@ -57,7 +59,7 @@ def tune(
                 study=study or f"{estimator} {column}",
                 workers=workers,
                 address=address,
-                processes=processes,
+                processes=processes or len(os.sched_getaffinity(0)),
                 watch=display.show,
             )
         except KeyboardInterrupt as interrupt:

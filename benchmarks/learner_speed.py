@@ -1,0 +1,118 @@
+"""What training and predicting cost a graph, beside the published code's loop.
+
+    python benchmarks/learner_speed.py [--graphs 60] [--preset paper]
+
+Takes graphs from the label store (`TRAPPM_HOME`; `trappm pool build` or `trappm evaluate` makes
+them), one batch size each, so many that they are like a training set. CPU seconds of one thread are
+counted, so a machine that others use tells nearly the same; per graph, and scaled to one of 483
+nodes, the mean of the published data set, where its loop takes 0.097 s (autoencoder) and 0.109 s
+(regressor).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from learner.dataset import batches, fit_node_scaler, to_data
+from learner.distinct import classes_of
+from learner.estimator import Targets
+from learner.gae import train_encoder
+from learner.presets import preset_named
+from learner.published import TrappmAsPublished, random_encoder
+from learner.workload import Workload
+from profiler.records import Graph, GraphTemplate
+from store import Home, Store
+
+PUBLISHED_NODES = 483
+PUBLISHED_S = {"autoencoder training": 0.097, "regressor training": 0.109}
+
+
+def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Graph]:
+    with Store.open_to_read(Home.find().database_url) as store:
+        frame, _ = store.query_sql(
+            "SELECT architecture, input_size FROM architecture_graphs "
+            "WHERE graph_hash IS NOT NULL ORDER BY 1, 2",
+            limit=100_000,
+        )
+        pairs = list(frame.itertuples(index=False, name=None))
+        chosen = [pairs[i] for i in generator.permutation(len(pairs))[:count]]
+        templates = store.graph_templates(chosen)
+    sizes = generator.choice([8, 16, 32, 64, 128], len(templates))
+    return [
+        GraphTemplate.from_bytes(data).at(int(size))
+        for (_, data), size in zip(sorted(templates.items()), sizes, strict=True)
+    ]
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--graphs", type=int, default=60)
+    parser.add_argument("--preset", default="paper")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    graphs = graphs_of_the_store(given.graphs, generator)
+    preset = preset_named(given.preset)
+    nodes = float(np.mean([graph.node_count for graph in graphs]))
+    print(f"{len(graphs)} graphs of {nodes:.0f} nodes on average, preset {preset.name}, one thread")
+
+    scaler = fit_node_scaler(graphs)
+    batch = next(batches([to_data(g, scaler) for g in graphs], 10**9, range(len(graphs))))
+    distinct = [len(layer.counts) / batch.num_nodes for layer in classes_of(batch, 4).layers]
+    print("distinct nodes by layer: " + ", ".join(f"{100 * share:.0f} %" for share in distinct))
+
+    one = replace(preset.encoder, epochs=1)
+    train_encoder(graphs[:4], one, generator)  # what loads on first use does not count
+    random = random_encoder(graphs, preset.encoder, generator)
+    workloads = [Workload(graph=graph) for graph in graphs]
+    targets = Targets(
+        values=np.exp(generator.normal(5.0, 1.0, len(graphs))),
+        above=np.full(len(graphs), np.nan),
+        groups=[str(i) for i in range(len(graphs))],
+    )
+    quick = replace(preset, head=replace(preset.head, epochs=1))
+    published = TrappmAsPublished(quick, random)
+    embedding_s = cpu_seconds(lambda: published.embed(graphs))
+    model = published.fit(workloads, targets, generator)
+    epochs = 3
+    longer = TrappmAsPublished(
+        replace(preset, head=replace(preset.head, epochs=1 + epochs)), random
+    )
+    longer.embed(graphs)
+    once_s = cpu_seconds(lambda: published.fit(workloads, targets, generator))
+    more_s = cpu_seconds(lambda: longer.fit(workloads, targets, generator))
+    measured = {
+        "autoencoder training": cpu_seconds(lambda: train_encoder(graphs, one, generator)),
+        "regressor training": (more_s - once_s) / epochs,
+        "embedding, once": embedding_s,
+    }
+    print(f"{'':24}CPU ms a graph   at {PUBLISHED_NODES} nodes   graphs/s   share of published")
+    for name, seconds in measured.items():
+        each = seconds / len(graphs)
+        scaled = each * PUBLISHED_NODES / nodes
+        share = f"{100 * scaled / PUBLISHED_S[name]:.0f} %" if name in PUBLISHED_S else ""
+        print(f"{name:24}{1e3 * each:14.2f}{1e3 * scaled:15.2f}{1 / each:11.0f}   {share:>8}")
+
+    several = cpu_seconds(lambda: model.predict(workloads)) / len(graphs)
+    singly = [cpu_seconds(lambda w=w: model.predict([w])) for w in workloads]
+    print(
+        f"prediction from a cached graph: one by one {1e3 * float(np.median(singly)):.2f} ms "
+        f"(95 % below {1e3 * float(np.percentile(singly, 95)):.2f}), in one batch "
+        f"{1e3 * several:.2f} ms each, {1 / several:,.0f} a second"
+    )
+
+
+if __name__ == "__main__":
+    main()
