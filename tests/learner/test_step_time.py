@@ -142,7 +142,7 @@ def test_each_workload_is_simulated_on_its_own():
 def test_constants_of_an_unknown_device_are_learned_from_labels():
     seen, unseen = networks(60), networks(30, seed=1)
     start = StepTimePrior(A100)
-    truth = moved(start, seed=3)
+    truth = moved(start, seed=3, spread=0.5)
     before = error(start, unseen, truth.log_values(unseen))
     fitted = start.refit(seen, truth.log_values(seen))
     after = error(fitted, unseen, truth.log_values(unseen))
