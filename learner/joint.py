@@ -39,7 +39,7 @@ LINEAR_SHARE = 0.4
 FIRST_NOISE = 0.08
 LEAST_NOISE = 0.004
 LINEARISATIONS = 3
-REWEIGHTINGS = 8
+REWEIGHTINGS = 6
 MOST_STEP = 1.0
 """Spreads that a constant moves at most between two linearisations."""
 CLIP = 5.0
@@ -201,7 +201,8 @@ class Joint:
             moves = prior.sensitivities([workloads[i] for i in rows])
             asked = gaps[rows] + moves @ moved
             if number == LINEARISATIONS - 1:
-                smooth = _choose(moves, points[rows], asked, [targets.groups[i] for i in rows])
+                groups = [targets.groups[i] for i in rows]
+                smooth = _choose(state, moves, points[rows], asked, groups)
             state = _solve(moves, smooth.between(points[rows], points[rows]), asked)
             shift = moves.T @ state.weights - moved
         return JointModel(
@@ -252,13 +253,22 @@ def _solve(moves: Array, smooth: Array, asked: Array) -> _State:
     return _State(moves, weights, solved, precision, noise)
 
 
-def _choose(moves: Array, points: Array, asked: Array, groups: Sequence[str]) -> _Smooth:
-    """The residual's covariance with the most probable labels, each without its architecture."""
+def _choose(
+    state: _State, moves: Array, points: Array, asked: Array, groups: Sequence[str]
+) -> _Smooth:
+    """The residual's covariance with the most probable labels, each without its architecture.
+
+    The votes of the labels are those that an earlier state has given, as long as it has them all.
+    """
+    if len(state.precision) != len(asked):
+        state = _solve(moves, _Smooth(RELEVANCES[-1], AMPLITUDES[1]).between(points, points), asked)
+    prior = moves @ moves.T + np.diag(1.0 / state.precision)
     tried = [_Smooth(r, a) for a in AMPLITUDES for r in RELEVANCES]
-    losses = [
-        _unseen_loss(_solve(moves, one.between(points, points), asked), asked, groups)
-        for one in tried
-    ]
+    losses = []
+    for one in tried:
+        solved = _inverse(prior + one.between(points, points))
+        there = _State(moves, solved @ asked, solved, state.precision, state.noise)
+        losses.append(_unseen_loss(there, asked, groups))
     return tried[int(np.argmin(losses))]
 
 

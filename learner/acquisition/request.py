@@ -53,6 +53,8 @@ class AcquisitionRequest:
     """One for each metric that the batch has to serve."""
     gradients: FloatArray | None = None
     """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""
+    log_values: Array | None = None
+    """Of the labelled, in their order; NaN where a run died. Only a peer's network asks."""
     uncertainty: Array | None = None
     """Disagreement among the heads' members, on any scale (n); None before there are heads."""
     predicted_cost: Array | None = None
@@ -77,6 +79,8 @@ class AcquisitionRequest:
         for name, values in by_row.items():
             if values is not None and len(values) != n:
                 raise InputError(f"{name} has {len(values)} rows for a pool of {n}")
+        if self.log_values is not None and len(self.log_values) != len(self.labelled):
+            raise InputError(f"{len(self.log_values)} values for {len(self.labelled)} labels")
         for name in ("labelled", "pending", "candidates", "elsewhere"):
             indices = getattr(self, name)
             if len(indices) and not (indices.min() >= 0 and indices.max() < n):
