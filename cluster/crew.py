@@ -119,6 +119,8 @@ class TrainingLabel:
     """`train` or `evaluate`."""
     values: tuple[float | None, ...]
     provenance: str
+    memory_above_mib: float | None = None
+    """Memory ran out, and this is the least that the configuration needs."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,13 @@ class Learner(Protocol):
     """The learner: encodes the pool, trains heads, says what to measure next, publishes."""
 
     def set_pool(
-        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
     ) -> None:
-        """Takes the pool with its graph templates and pre-trains the encoder on all of it."""
+        """Takes the pool with its graph templates, and step profiles by architecture and input
+        size; pre-trains the encoder on all of it."""
         ...
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:

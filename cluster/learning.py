@@ -21,14 +21,18 @@ from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, OnProgress, TrainingLabel
 from learner.acquisition import AcquisitionRequest, strategy_named
+from learner.device_specs import spec_of
 from learner.evaluation import accuracy
 from learner.gae import Encoder, train_encoder
-from learner.heads import Heads, Predictions, train_heads
+from learner.heads import train_heads
+from learner.predictions import DeviceHeads, Predictions
 from learner.presets import preset_named
 from learner.snapshot import save_snapshot
+from learner.workload import Workload
 from profiler.errors import CampaignError
 from profiler.features import static_features
-from profiler.records import METRICS, Configuration, Graph, GraphTemplate
+from profiler.records import METRICS, Configuration, GraphTemplate
+from profiler.step_profile import StepProfile
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""
@@ -45,22 +49,30 @@ class CampaignLearner:
         self._seed = seed
         self._cache = cache
         self._configurations: list[Configuration] = []
-        self._graphs: list[Graph] = []
+        self._workloads: list[Workload] = []
         self._index: dict[str, int] = {}
         self._encoder: Encoder | None = None
         self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
-        self._heads: dict[str, Heads] = {}
+        self._heads: dict[str, DeviceHeads] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
 
     def set_pool(
-        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
     ) -> None:
         """Takes the pool and pre-trains the encoder on all of it, labelled or not.
 
         An encoder that was trained on the same graphs before is read back instead.
+
+        Args:
+            pool: configurations with their graph templates.
+            on_progress: told of epochs.
+            steps: step profiles by architecture and input size, where there are any.
         """
         self._configurations = [configuration for configuration, _ in pool]
-        self._graphs = [
+        graphs = [
             GraphTemplate.from_bytes(template).at(configuration.batch_size)
             for configuration, template in pool
         ]
@@ -69,22 +81,41 @@ class CampaignLearner:
         self._encoder = self._cached_encoder(path)
         if self._encoder is None:
             self._encoder = train_encoder(
-                self._graphs, self._preset.encoder, self._generator(0), on_progress
+                graphs, self._preset.encoder, self._generator(0), on_progress
             )
             self._keep_encoder(path, self._encoder)
-        self._embeddings = self._encoder.embed(self._graphs)
+        self._embeddings = self._encoder.embed(graphs)
+        profiles = {pair: StepProfile.from_bytes(data) for pair, data in (steps or {}).items()}
+        self._workloads = [
+            Workload(
+                graph=graph,
+                precision=c.precision,
+                memory_format=c.memory_format,
+                optimizer=c.optimizer,
+                phase=c.phase,
+                step=profiles.get((c.architecture, c.input_size)),
+                embedding=embedding,
+            )
+            for c, graph, embedding in zip(
+                self._configurations, graphs, self._embeddings, strict=True
+            )
+        ]
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 
-        Censored labels, which have no values, teach nothing yet and are left out.
+        A run that ran out of memory teaches the memory head what it needs at least.
 
         Returns:
             labels: training labels by device; devices: error by device and metric on the evaluation
             set; transfer: for devices other than the source, the error from scratch beside it;
             evaluation: each prediction beside its measurement.
         """
-        labels = [label for label in labels if any(value is not None for value in label.values)]
+        labels = [
+            label
+            for label in labels
+            if label.memory_above_mib is not None or any(v is not None for v in label.values)
+        ]
         self._training_labels = [label for label in labels if label.role == "train"]
         counts = Counter(label.device for label in self._training_labels)
         report: dict[str, Any] = {
@@ -129,10 +160,10 @@ class CampaignLearner:
         heads = self._heads.get(device) or self._heads.get(self._source)
         if heads is None:
             raise CampaignError("there are no heads to choose by; the initial draw has no labels")
-        predictions = heads.predict(self._graphs, self._embeddings)
+        predictions = heads.predict(self._workloads)
         request = AcquisitionRequest(
             embeddings=self._embeddings,
-            static_features=np.stack([static_features(graph) for graph in self._graphs]),
+            static_features=np.stack([static_features(w.graph) for w in self._workloads]),
             labelled=np.array([self._index[c] for c in labelled], dtype=np.int64),
             candidates=np.array([self._index[c] for c in candidates], dtype=np.int64),
             count=count,
@@ -160,13 +191,14 @@ class CampaignLearner:
         return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
 
     def _train(
-        self, labels: Sequence[TrainingLabel], init: Heads | None, on_progress: OnProgress
-    ) -> Heads:
+        self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress
+    ) -> DeviceHeads:
         at = [self._index[label.configuration_id] for label in labels]
         return train_heads(
-            [self._graphs[i] for i in at],
-            self._embeddings[at],
+            [self._workloads[i] for i in at],
             _targets(labels),
+            above=_bounds(labels),
+            spec=spec_of(labels[0].device),
             groups=[self._configurations[i].architecture for i in at],
             preset=self._preset.head,
             generator=self._generator(1),
@@ -175,13 +207,13 @@ class CampaignLearner:
         )
 
     def _judge(
-        self, heads: Heads, labels: Sequence[TrainingLabel]
+        self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Errors by metric, and each prediction beside what was measured."""
         if not labels:
             return {}, []
         at = [self._index[label.configuration_id] for label in labels]
-        predictions = heads.predict([self._graphs[i] for i in at], self._embeddings[at])
+        predictions = heads.predict([self._workloads[i] for i in at])
         targets = _targets(labels)
         errors: dict[str, Any] = {}
         pairs = []
@@ -237,6 +269,15 @@ def _targets(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
     """The labels' values (n, metrics), NaN where missing."""
     rows = [[np.nan if v is None else v for v in label.values] for label in labels]
     return np.array(rows, dtype=np.float64).reshape(len(labels), len(METRICS))
+
+
+def _bounds(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+    """Lower bounds of the values (n, metrics), NaN where there is none: memory that ran out."""
+    bounds = np.full((len(labels), len(METRICS)), np.nan)
+    bounds[:, list(METRICS).index("memory_mib")] = [
+        np.nan if label.memory_above_mib is None else label.memory_above_mib for label in labels
+    ]
+    return bounds
 
 
 def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:

@@ -159,9 +159,12 @@ class LearnerProxy:
         self._actor = ray.remote(LearnerActor).options(**options).remote(**arguments)
 
     def set_pool(
-        self, pool: Sequence[tuple[Configuration, bytes]], on_progress: OnProgress
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
     ) -> None:
-        self._call("set_pool", pool, on_progress=on_progress)
+        self._call("set_pool", pool, steps=steps, on_progress=on_progress)
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)

@@ -1,440 +1,276 @@
-"""The heads of a device: from a graph and its embedding to step time, memory and power.
+"""The heads of a device: for each metric with labels, physics and what physics leaves.
 
-Everything happens in the logarithm, so that an error is relative and no sample loses its size:
+    memory                  simulated step (`learner.memory_prior`), or rules on the graph
+    step time               simulated kernels (`learner.step_time`) where they have been traced,
+                            terms of the graph (`learner.graph_prior`) elsewhere
+    power, energy, others   terms of the graph
 
-    log y = log prior(graph)  +  share * network(graph, embedding, static features)
-
-The prior (`learner.physics`) is what a few labels can fit; the network (`learner.regressor`, the
-paper's) learns what the prior leaves. There are several such pairs (a deep ensemble,
-Lakshminarayanan et al. 2017). Each is trained without one fold of the architectures, and the errors
-that it makes there set two things: the share of the networks' word that is worth taking, and how
-wide an interval must be.
+Each of them is a `learner.head`: prior, residual, calibrated interval. One frame for training and
+inference: the phase is part of a workload. The preset `paper` has TraPPM's networks instead
+(`learner.network_heads`), which know no physics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from learner.dataset import (
-    FloatArray,
-    Scaler,
-    fit_node_scaler,
-    join_vectors,
-    to_inputs,
-    with_prefix,
-)
-from learner.physics import LEVEL_ONLY, PRIORS, PriorSpec, fit_coefficients, log_prior, term_matrix
+from learner.dataset import with_prefix
+from learner.estimator import Estimate, Targets
+from learner.graph_prior import GraphPrior
+from learner.head import Head, Ours
+from learner.memory_prior import MemoryPrior
+from learner.physics import PRIORS
+from learner.predictions import DeviceHeads, Predictions, Settings
 from learner.presets import HeadPreset
-from learner.randomness import torch_seeded
-from learner.regressor import HeadNetwork, network_outputs, train_network
+from learner.prior import Prior
+from learner.step_time import StepTimePrior
+from learner.workload import Workload
 from profiler.errors import InputError
-from profiler.records import METRICS, Graph
+from profiler.records import METRICS
+
+if TYPE_CHECKING:
+    from learner.device_specs import DeviceSpec
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int, int], None]
 
-COVERAGE = 0.9
-"""Share of new architectures whose value an interval should contain."""
-
+KIND = "physics"
 LEAST_LABELS = 2
-"""A metric with fewer labels than this gets no head."""
+"""A metric with fewer values than this gets no head."""
 
-TRANSFER_TIGHTNESS = 0.3
-"""On a new device single coefficients of the prior move this much less than on an unknown one."""
+USABLE_SHARE = 0.94
+"""Of a device's memory: published runs that reached 38,000 of an A100's 40,536 MiB had mostly died.
+The rest is what single segments do not fit into."""
 
-SHARE_PSEUDO_LABELS = 5.0
-"""The share starts from a first guess that weighs as much as so many labels."""
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """What the heads say of n graphs; every array is (n, metrics)."""
-
-    metrics: tuple[str, ...]
-    mean: Array
-    """In the metric's unit."""
-    low: Array
-    """Lower bound of the 90 % interval."""
-    high: Array
-    log_std: Array
-    """Deviation of log(value): the disagreement and the error on architectures not seen."""
-    disagreement: Array
-    """Deviation of log(value) among the members: what more labels can remove."""
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """One pair of prior coefficients and network, both blind to one fold of the architectures."""
-
-    coefficients: Mapping[str, Array]
-    """For each metric, the log coefficients of the prior's terms (k)."""
-    network: HeadNetwork
+_KINDS: Mapping[str, type[Prior]] = {
+    "graph": GraphPrior,
+    "memory": MemoryPrior,
+    "kernels": StepTimePrior,
+}
+"""Priors by the name that a snapshot knows them by."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The trained heads of one device."""
+    """The heads of one device, for training and inference."""
 
-    preset: HeadPreset
-    embedding_width: int
-    metrics: tuple[str, ...]
-    """The metrics that had labels, in the order of METRICS."""
-    members: tuple[Member, ...]
-    node_scaler: Scaler
-    vector_scaler: Scaler
-    scale: Mapping[str, float]
-    """The unit of the networks' outputs: the deviation of the log that the prior left."""
-    share: Mapping[str, float]
-    """How much of the networks' word to take (0 to 1)."""
-    noise: Mapping[str, float]
-    """Deviation of the log errors on the folds that a member did not see."""
-    stretch: Mapping[str, float]
-    """Half the width of the interval in the logarithm, in units of `log_std`."""
+    heads: Mapping[str, Head[Prior]]
+    """By metric."""
+    of_kernels: Mapping[str, Head[Prior]]
+    """By metric: for workloads with kernels, where there were labels of such."""
     label_count: int
 
-    def predict(self, graphs: Sequence[Graph], embeddings: FloatArray) -> Predictions:
-        """Predictions for n graphs with their embeddings (n, width).
+    needs_embeddings = False
 
-        Raises:
-            InputError: the embeddings are not one row of the right width for each graph.
-        """
-        _check_rows("embeddings", embeddings, (len(graphs), self.embedding_width))
-        logs = self._member_logs(graphs, embeddings)
-        middle, disagreement = logs.mean(axis=0), logs.std(axis=0)
-        log_std = np.sqrt(disagreement**2 + self._row(self.noise) ** 2)
-        half_width = self._row(self.stretch) * log_std
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(metric for metric in METRICS if metric in self.heads)
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        found = {metric: self._predict(metric, workloads) for metric in self.metrics}
+
+        def column(name: str, kind: type = float) -> Any:
+            rows = [getattr(estimate, name) for estimate in found.values()]
+            return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
+
         return Predictions(
             metrics=self.metrics,
-            mean=np.exp(middle),
-            low=np.exp(middle - half_width),
-            high=np.exp(middle + half_width),
-            log_std=log_std,
-            disagreement=disagreement,
+            mean=column("median"),
+            low=column("low"),
+            high=column("high"),
+            log_std=column("log_std"),
+            disagreement=column("log_std_of_mean"),
+            outside=column("outside", bool),
         )
 
-    def _member_logs(self, graphs: Sequence[Graph], embeddings: FloatArray) -> Array:
-        """log(value) according to each member (members, n, metrics)."""
-        columns = [list(METRICS).index(metric) for metric in self.metrics]
-        unit = self._row(self.share) * self._row(self.scale)
-        terms = _terms(graphs, self.metrics, self.preset)
-        data = to_inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
-        logs = np.empty((len(self.members), len(graphs), len(self.metrics)))
-        for number, member in enumerate(self.members):
-            for column, metric in enumerate(self.metrics):
-                logs[number, :, column] = log_prior(terms[metric], member.coefficients[metric])
-            if np.any(unit > 0) and graphs:
-                learned = network_outputs(member.network, data, self.preset.batch_nodes)
-                logs[number] += unit * learned[:, columns]
-        return logs
+    def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
+        """The probability that each of n workloads does not fit into a device's memory (n).
 
-    def _row(self, values: Mapping[str, float]) -> Array:
-        return np.array([values[metric] for metric in self.metrics])
+        Raises:
+            InputError: there is no memory head.
+        """
+        if "memory_mib" not in self.heads:
+            raise InputError("there are no labels of memory to tell what fits")
+        return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
+
+    def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
+        plain, better = self.heads[metric], self.of_kernels.get(metric)
+        if better is None or not workloads:
+            return plain.predict(workloads)
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        parts = [
+            (rows, head.predict([workloads[i] for i in np.flatnonzero(rows).tolist()]))
+            for head, rows in ((better, traced), (plain, ~traced))
+            if rows.any()
+        ]
+        if len(parts) == 1:
+            return parts[0][1]
+        names = ("median", "low", "high", "log_std", "log_std_of_mean", "outside")
+        joined: dict[str, Any] = {}
+        for name in names:
+            joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
+            for rows, estimate in parts:
+                joined[name][rows] = getattr(estimate, name)
+        return Estimate(**joined)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything learned, by name; with `settings` the input of `from_tensors`."""
-        found = {**self.node_scaler.tensors("nodes"), **self.vector_scaler.tensors("vector")}
-        for number, member in enumerate(self.members):
-            for name, value in member.network.state_dict().items():
-                found[f"member{number}.network.{name}"] = value
-            for metric, coefficients in member.coefficients.items():
-                found[f"member{number}.prior.{metric}"] = torch.from_numpy(coefficients.copy())
-        return found
+        return {
+            f"{part}.{metric}.{name}": tensor
+            for part, heads in self._parts()
+            for metric, head in heads.items()
+            for name, tensor in head.tensors().items()
+        }
 
     def settings(self) -> dict[str, Any]:
-        """The plain values that go beside `tensors`."""
-        names = ("embedding_width", "scale", "share", "noise", "stretch", "label_count")
-        plain = {name: getattr(self, name) for name in names}
-        return {**plain, "metrics": list(self.metrics), "members": len(self.members)}
+        parts = {
+            part: {metric: _kind_of(head.prior) for metric, head in sorted(heads.items())}
+            for part, heads in self._parts()
+        }
+        return {
+            "kind": KIND,
+            "metrics": list(self.metrics),
+            "label_count": self.label_count,
+            **parts,
+        }
+
+    def _parts(self) -> tuple[tuple[str, Mapping[str, Head[Prior]]], ...]:
+        return ("heads", self.heads), ("of_kernels", self.of_kernels)
 
     @classmethod
-    def from_tensors(
-        cls, preset: HeadPreset, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> Self:
-        """Raises KeyError, ValueError or RuntimeError for tensors that do not fit the settings."""
-        unknown = set(settings["metrics"]) - set(METRICS)
-        if unknown:
-            raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
-        members = []
-        for number in range(settings["members"]):
-            with torch.device("meta"):  # no memory for weights that are replaced at once
-                network = HeadNetwork(preset, settings["embedding_width"], len(METRICS))
-            state = with_prefix(tensors, f"member{number}.network.")
-            network.load_state_dict(state, assign=True)
-            coefficients = {
-                m: tensors[f"member{number}.prior.{m}"].numpy() for m in settings["metrics"]
+    def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
+        """Raises KeyError, TypeError or ValueError for tensors that do not fit the settings."""
+        found: dict[str, dict[str, Head[Prior]]] = {}
+        for part in ("heads", "of_kernels"):
+            unknown = set(settings[part]) - set(METRICS)
+            if unknown:
+                raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
+            found[part] = {
+                metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{part}.{metric}."))
+                for metric, kind in settings[part].items()
             }
-            members.append(Member(coefficients, network.eval().requires_grad_(False)))
-        plain = {k: v for k, v in settings.items() if k not in {"metrics", "members"}}
-        return cls(
-            preset=preset,
-            metrics=tuple(settings["metrics"]),
-            members=tuple(members),
-            node_scaler=Scaler.from_tensors(tensors, "nodes"),
-            vector_scaler=Scaler.from_tensors(tensors, "vector"),
-            **plain,
-        )
+        return cls(**found, label_count=int(settings["label_count"]))
+
+
+def heads_from_tensors(
+    preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
+) -> DeviceHeads:
+    """The heads that `settings` and `tensors` of any kind of heads describe.
+
+    Raises:
+        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
+    """
+    if settings["kind"] == KIND:
+        return Heads.from_tensors(settings, tensors)
+    from learner.network_heads import KIND as NETWORKS
+    from learner.network_heads import NetworkHeads
+
+    if settings["kind"] != NETWORKS:
+        raise ValueError(f"an unknown kind of heads: {settings['kind']!r}")
+    return NetworkHeads.from_tensors(preset, settings, tensors)
 
 
 def train_heads(
-    graphs: Sequence[Graph],
-    embeddings: FloatArray,
+    workloads: Sequence[Workload],
     targets: Array,
     *,
     groups: Sequence[str],
     preset: HeadPreset,
     generator: np.random.Generator,
-    init: Heads | None = None,
+    above: Array | None = None,
+    spec: DeviceSpec | None = None,
+    init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
-) -> Heads:
+) -> DeviceHeads:
     """Trains heads on n labels, from scratch or from the heads of another device.
 
-    With `init` (TraPPM, Table V), prior and networks start from that device's: the prior's
-    coefficients are refitted close to them, except for their common level, and the networks go on
-    learning slowly.
-
     Args:
-        graphs: the labelled graphs (n).
-        embeddings: by the frozen encoder (n, width).
+        workloads: the labelled ones (n).
         targets: (n, metrics) in the order of METRICS and in their units; NaN where missing.
-        groups: the architecture of each graph (n); folds never divide one.
-        preset: sizes and training settings; must equal those of `init`.
+        groups: the architecture of each label (n); folds never divide one.
+        preset: `physical_prior` decides between our heads and the paper's networks.
         generator: all randomness comes from it.
-        init: heads of another device to start from.
-        on_progress: told after each epoch of each network.
+        above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
+            NaN elsewhere. Networks leave them out.
+        spec: of the device, where step time starts from without a source.
+        init: heads of another device to start from (TraPPM, Table V): constants are refitted close
+            to that device's, and what its residual says is taken by the share that proves right.
+        on_progress: told of parts done.
 
     Raises:
-        InputError: shapes that do not fit, values that are not positive, or no metric with labels.
+        InputError: shapes that do not fit, values that are not positive, no metric with labels, or
+            heads of another kind to start from.
     """
-    n = len(graphs)
-    _check_rows("embeddings", embeddings, (n, embeddings.shape[-1]))
-    _check_rows("targets", targets, (n, len(METRICS)))
-    _check_rows("groups", np.array(groups), (n,))
-    known = ~np.isnan(targets)
-    if not np.all(targets[known] > 0) or not np.all(np.isfinite(targets[known])):
-        raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
-    metrics = tuple(
-        m for i, m in enumerate(METRICS) if known[:, i].sum() >= LEAST_LABELS
-    )  # fmt: skip
+    bounds = np.full_like(targets, np.nan) if above is None else above
+    _check(workloads, targets, bounds, groups)
+    metrics = [
+        metric
+        for column, metric in enumerate(METRICS)
+        if np.count_nonzero(~np.isnan(targets[:, column])) >= LEAST_LABELS
+    ]
     if not metrics:
-        raise InputError(f"{n} labels are too few: each metric needs {LEAST_LABELS} or more")
-    if init is not None and (init.preset, init.embedding_width) != (preset, embeddings.shape[1]):
-        raise InputError("the heads to start from were made with another preset or encoder")
-    with torch_seeded(generator):
-        job = _Training(graphs, embeddings, np.log(targets), metrics, preset, init)
-        return job.run(_folds(groups, preset.members, generator), generator, on_progress)
-
-
-class _Training:
-    """The data of one training, and its steps."""
-
-    def __init__(
-        self,
-        graphs: Sequence[Graph],
-        embeddings: FloatArray,
-        logs: Array,
-        metrics: tuple[str, ...],
-        preset: HeadPreset,
-        init: Heads | None,
-    ) -> None:
-        self.logs, self.metrics, self.preset, self.init = logs, metrics, preset, init
-        self.embedding_width = embeddings.shape[1]
-        self.mean_nodes = float(np.mean([graph.node_count for graph in graphs]))
-        self.terms = _terms(graphs, metrics, preset)
-        if init is None:
-            self.node_scaler = fit_node_scaler(graphs)
-            self.vector_scaler = Scaler.fit(join_vectors(graphs, embeddings))
-        else:
-            self.node_scaler, self.vector_scaler = init.node_scaler, init.vector_scaler
-        self.data = to_inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
-
-    def run(
-        self,
-        folds: npt.NDArray[np.int64],
-        generator: np.random.Generator,
-        on_progress: OnProgress,
-    ) -> Heads:
-        count = int(folds.max()) + 1
-        epochs = self.preset.epochs if self.init is None else self.preset.fine_tune_epochs
-        done = 0
-
-        def on_epoch() -> None:
-            nonlocal done
-            done += 1
-            on_progress(done, count * epochs)
-
-        priors = [self._fit_prior(number, folds != number) for number in range(count)]
-        left = np.stack([self._left_by(prior) for prior in priors])  # (members, n, METRICS)
-        unseen = left[folds, np.arange(len(folds))]
-        scale = self._scale(unseen)
-        unit = np.array([scale.get(metric, 1.0) for metric in METRICS])
-        members, words = [], []
-        for number, prior in enumerate(priors):
-            network = self._new_network(number)
-            training = self._with_targets(left[number] / unit, folds != number)
-            train_network(
-                network,
-                training,
-                epochs=epochs,
-                learning_rate=(
-                    self.preset.learning_rate
-                    if self.init is None
-                    else self.preset.fine_tune_learning_rate
-                ),
-                preset=self.preset,
-                generator=generator,
-                on_epoch=on_epoch,
-            )
-            members.append(Member(prior, network))
-            words.append(unit * network_outputs(network, self.data, self.preset.batch_nodes))
-        return self._judge(members, scale, folds, left, np.stack(words))
-
-    def _fit_prior(self, number: int, rows: npt.NDArray[np.bool_]) -> dict[str, Array]:
-        found = {}
-        for metric in self.metrics:
-            logs = self.logs[:, list(METRICS).index(metric)]
-            known = ~np.isnan(logs)
-            # A metric whose few labels all lie in this fold is better fitted on them than on none.
-            use = known & rows if (known & rows).any() else known
-            source = None
-            if self.init is not None and metric in self.init.metrics:
-                source = self.init.members[number % len(self.init.members)].coefficients[metric]
-            found[metric] = fit_coefficients(
-                self.terms[metric][use],
-                logs[use],
-                _prior_spec(metric, self.preset),
-                centre=source,
-                tightness=1.0 if source is None else TRANSFER_TIGHTNESS,
-            )
-        return found
-
-    def _left_by(self, prior: Mapping[str, Array]) -> Array:
-        """What the prior leaves of each label's logarithm (n, METRICS); NaN where missing."""
-        left = np.full_like(self.logs, np.nan)
-        for metric, coefficients in prior.items():
-            column = list(METRICS).index(metric)
-            left[:, column] = self.logs[:, column] - log_prior(self.terms[metric], coefficients)
-        return left
-
-    def _scale(self, unseen: Array) -> dict[str, float]:
-        found = {}
-        for metric in self.metrics:
-            if self.init is not None and metric in self.init.metrics:
-                found[metric] = self.init.scale[metric]
-            else:
-                left = unseen[:, list(METRICS).index(metric)]
-                found[metric] = max(_robust_deviation(left[~np.isnan(left)]), 0.02)
-        return found
-
-    def _new_network(self, number: int) -> HeadNetwork:
-        network = HeadNetwork(self.preset, self.embedding_width, len(METRICS))
-        if self.init is None:
-            network.mean_nodes.fill_(self.mean_nodes)
-        else:
-            source = self.init.members[number % len(self.init.members)].network
-            network.load_state_dict(source.state_dict())
-        return network
-
-    def _with_targets(self, values: Array, rows: npt.NDArray[np.bool_]) -> list[Data]:
-        chosen = []
-        for index in np.flatnonzero(rows):
-            data = self.data[index].clone()
-            data.y = torch.from_numpy(values[index].astype(np.float32))[None, :]
-            chosen.append(data)
-        return chosen
-
-    def _judge(
-        self,
-        members: list[Member],
-        scale: dict[str, float],
-        folds: npt.NDArray[np.int64],
-        left: Array,
-        words: Array,
-    ) -> Heads:
-        """The heads, with what the members' errors on their unseen folds say of them.
-
-        `left` and `words` are what priors leave and networks say of it (members, n, METRICS).
-        """
-        rows = np.arange(len(folds))
-        share, noise, stretch = {}, {}, {}
-        for metric in self.metrics:
-            column = list(METRICS).index(metric)
-            known = ~np.isnan(self.logs[:, column])
-            unseen = left[folds, rows, column][known]
-            word = words[folds, rows, column][known]
-            share[metric] = self._share(metric, unseen, word)
-            errors = unseen - share[metric] * word
-            noise[metric] = max(_robust_deviation(errors), 0.005)
-            disagreement = (left - share[metric] * words)[:, known, column].std(axis=0)
-            ratios = np.abs(errors) / np.hypot(noise[metric], disagreement)
-            stretch[metric] = _upper_quantile(ratios, COVERAGE)
-        return Heads(
-            preset=self.preset,
-            embedding_width=self.embedding_width,
-            metrics=self.metrics,
-            members=tuple(members),
-            node_scaler=self.node_scaler,
-            vector_scaler=self.vector_scaler,
-            scale=scale,
-            share=share,
-            noise=noise,
-            stretch=stretch,
-            label_count=len(self.logs),
+        raise InputError(
+            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
         )
+    if not preset.physical_prior:
+        from learner.network_heads import NetworkHeads, train_networks
 
-    def _share(self, metric: str, left: Array, word: Array) -> float:
-        """The share with the least absolute error on unseen folds, from a cautious first guess."""
-        if not self.preset.physical_prior:
-            return 1.0
-        guess = 0.0 if self.init is None else self.init.share.get(metric, 0.0)
-        caution = SHARE_PSEUDO_LABELS * float(np.mean(np.abs(word)))
-        shares = np.linspace(0.0, 1.0, 21)
-        losses = [np.abs(left - s * word).sum() + caution * abs(s - guess) for s in shares]
-        return float(shares[int(np.argmin(losses))])
-
-
-def _terms(graphs: Sequence[Graph], metrics: Sequence[str], preset: HeadPreset) -> dict[str, Array]:
-    if preset.physical_prior:
-        return {metric: term_matrix(graphs, metric) for metric in metrics}
-    return {metric: np.ones((len(graphs), 1)) for metric in metrics}
-
-
-def _prior_spec(metric: str, preset: HeadPreset) -> PriorSpec:
-    return PRIORS[metric] if preset.physical_prior else LEVEL_ONLY
-
-
-def _folds(
-    groups: Sequence[str], count: int, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """The fold of each label (n): architectures dealt out at random, none divided.
-
-    Labels of one single architecture are dealt out one by one: near-copies are better than nothing.
-    """
-    names, number = np.unique(np.array(groups), return_inverse=True)
-    if len(names) == 1:
-        number = np.arange(len(groups))
-    order = generator.permutation(int(number.max()) + 1)
-    return (order[number] % min(count, len(order))).astype(np.int64)
+        if init is not None and not isinstance(init, NetworkHeads):
+            raise InputError("the heads to start from were made with another preset or encoder")
+        return train_networks(
+            workloads, targets, metrics, groups, preset, generator, init, on_progress
+        )
+    if init is not None and not isinstance(init, Heads):
+        raise InputError("the heads to start from were made with another preset or encoder")
+    heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
+    for done, metric in enumerate(metrics):
+        column = list(METRICS).index(metric)
+        known = ~(np.isnan(targets[:, column]) & np.isnan(bounds[:, column]))
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        for part, prior in _priors(metric, spec).items():
+            rows = np.flatnonzero(known & traced if part == "of_kernels" else known).tolist()
+            if np.count_nonzero(~np.isnan(targets[rows, column])) < LEAST_LABELS:
+                continue
+            start = None if init is None else getattr(init, part).get(metric)
+            heads[part][metric] = Ours(prior).fit(
+                [workloads[i] for i in rows],
+                Targets(targets[rows, column], bounds[rows, column], [groups[i] for i in rows]),
+                generator,
+                start,
+            )
+        on_progress(done + 1, len(metrics))
+    return Heads(**heads, label_count=len(workloads))
 
 
-def _robust_deviation(values: Array) -> float:
-    """Deviation of the middle half, as of a normal distribution around zero."""
-    return 1.4826 * float(np.median(np.abs(values)))
+def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
+    """What explains a metric before labels do, by the part of the heads that it belongs to."""
+    if metric == "memory_mib":
+        return {"heads": MemoryPrior()}
+    # A metric of which nobody has thought yet is taken for work, as most costs are.
+    found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
+    if metric == "step_time_ms":
+        found["of_kernels"] = StepTimePrior() if spec is None else StepTimePrior(spec)
+    return found
 
 
-def _upper_quantile(values: Array, level: float) -> float:
-    """The conformal quantile: the value that a new one stays below with this probability."""
-    rank = min(len(values), int(np.ceil((len(values) + 1) * level)))
-    return float(np.sort(values)[rank - 1])
+def _kind_of(prior: Prior) -> str:
+    return next(name for name, kind in _KINDS.items() if isinstance(prior, kind))
 
 
-def _check_rows(name: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    if values.shape != shape:
-        raise InputError(f"{name} have shape {values.shape}; they must have shape {shape}")
+def _check(
+    workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
+) -> None:
+    shape = (len(workloads), len(METRICS))
+    for name, found in (("targets", targets), ("bounds", above)):
+        if found.shape != shape:
+            raise InputError(f"{name} have shape {found.shape}; they must have shape {shape}")
+        known = found[~np.isnan(found)]
+        if not (np.all(known > 0) and np.all(np.isfinite(known))):
+            raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
+    if len(groups) != len(workloads):
+        raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")

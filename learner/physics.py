@@ -23,12 +23,13 @@ Array = npt.NDArray[np.float64]
 MIB = 2.0**20
 BYTES_PER_ELEMENT = 4
 
-# The reference device: 1 TFLOP/s and 100 GB/s. A training step does about three forward passes,
-# and each multiply-accumulate is two operations.
+# The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
+# passes, and each multiply-accumulate is two operations.
 MS_PER_MAC = 3 * 2 / 1e12 * 1e3
 MS_PER_BYTE = 3 / 1e11 * 1e3
 MS_PER_NODE = 0.02
 MS_PER_STEP = 1.0
+J_PER_MS = 0.1
 
 NORMS = frozenset({"BatchNormalization", "LayerNormalization", "GroupNormalization",
                    "InstanceNormalization", "RMSNormalization", "LpNormalization"})  # fmt: skip
@@ -86,6 +87,23 @@ PRIORS: dict[str, PriorSpec] = {
             TermSpec("largest", 1.0),
         ),
         common_spread=0.3,
+    ),
+    # Energy: the same work, at a power that differs less among kernels than their time does.
+    "energy_j": PriorSpec(
+        (
+            TermSpec("step", 1.5),
+            TermSpec("launch", 1.5),
+            TermSpec("macs_dense", 0.7),
+            TermSpec("macs_pointwise", 0.7),
+            TermSpec("macs_matmul", 0.7),
+            TermSpec("macs_grouped", 1.0),
+            TermSpec("traffic_product", 0.7),
+            TermSpec("traffic_norm", 0.7),
+            TermSpec("traffic_elementwise", 0.7),
+            TermSpec("traffic_move", 0.7),
+            TermSpec("traffic_weights", 0.7),
+        ),
+        common_spread=3.0,
     ),
     # Idle power, and more of it the busier arithmetic and memory are.
     "power_w": PriorSpec(
@@ -285,4 +303,13 @@ def _power(t: _Totals) -> list[float]:
             50 * t.batch_size / (t.batch_size + 16)]  # fmt: skip
 
 
-_TERMS = {"step_time_ms": _step_time, "memory_mib": _memory, "power_w": _power}
+def _energy(t: _Totals) -> list[float]:
+    return [J_PER_MS * term for term in _step_time(t)]
+
+
+_TERMS = {
+    "step_time_ms": _step_time,
+    "memory_mib": _memory,
+    "power_w": _power,
+    "energy_j": _energy,
+}

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -32,13 +32,16 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from learner.gae import Encoder
-from learner.heads import Heads, Predictions
+from learner.heads import heads_from_tensors
+from learner.predictions import DeviceHeads, Predictions
 from learner.presets import EncoderPreset, HeadPreset, LearnerPreset
+from learner.workload import Workload
 from profiler.errors import SnapshotError, one_line
-from profiler.records import METRICS, Graph, Provenance
+from profiler.records import METRICS, Provenance
 
 FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: heads of physics and residual, beside networks."""
 MANIFEST = "manifest.json"
 ENCODER = "encoder.safetensors"
 
@@ -83,11 +86,11 @@ class Snapshot:
     id: str
     manifest: Mapping[str, Any]
     encoder: Encoder
-    heads: Mapping[str, Heads]
+    heads: Mapping[str, DeviceHeads]
     source_device: str
 
-    def predict(self, graphs: Sequence[Graph], device: str) -> Predictions:
-        """What the heads of this device say of the graphs.
+    def predict(self, workloads: Sequence[Workload], device: str) -> Predictions:
+        """What the heads of this device say of the workloads.
 
         Raises:
             SnapshotError: there are no heads for the device.
@@ -97,14 +100,21 @@ class Snapshot:
                 f"snapshot {self.id} has no head for device {device!r}; "
                 f"it has: {', '.join(sorted(self.heads))}"
             )
-        return self.heads[device].predict(graphs, self.encoder.embed(graphs))
+        heads = self.heads[device]
+        if heads.needs_embeddings and workloads:
+            rows = self.encoder.embed([workload.graph for workload in workloads])
+            workloads = [
+                replace(workload, embedding=row)
+                for workload, row in zip(workloads, rows, strict=True)
+            ]
+        return heads.predict(workloads)
 
 
 def save_snapshot(
     registry: Path,
     *,
     encoder: Encoder,
-    heads: Mapping[str, Heads],
+    heads: Mapping[str, DeviceHeads],
     source_device: str,
     preset: LearnerPreset,
     labels: Sequence[Label],
@@ -185,7 +195,7 @@ def load_snapshot(folder: Path) -> Snapshot:
         encoder_preset, head_preset = _presets(manifest["preset"])
         encoder = Encoder.from_tensors(encoder_preset, load_tensors(contents[ENCODER]))
         heads = {
-            device: Heads.from_tensors(
+            device: heads_from_tensors(
                 head_preset, settings, load_tensors(contents[f"heads-{device}.safetensors"])
             )
             for device, settings in manifest["heads"].items()

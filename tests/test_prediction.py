@@ -13,6 +13,7 @@ from learner.gae import train_encoder
 from learner.heads import train_heads
 from learner.presets import LAPTOP
 from learner.snapshot import save_snapshot
+from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import InputError, UnsupportedModelError
 from profiler.export import export_onnx
@@ -31,7 +32,7 @@ def snapshot(tmp_path_factory):
     graphs = [graph_template(name, 64).at(batch) for name in names for batch in (1, 2, 4, 8)]
     encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
     heads = train_heads(
-        graphs, encoder.embed(graphs), np.full((len(graphs), 3), 10.0),
+        [Workload(graph=graph) for graph in graphs], np.full((len(graphs), 3), 10.0),
         groups=[name for name in names for _ in range(4)], preset=preset.head,
         generator=np.random.default_rng(0),
     )  # fmt: skip
@@ -50,7 +51,7 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
     export_onnx("test_convnext", 64, tmp_path / "m.onnx")
     by_file = trappm.predict(tmp_path / "m.onnx", **options)
     assert tuple(by_module) == pytest.approx(tuple(by_name))
-    assert tuple(by_file) == pytest.approx(tuple(by_name))
+    assert tuple(by_file) == pytest.approx(tuple(by_name), rel=0.02)  # its step is rebuilt
     assert [p.memory_source for p in (by_name, by_module, by_file)] == [
         "traced", "traced", "rebuilt",
     ]  # fmt: skip

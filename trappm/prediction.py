@@ -37,7 +37,9 @@ class Prediction:
     memory_mib: float | None
     power_w: float | None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """For each metric, the bounds of its 90 % spread over the ensemble of heads."""
+    """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
+    unfamiliar: tuple[str, ...] = ()
+    """Metrics whose head has seen nothing like this model: outside of what it knows."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """For each metric that is None: why."""
     simulated_memory: SimulatedMemory
@@ -90,13 +92,14 @@ def predict(
             raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
     name, own_batch_size, profile_of = _source(model, example_input, input_size)
     from learner.snapshot import load_snapshot
+    from learner.workload import Workload
 
     loaded = load_snapshot(_locate(snapshot))
     key = device or loaded.source_device
     profile = profile_of()
     batch = batch_size or own_batch_size or profile.graph.fixed_batch_size or 1
     graph = profile.graph.at(batch)
-    predictions = loaded.predict([graph], key)
+    predictions = loaded.predict([Workload(graph=graph, step=profile.step)], key)
     values: dict[str, float | None] = dict.fromkeys(METRICS)
     intervals, missing = {}, {}
     for metric in METRICS:
@@ -112,6 +115,9 @@ def predict(
         batch_size=batch,
         snapshot=loaded.id,
         intervals=intervals,
+        unfamiliar=tuple(
+            metric for at, metric in enumerate(predictions.metrics) if predictions.outside[0, at]
+        ),
         missing=missing,
         simulated_memory=profile.memory(batch),
         memory_source=profile.step_source,

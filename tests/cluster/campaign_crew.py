@@ -157,7 +157,7 @@ class FakeLearner:
         self.fits: list[Counter] = []
         self.seen_roles = set()
 
-    def set_pool(self, pool, on_progress):
+    def set_pool(self, pool, on_progress, steps=None):
         self.pool = {c.id: c for c, _ in pool}
         on_progress(1, 1)
 

@@ -15,6 +15,7 @@ from learner.gae import train_encoder
 from learner.heads import train_heads
 from learner.presets import LAPTOP
 from learner.snapshot import save_snapshot
+from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from profiler.export import export_onnx
@@ -66,7 +67,7 @@ def snapshot(graph, tmp_path_factory):
     encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
     values = np.array([(10.0 * g.batch_size, 100.0 + g.batch_size, np.nan) for g in graphs])
     heads = train_heads(
-        graphs, encoder.embed(graphs), values, groups=[MODEL] * 6, preset=preset.head,
+        [Workload(graph=graph) for graph in graphs], values, groups=[MODEL] * 6, preset=preset.head,
         generator=np.random.default_rng(0),
     )  # fmt: skip
     return save_snapshot(

@@ -10,6 +10,7 @@ import torch
 
 from learner.gae import train_encoder
 from learner.presets import LAPTOP
+from learner.workload import Workload
 from profiler.records import Graph
 
 torch.set_num_threads(1)
@@ -114,6 +115,12 @@ class Zoo:
             self.embeddings[indices],
             [self.names[i] for i in indices],
         )
+
+    def workloads(self, indices):
+        """Workloads with embeddings, and their architectures."""
+        graphs, embeddings, names = self.rows(list(indices))
+        pairs = zip(graphs, embeddings, strict=True)
+        return [Workload(graph=graph, embedding=row) for graph, row in pairs], names
 
 
 @pytest.fixture(scope="session")

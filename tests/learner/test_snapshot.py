@@ -29,11 +29,12 @@ FIELDS = {"campaign": "test", "errors": {"cpu-2t": {}}, "label_counts": {"measur
 
 @pytest.fixture(scope="module")
 def content(zoo, measure, small):
-    graphs, embeddings, groups = zoo.rows(np.arange(0, 96, 7))
+    workloads, groups = zoo.workloads(np.arange(0, 96, 7))
+    graphs = [workload.graph for workload in workloads]
     preset = replace(small, head=replace(small.head, epochs=5, members=2))
     heads = {
         device: train_heads(
-            graphs, embeddings, measure(graphs, speed=speed), groups=groups, preset=preset.head,
+            workloads, measure(graphs, speed=speed), groups=groups, preset=preset.head,
             generator=np.random.default_rng(0),
         )
         for device, speed in (("cpu-2t", 1.0), ("cpu-1t", 0.6))
@@ -67,8 +68,9 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
     assert loaded.id == saved.id == saved.folder.name
     assert loaded.source_device == "cpu-2t"
     for device in ("cpu-2t", "cpu-1t"):
-        before = content["heads"][device].predict(zoo.graphs, zoo.embeddings)
-        after = loaded.predict(zoo.graphs, device)
+        workloads = zoo.workloads(range(96))[0]
+        before = content["heads"][device].predict(workloads)
+        after = loaded.predict(workloads, device)
         assert after.metrics == before.metrics
         for name in ("mean", "low", "high", "log_std"):
             np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-4)
@@ -152,8 +154,9 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
         ({"files": {"encoder.safetensors": None}}, "names a file"),
         ({"files": []}, "list of files"),
         ({"preset": {}}, "does not fit"),
-        ({"heads": {"cpu-2t": {"metrics": ["speed"]}}}, "does not fit"),
-        ({"heads": {"a100": {"metrics": ["step_time_ms"], "members": 1}}}, "does not fit"),
+        ({"heads": {"cpu-2t": {"kind": "physics", "heads": {"speed": "graph"}}}}, "does not fit"),
+        ({"heads": {"a100": {"kind": "networks", "members": 1}}}, "does not fit"),
+        ({"heads": {"cpu-2t": {"kind": "pickle"}}}, "does not fit"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, told):
@@ -184,7 +187,7 @@ def test_what_is_not_a_snapshot_is_told(tmp_path):
 
 def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
     with pytest.raises(SnapshotError, match="'a100'; it has: cpu-1t, cpu-2t"):
-        load_snapshot(saved.folder).predict(zoo.graphs[:1], "a100")
+        load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "a100")
 
 
 @pytest.mark.parametrize(
@@ -239,6 +242,6 @@ def test_a_copy_is_the_same_snapshot_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id
     shutil.rmtree(saved.folder)
-    assert load_snapshot(info.folder).predict(zoo.graphs[:1], "cpu-2t").mean.shape == (1, 2)
+    assert load_snapshot(info.folder).predict(zoo.workloads([0])[0], "cpu-2t").mean.shape == (1, 2)
     with pytest.raises(SnapshotError, match="already there"):
         copy_snapshot(info.folder, info.folder)

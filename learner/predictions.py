@@ -1,0 +1,65 @@
+"""What the heads of a device say, whatever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from learner.workload import Workload
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What the heads say of n workloads; every array is (n, metrics)."""
+
+    metrics: tuple[str, ...]
+    mean: Array
+    """In the metric's unit."""
+    low: Array
+    """Lower bound of the 90 % interval."""
+    high: Array
+    log_std: Array
+    """Deviation of log(value): the disagreement and the error on architectures not seen."""
+    disagreement: Array
+    """Deviation of log(value) that more labels can remove."""
+    outside: npt.NDArray[np.bool_]
+    """Whether the workload is unlike everything that the head was trained on."""
+
+
+class DeviceHeads(Protocol):
+    """The trained heads of one device."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that had labels, in the order of METRICS."""
+        ...
+
+    @property
+    def label_count(self) -> int: ...
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether workloads must come with their embedding."""
+        ...
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        """Raises InputError where a workload lacks what the heads need."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything learned, by name; with `settings` what a snapshot keeps."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The plain values that go beside `tensors`, as JSON; `kind` says which heads these are."""
+        ...
+
+
+Settings = Mapping[str, Any]
