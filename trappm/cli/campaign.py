@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.errors import InputError
+from trappm.cli import replay
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: trappm campaign launch --preset laptop",
 )
+
+app.command(
+    epilog="Example: trappm campaign replay --labels labels.csv --strategy random,ours --seeds 3"
+)(replay.replay)
 
 Address = Annotated[
     str | None,

@@ -1,0 +1,225 @@
+"""What replayed campaigns amount to: tables, and plots of error against labels and seconds."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.replaying import Point
+from profiler.errors import InputError
+from trappm.replays import Plan, Results
+from trappm.tables import console, print_table
+
+Array = npt.NDArray[np.float64]
+
+BASELINE = "random"
+PAPER = {"memory_mib": 4.92, "step_time_ms": 9.51, "power_w": 5.01}
+"""Errors (MAPE, percent) of the TraPPM paper, Table III: what labels are counted to."""
+BAND = 1.96
+"""Standard errors to each side of a curve: 95 % of means of so many seeds."""
+
+
+def summary(results: Results, plan: Plan) -> list[dict[str, Any]]:
+    """For each learner and strategy what came of it, over the seeds that all strategies have.
+
+    Returns:
+        learner, strategy, seeds; by budget mape, its standard error, the difference to a uniform
+        draw of the same seeds and its standard error, seconds and labels that died; the area under
+        the curve over the logarithm of labels (and of seconds) against that of the draw, in
+        percent, with its standard error.
+    """
+    table: dict[tuple[str, str], dict[int, list[Point]]] = defaultdict(dict)
+    for job, points in results.points.items():
+        if job.seed in plan.seeds:
+            table[job.learner, job.strategy][job.seed] = points
+    rows = []
+    for learner in plan.learners:
+        base = table.get((learner, BASELINE), {})
+        for strategy in plan.strategies:
+            own = table.get((learner, strategy), {})
+            seeds = sorted(own.keys() & base.keys()) if base else sorted(own)
+            if seeds:
+                rows.append(_row(learner, strategy, seeds, own, base, plan.budgets))
+    return rows
+
+
+def _row(
+    learner: str,
+    strategy: str,
+    seeds: Sequence[int],
+    own: Mapping[int, Sequence[Point]],
+    base: Mapping[int, Sequence[Point]],
+    budgets: Sequence[int],
+) -> dict[str, Any]:
+    errors = np.array([[p.mape for p in own[s]] for s in seeds])
+    row: dict[str, Any] = {"learner": learner, "strategy": strategy, "seeds": len(seeds)}
+    row["budgets"] = [
+        {
+            "labels": labels,
+            "mape": float(errors[:, i].mean()),
+            "error": standard_error(errors[:, i]),
+            "median_ape": float(np.mean([own[s][i].median_ape for s in seeds])),
+            "died": float(np.mean([own[s][i].died for s in seeds])),
+            "seconds": _mean([own[s][i].seconds for s in seeds]),
+        }
+        for i, labels in enumerate(budgets)
+    ]
+    if base:
+        drawn = np.array([[p.mape for p in base[s]] for s in seeds])
+        for i, point in enumerate(row["budgets"]):
+            gaps = errors[:, i] - drawn[:, i]
+            point |= {"difference": float(gaps.mean()), "difference_error": standard_error(gaps)}
+        ratio = area(np.log(budgets), errors) / area(np.log(budgets), drawn) - 1.0
+        row["area_percent"] = 100 * float(ratio.mean())
+        row["area_error"] = 100 * standard_error(ratio)
+        row["seconds_percent"] = seconds_to_same_error(
+            [own[s] for s in seeds], [base[s] for s in seeds]
+        )
+    return row
+
+
+def area(places: Array, values: Array) -> Array:
+    """Mean of each row of values (k, m) over places (m), by trapezoids (k)."""
+    widths = np.diff(places)
+    found: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
+    return found
+
+
+def standard_error(values: Array) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def seconds_to_same_error(
+    own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
+) -> float | None:
+    """Mean difference, in percent, of the seconds to reach the errors of a uniform draw's curve.
+
+    Both curves are means over seeds, made to fall, and compared in the logarithm of seconds at
+    errors that both reach.
+    """
+    curves = []
+    for many in (own, base):
+        seconds = np.array([[p.seconds or np.nan for p in points] for points in many]).mean(axis=0)
+        errors = np.array([[p.mape for p in points] for points in many]).mean(axis=0)
+        curves.append((np.log(seconds), np.minimum.accumulate(errors)))
+    if not all(np.isfinite(seconds).all() for seconds, _ in curves):
+        return None
+    low = max(errors[-1] for _, errors in curves)
+    high = min(errors[0] for _, errors in curves)
+    if low >= high:
+        return None
+    levels = np.linspace(low, high, 50)
+    ours, theirs = (np.interp(levels, errors[::-1], seconds[::-1]) for seconds, errors in curves)
+    return 100 * float(np.expm1((ours - theirs).mean()))
+
+
+def labels_to(row: Mapping[str, Any], target: float) -> float | None:
+    """Labels at which a strategy's mean error first falls to the target, between budgets in the
+    logarithm; None if it does not, and the first budget if it starts below."""
+    budgets = row["budgets"]
+    if budgets[0]["mape"] <= target:
+        return float(budgets[0]["labels"])
+    for before, after in itertools.pairwise(budgets):
+        if after["mape"] <= target:
+            share = (before["mape"] - target) / (before["mape"] - after["mape"])
+            logs = np.log([before["labels"], after["labels"]])
+            return float(np.exp(logs[0] + share * (logs[1] - logs[0])))
+    return None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """One table a learner, best strategy first."""
+    target = PAPER.get(metric)
+    for learner, group in itertools.groupby(rows, key=lambda row: str(row["learner"])):
+        ordered = sorted(group, key=lambda row: row.get("area_percent", 0.0))
+        budgets = [point["labels"] for point in ordered[0]["budgets"]]
+        columns = ["strategy", "seeds", *(str(b) for b in budgets), "area", "seconds", "died"]
+        if target is not None:
+            columns.append(f"labels_to_{target}_%")
+        body = []
+        for row in ordered:
+            line: list[Any] = [row["strategy"], row["seeds"]]
+            line += [_cell(point) for point in row["budgets"]]
+            line.append(_percent(row.get("area_percent"), row.get("area_error")))
+            line.append(_percent(row.get("seconds_percent")))
+            line.append(f"{row['budgets'][0]['died']:.1f}")
+            if target is not None:
+                needed = labels_to(row, target)
+                line.append("-" if needed is None else f"{needed:.0f}")
+            body.append(line)
+        print_table(f"learner {learner}: MAPE in % after so many labels", columns, body)
+    console().print(
+        "In brackets: difference to random on the same splits and its standard error. area: under "
+        "the curve over the logarithm of labels, against random. seconds: of steps measured, to "
+        "the same error. died: of the first labels, runs that died."
+    )
+
+
+def _cell(point: Mapping[str, Any]) -> str:
+    text = f"{point['mape']:.2f}"
+    if point.get("difference"):
+        text += f" ({point['difference']:+.2f}±{point['difference_error']:.2f})"
+    return text
+
+
+def _percent(value: float | None, error: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1f} %" + ("" if error is None else f" ±{error:.1f}")
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Error against labels and, where labels tell it, seconds, with bands of 95 % (PNG).
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(
+            "--png needs matplotlib; install it with: pip install trappm[evaluate]"
+        ) from error
+    timed = all(p["seconds"] is not None for row in rows for p in row["budgets"])
+    figure = Figure(figsize=(12 if timed else 7, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    keys = ("labels", "seconds") if timed else ("labels",)
+    for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
+        for row in rows:
+            places = [p[key] for p in row["budgets"]]
+            middle = np.array([p["mape"] for p in row["budgets"]])
+            half = BAND * np.array([p["error"] for p in row["budgets"]])
+            bold = row["strategy"] in {"ours", BASELINE}
+            (line,) = axes.plot(
+                places,
+                middle,
+                label=f"{row['strategy']} ({row['learner']})",
+                linewidth=2.2 if bold else 1.0,
+                color="black" if row["strategy"] == BASELINE else None,
+            )
+            axes.fill_between(
+                places, middle - half, middle + half, color=line.get_color(), alpha=0.12
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("labels" if key == "labels" else "measured seconds of steps")
+        axes.grid(visible=True, which="both", alpha=0.2)
+    figure.axes[0].set_ylabel("MAPE on held-out architectures, %")
+    figure.axes[0].legend(fontsize=8)
+    figure.suptitle(title)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error

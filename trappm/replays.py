@@ -1,0 +1,251 @@
+"""`trappm campaign replay` without its options: many campaigns at once, kept as they end.
+
+Each process prepares the labels for itself, from the profiles that the store keeps, so nothing
+large is sent between processes. A campaign's points are appended to the results file when it ends;
+a run that was stopped goes on behind what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from learner.replaying import Bench, Point, replay
+from profiler.errors import InputError, TrappmError
+
+Watch = Callable[[int, int, str], None]
+
+MAX_RESULTS_BYTES = 256 << 20
+QUICK = "quick"
+"""The learner that is one Gaussian process (`learner.joint`); the others are estimators by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which campaigns to run: every learner with every strategy and seed."""
+
+    labels: Path
+    metric: str
+    """A column, such as `memory_mib`."""
+    strategies: Sequence[str]
+    learners: Sequence[str] = (QUICK,)
+    seeds: Sequence[int]
+    budgets: Sequence[int]
+    usable: Path | None = None
+
+    @property
+    def identity(self) -> str:
+        """Of labels, metric and budgets: results of others are not mixed with these."""
+        digest = hashlib.sha256(self.labels.read_bytes())
+        if self.usable is not None:
+            digest.update(self.usable.read_bytes())
+        digest.update(repr((self.metric, tuple(self.budgets))).encode())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, order=True)
+class Job:
+    """One campaign."""
+
+    seed: int
+    learner: str
+    strategy: str
+
+
+@dataclass
+class Results:
+    """The file of finished campaigns, one JSON object a line."""
+
+    path: Path
+    identity: str
+    points: dict[Job, list[Point]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, identity: str) -> Results:
+        """What is there of these labels; a line that was cut off is left out.
+
+        Raises:
+            InputError: the file cannot be read, or a whole line of it is no result.
+        """
+        found = cls(path, identity)
+        try:
+            if path.stat().st_size > MAX_RESULTS_BYTES:
+                raise InputError(
+                    f"{path} has more than {MAX_RESULTS_BYTES >> 20} MiB; give another"
+                )
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return found
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from error
+        for number, line in enumerate(text.splitlines(keepends=True), start=1):
+            if not line.endswith("\n"):
+                break  # the process that wrote it was killed
+            try:
+                row = json.loads(line)
+                if row["of"] == identity:
+                    job = Job(row["seed"], row["learner"], row["strategy"])
+                    found.points[job] = [Point(**point) for point in row["points"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{path}, line {number} is no result: {error}") from error
+        return found
+
+    def add(self, job: Job, points: Sequence[Point]) -> None:
+        self.points[job] = list(points)
+        row = {"of": self.identity, **asdict(job), "points": [asdict(p) for p in points]}
+        data = (json.dumps(row) + "\n").encode()
+        with self.path.open("ab+") as file:
+            # What a killed process left of its last line must not spoil this one.
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data
+            file.write(data)
+
+
+def run(plan: Plan, results: Results, *, processes: int, watch: Watch) -> None:
+    """Runs the campaigns that are missing.
+
+    Raises:
+        InputError: the labels cannot be read, or a learner or strategy lacks what it needs.
+        TrappmError: a process ended; what was done until then is kept.
+    """
+    jobs = [
+        Job(seed, learner, strategy)
+        for seed in plan.seeds
+        for learner in plan.learners
+        for strategy in plan.strategies
+    ]
+    missing = [job for job in jobs if job not in results.points]
+    done = len(jobs) - len(missing)
+    watch(done, len(jobs), "preparing")
+    if not missing:
+        return
+    for job, points in _each(plan, missing, processes, watch):
+        results.add(job, points)
+        done += 1
+        watch(done, len(jobs), f"{job.learner}, {job.strategy}, seed {job.seed}")
+
+
+def _each(
+    plan: Plan, jobs: Sequence[Job], processes: int, watch: Watch
+) -> Iterator[tuple[Job, list[Point]]]:
+    benches = Benches(plan, watch=watch)  # makes what profiles are missing, once
+    if processes == 1:
+        for job in jobs:
+            yield job, benches.play(job)
+        return
+    workers = ProcessPoolExecutor(
+        min(processes, len(jobs)),
+        mp_context=get_context("spawn"),
+        initializer=_begin_worker,
+        initargs=(plan,),
+    )
+    try:
+        running = {workers.submit(_play, job): job for job in jobs}
+        for future in as_completed(running):
+            yield running[future], future.result()
+    except BrokenProcessPool as error:
+        raise TrappmError("a replaying process ended; the same command goes on") from error
+    finally:
+        workers.shutdown(wait=False, cancel_futures=True)
+
+
+class Benches:
+    """The labels of a plan, and a bench for each learner."""
+
+    def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
+        from learner.device_specs import spec_of
+        from learner.graph_prior import GraphPrior
+        from learner.memory_prior import MemoryPrior
+        from learner.prior import Prior
+        from learner.step_time import StepTimePrior
+        from store import Home, Store
+        from trappm.kernel_cache import KernelCache
+        from trappm.label_files import read_labels, read_usable
+        from trappm.preparing import prepare
+
+        self._plan = plan
+        self._home = Home.open()
+        with Store.open(self._home.database_url) as store:
+            self._prepared = prepare(
+                read_labels(plan.labels),
+                plan.metric,
+                store,
+                KernelCache(self._home.path / "kernel_profiles"),
+                processes=1,
+                usable=None if plan.usable is None else read_usable(plan.usable),
+                watch=watch,
+            )
+        self._prior: Prior = GraphPrior(plan.metric)
+        if plan.metric == "memory_mib":
+            self._prior = MemoryPrior()
+        elif plan.metric == "step_time_ms" and self._has_kernels:
+            self._prior = StepTimePrior(spec_of(self._prepared.device))
+        self._by_learner: dict[str, Bench] = {}
+
+    @property
+    def _has_kernels(self) -> bool:
+        return all(w.kernels is not None for w in self._prepared.samples.workloads)
+
+    def play(self, job: Job) -> list[Point]:
+        return list(replay(self._bench(job.learner), job.strategy, job.seed, self._plan.budgets))
+
+    def _bench(self, learner: str) -> Bench:
+        if learner not in self._by_learner:
+            self._by_learner[learner] = Bench(
+                samples=self._prepared.samples,
+                prior=self._prior,
+                estimator=None if learner == QUICK else self._estimator(learner),
+                times=self._plan.metric == "step_time_ms",
+            )
+        return self._by_learner[learner]
+
+    def _estimator(self, name: str) -> Any:
+        from learner.estimators import Surroundings, estimator_named
+        from trappm.encoders import make_encoder
+
+        samples = self._prepared.samples
+        given = Surroundings(
+            metric=self._plan.metric,
+            device=self._prepared.device,
+            make_encoder=lambda preset, pretrained: make_encoder(
+                [w.graph for w in samples.workloads],
+                samples.architectures,
+                preset,
+                pretrained=pretrained,
+                seed=self._plan.seeds[0],
+                cache=self._home.path / "encoders",
+                on_progress=lambda done, total: None,
+            ),
+            estimates_mib=self._prepared.estimates_mib,
+        )
+        return estimator_named(name, given)
+
+
+_BENCHES: list[Benches] = []
+
+
+def _begin_worker(plan: Plan) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends us
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(None):
+        _BENCHES.append(Benches(plan))
+
+
+def _play(job: Job) -> list[Point]:
+    return _BENCHES[0].play(job)
