@@ -281,7 +281,7 @@ METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_
 """The metrics a label carries and a head predicts, with their units, in the paper's order."""
 
 
-def _member(name: str, kind: type[enum.StrEnum], value: object) -> enum.StrEnum:
+def _member(name: str, kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
     """The member that is meant, by itself or by its text."""
     try:
         return kind(value)
