@@ -81,8 +81,6 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
     """
     import optuna
 
-    # Of heartbeats, whose interface may change; our Optuna is pinned.
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     space = space_of(tuning.estimator)
     study = _open(tuning, space)
     optuna.storages.fail_stale_trials(study)
@@ -109,6 +107,12 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
     return _report(study, tuning)
 
 
+def progress(tuning: Tuning) -> tuple[int, float | None]:
+    """Trials that a study has, and the least error so far in percent."""
+    study = _open(tuning, space_of(tuning.estimator))
+    return _finished(study), _least(study)
+
+
 def space_of(name: str) -> Space:
     """Raises InputError for an estimator without settings to tune."""
     spaces = _spaces()
@@ -122,6 +126,8 @@ def _open(tuning: Tuning, space: Space) -> Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Of heartbeats, whose interface may change; our Optuna is pinned.
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Optuna takes the label store's mark of its schema for one of its own, so it must not look.
     storage = optuna.storages.RDBStorage(
