@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "profiler")]
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
+from profiler.devices import open_device  # noqa: E402
 from profiler.errors import TrappmError  # noqa: E402
 from profiler.isolation import Measurer  # noqa: E402
 from profiler.json_lines import JsonLines  # noqa: E402
@@ -37,7 +38,7 @@ from profiler.protocols import PROTOCOLS, protocol_named  # noqa: E402
 from profiler.records import Configuration, Measurement, Outcome, Protocol  # noqa: E402
 from profiler.sweep import Sweep  # noqa: E402
 
-# Twenty families, from a few to some hundred milliseconds a step on two cores.
+# Twenty architectures of 18 families, from a few to some hundred milliseconds a step on two cores.
 REPEATED = [
     Configuration(architecture=name, batch_size=batch_size, input_size=size)
     for name, batch_size, size in (
@@ -70,7 +71,8 @@ def repeatability(device: str, protocol: Protocol, results: Path, count: int) ->
         order = np.random.default_rng(seed).permutation(count)
         path = results.with_name(f"{results.name}.{seed}.jsonl")
         with JsonLines(path, Measurement) as file, Measurer() as measurer:
-            sweep = Sweep([REPEATED[i] for i in order], file, device, protocol, retries=4)
+            wanted, environment = [REPEATED[i] for i in order], open_device(device).environment()
+            sweep = Sweep(wanted, file, device, protocol, environment, retries=4)
             sweep.run(lambda c, m=measurer: m.measure(c, device, protocol), _tell)  # type: ignore[misc]
         with JsonLines(path, Measurement) as file:
             found = {m.configuration: m for m in file.found if m.outcome is Outcome.OK}

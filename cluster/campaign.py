@@ -243,7 +243,7 @@ class Campaign:
             if worker in self._canaries.stopped:
                 continue
             if self._canaries.is_due(worker) and self._is_needed(worker.device):
-                self.crew.start(worker, self._canaries.check(), self.protocol)
+                self.crew.start(worker, self._canaries.check(worker), self.protocol)
                 self._show_counts(number)
                 return True
             assignment = self.store.lease(

@@ -47,10 +47,10 @@ class Canaries:
         if worker in self._watches:
             self._watches[worker].count_measurement()
 
-    def check(self) -> CanaryCheck:
-        """The task that is due."""
+    def check(self, worker: Worker) -> CanaryCheck:
+        """The task that is due on this worker."""
         assert self.plan is not None  # noqa: S101  (without a plan none is due)
-        return CanaryCheck(self.plan.configuration)
+        return CanaryCheck(self.plan.reference_on(worker.device))
 
     def take(self, finished: Finished) -> str:
         """Keeps what a canary says, stops its worker if it says so, and tells of it in a line."""

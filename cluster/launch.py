@@ -46,7 +46,7 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     if spec.canary is not None:
         from profiler.zoo import architectures  # brings in torch and timm
 
-        architectures([spec.canary.configuration.architecture])
+        architectures(spec.canary.reference_on(key).architecture for key in spec.devices.keys)
     if address is None:
         for device in spec.devices.keys:
             open_device(device)

@@ -2,6 +2,7 @@
 
 For a GPU node that has torch and timm and nothing else of ours. `--sweep LIST --out FILE` measures
 a list (`profiler.sweep_list`) into a file of JSON lines, and goes on where it was stopped.
+`python -m profiler devices` lists what this machine can measure on.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "devices":
+            return _devices()
         return _measure(options) if options.sweep is None else _sweep(options)
     except TrappmError as error:
         print(f"profiler: {error}", file=sys.stderr)
@@ -52,6 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("profiler: interrupted", file=sys.stderr)
         return 130
+
+
+def _devices() -> int:
+    """One line a device: key, name, memory."""
+    for key in local_devices():
+        device = open_device(key)
+        facts = device.environment()
+        memory_mib = facts.get("device_memory_mib", facts.get("host_memory_mib"))
+        told = "" if memory_mib is None else f"  {memory_mib / 1024:6.1f} GiB"
+        print(f"{key:<20}{told}  {facts.get('device_name')}")
+    return 0
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -86,17 +100,24 @@ def _sweep(options: argparse.Namespace) -> int:
         raise InputError(f"{next(iter(settings))} is for the list to say, not beside --sweep")
     if options.retries < 0:
         raise InputError(f"--retries is {options.retries}; it must be 0 or more")
+    if options.shuffle is not None and options.shuffle < 0:
+        raise InputError(f"--shuffle is {options.shuffle}; a seed must be 0 or more")
     protocol = protocol_named(options.protocol)
     plan = None if options.canary is None else CanaryPlan(every_measurements=options.canary)
-    open_device(options.device)  # a wrong key is told before the list is read
+    environment = open_device(options.device).environment()  # a wrong key is told first
     configurations = read_configurations(options.sweep)
     if options.shuffle is not None:
         order = np.random.default_rng(options.shuffle).permutation(len(configurations))
         configurations = [configurations[i] for i in order]
     with JsonLines(options.out, Measurement) as results, Measurer() as measurer:
-        sweep = Sweep(configurations, results, options.device, protocol, retries=options.retries)
+        sweep = Sweep(
+            configurations, results, options.device, protocol, environment, retries=options.retries
+        )
         if sweep.settled:
-            _tell(f"profiler: {sweep.settled} of {len(configurations)} are measured already")
+            _tell(
+                f"profiler: {sweep.settled} of {len(configurations)} are settled already, "
+                f"{sweep.measured} of them measured"
+            )
 
         def measure(configuration: Configuration) -> Measurement:
             return measurer.measure(configuration, options.device, protocol)
@@ -107,10 +128,10 @@ def _sweep(options: argparse.Namespace) -> int:
             else:
                 path = options.out.with_name(options.out.name + ".canary")
                 with JsonLines(path, CanaryReading) as readings:
-                    sweep.run(_watched(measure, plan, readings), _tell)
+                    sweep.run(_watched(measure, plan, readings, options.device), _tell)
         except (TrappmError, KeyboardInterrupt):
             _tell(
-                f"profiler: stopped with {sweep.settled} of {len(configurations)} measured; "
+                f"profiler: stopped with {sweep.settled} of {len(configurations)} settled; "
                 "the same command goes on from there"
             )
             raise
@@ -124,9 +145,11 @@ def _sweep(options: argparse.Namespace) -> int:
     return 0
 
 
-def _watched(measure: Measure, plan: CanaryPlan, readings: JsonLines[CanaryReading]) -> Measure:
+def _watched(
+    measure: Measure, plan: CanaryPlan, readings: JsonLines[CanaryReading], device_key: str
+) -> Measure:
     """Measures as before, with a look at the canary where one is due, which may end it all."""
-    canary = Canary(plan, measure, history=readings.found)
+    canary = Canary(plan, measure, device_key, history=readings.found)
 
     def watched(configuration: Configuration) -> Measurement:
         while (reading := canary.check()) is not None:
@@ -158,6 +181,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m profiler", description="Measures training steps.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands.add_parser("devices", help="list the devices of this machine")
     measure = commands.add_parser("measure", help="measure one configuration on this machine")
     measure.add_argument("architecture", nargs="?", help="a timm model name, such as resnet18")
     measure.add_argument("--batch-size", type=int, help="default: 1")

@@ -17,14 +17,27 @@ from typing import Any
 from profiler.devices import Device, Findings, open_device
 from profiler.environment import run_facts
 from profiler.errors import InputError, TrappmError, UnsupportedModelError
-from profiler.records import Configuration, Measurement, Outcome, Protocol, is_cpu_device
+from profiler.records import Configuration, Measurement, Outcome, Protocol
 from profiler.stability import judge
+
+WORKER = "worker"
+"""The phase before the device is ready; what fails in it is not the configuration's doing."""
 
 LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
 
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|bad_alloc", re.I
+    r"out.of.memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|DEVICE_ALLOCATION_FAILED", re.I
 )
+_OUT_OF_HOST_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|cannot allocate memory|bad_alloc"
+    r"|HOST_ALLOCATION_FAILED|(?<!OutOf)MemoryError",
+    re.I,
+)
+_PERHAPS_OUT_OF_MEMORY = re.compile(r"unable to find an engine|NVML_SUCCESS == ", re.I)
+"""What cuDNN says where no kernel can do it, or no workspace is left; and torch's allocator where
+it asks NVML, which is not there, who has the memory that it lacks."""
+_NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
+"""What batch norm says of a single image that the model has shrunk to one pixel."""
 _ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
 _MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
 
@@ -44,17 +57,19 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     waited_s = _lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
     begin = time.monotonic()
     environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
-    send({"phase": "create", "environment": environment})
-    environment |= device.prepare()
-    environment["prepare_s"] = time.monotonic() - begin
-    send({"phase": "create", "environment": environment})
-    phases = {"create": time.monotonic()}
+    send({"environment": environment})
+    phases: dict[str, float] = {}
 
     def enter(name: str) -> None:
         phases.setdefault(name, time.monotonic())
         send({"phase": name})
 
     try:
+        # Still the phase `worker`: a device that cannot be prepared says nothing of the model.
+        environment |= device.prepare()
+        environment["prepare_s"] = time.monotonic() - begin
+        send({"environment": environment})
+        enter("create")
         if request["run"] is None:
             findings = device.measure(configuration, protocol, enter)
         else:
@@ -62,21 +77,17 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
             run = getattr(importlib.import_module(module), name)
             findings = judge(run(configuration, device, protocol, enter), protocol)
     except BaseException as error:  # SystemExit as well: a model is not to say when we end
-        outcome, message, detail_mib = _explain(error, device, environment)
-        findings = Findings(
-            outcome=outcome,
-            failed_in=list(phases)[-1],
-            message=message,
-            memory_detail_mib=detail_mib,
-            provenance=device.provenance,
-        )
+        findings = _explain(error, device, [WORKER, *phases][-1])
     end = time.monotonic()
-    ends = [*list(phases.values())[1:], end]
+    ends = [*[*phases.values()][1:], end]
     environment |= {
         "load_average_after": os.getloadavg()[0],
         "phase_seconds": {name: ends[i] - phases[name] for i, name in enumerate(phases)},
         **findings.environment,
     }
+    if findings.step is not None:
+        rate = 1000 * configuration.batch_size / findings.step.median_ms
+        environment["samples_per_second"] = rate
     measurement = Measurement(
         configuration=configuration,
         device=request["device"],
@@ -89,35 +100,28 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     send({"result": measurement.to_dict()})
 
 
-def is_out_of_memory(text: str) -> bool:
-    """Whether an error's words say that memory ran out, on any of our devices."""
-    return _OUT_OF_MEMORY.search(text) is not None
+def is_out_of_memory(text: str, device: Device) -> bool:
+    """Whether an error's words say that this device's memory ran out."""
+    if _OUT_OF_MEMORY.search(text) is not None:
+        return True
+    return device.uses_host_memory and _OUT_OF_HOST_MEMORY.search(text) is not None
 
 
-def out_of_memory_mib(
-    capacity_mib: float, device_key: str, environment: Mapping[str, Any]
-) -> dict[str, float]:
-    """What is known of the memory that ran out: the capacity, and on the CPU that of the host."""
-    detail_mib = {"capacity": capacity_mib}
-    if is_cpu_device(device_key) and environment.get("host_memory_mib") is not None:
-        detail_mib["host_memory"] = environment["host_memory_mib"]
-    return detail_mib
-
-
-def host_was_short(detail_mib: Mapping[str, float]) -> bool:
-    """Whether memory ran out because others had most of the host's, so that it may fit later."""
-    return "host_memory" in detail_mib and (
-        detail_mib["capacity"] < _SHORT_SHARE * detail_mib["host_memory"]
-    )
+def others_had_memory(detail_mib: Mapping[str, float]) -> bool:
+    """Whether memory ran out because others had a part of it, so that it may fit later."""
+    if "host_memory" in detail_mib:
+        return detail_mib["capacity"] < _SHORT_SHARE * detail_mib["host_memory"]
+    return "device_memory" in detail_mib
 
 
 def with_shortage(message: str, detail_mib: Mapping[str, float]) -> str:
-    """The message of an attempt that ran out of memory, and whether the host is to blame."""
-    if not host_was_short(detail_mib):
+    """The message of an attempt that ran out of memory, and whether others are to blame."""
+    if not others_had_memory(detail_mib):
         return message
+    whole_mib = detail_mib.get("host_memory", detail_mib.get("device_memory"))
     return (
-        f"{message}; the host was short: it could have {detail_mib['capacity']:.0f} of "
-        f"{detail_mib['host_memory']:.0f} MiB, so it may fit another time"
+        f"{message}; memory was short: it could have {detail_mib['capacity']:.0f} of "
+        f"{whole_mib:.0f} MiB, so it may fit another time"
     )
 
 
@@ -161,18 +165,32 @@ def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
 _held: object = None
 
 
-def _explain(
-    error: BaseException, device: Device, environment: Mapping[str, Any]
-) -> tuple[Outcome, str, dict[str, float]]:
-    """Outcome, message and, when memory ran out, the capacity and the last allocation."""
+def _explain(error: BaseException, device: Device, phase: str) -> Findings:
+    """What a failure means: of the configuration, of its memory, or of the worker."""
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if isinstance(error, InputError | UnsupportedModelError | NotImplementedError):
-        return Outcome.UNSUPPORTED, message, {}
-    if not isinstance(error, MemoryError) and not is_out_of_memory(f"{message} {error}"):
-        return Outcome.ERROR, message, {}
-    detail_mib = out_of_memory_mib(device.capacity_mib, device.key, environment)
-    asked = _ALLOCATION.search(str(error))
-    if asked is not None:
-        detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
-    return Outcome.OOM, with_shortage(message, detail_mib), detail_mib
+    text = f"{message} {error}"
+    outcome, detail_mib = Outcome.ERROR, {}
+    is_refusal = isinstance(error, InputError | UnsupportedModelError | NotImplementedError)
+    if phase == WORKER:
+        pass
+    elif is_refusal or _NOT_TRAINABLE.search(text):
+        outcome = Outcome.UNSUPPORTED
+    elif is_out_of_memory(text, device) or (
+        _PERHAPS_OUT_OF_MEMORY.search(text) and device.is_nearly_full()
+    ):
+        outcome, detail_mib = Outcome.OOM, device.memory_limits_mib()
+        message = with_shortage(message, detail_mib)
+        asked = _ALLOCATION.search(str(error))
+        if asked is not None:
+            detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
+    elif _OUT_OF_HOST_MEMORY.search(text):
+        # The host's want says nothing of the memory that the step takes on the device.
+        phase, message = WORKER, f"the host ran out of memory in {phase}: {message}"
+    return Findings(
+        outcome=outcome,
+        failed_in=phase,
+        message=message,
+        memory_detail_mib=detail_mib,
+        provenance=device.provenance,
+    )

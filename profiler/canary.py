@@ -23,10 +23,20 @@ from typing import Any, ClassVar, Self
 
 from profiler.environment import stack_fingerprint
 from profiler.errors import InputError
-from profiler.records import Configuration, Measurement, Outcome
+from profiler.records import Configuration, Measurement, Outcome, is_cpu_device
 
-REFERENCE = Configuration(architecture="resnet18", batch_size=4, input_size=224)
-"""Measured in a second or so on any device, and known to every timm."""
+SMALL = Configuration(architecture="resnet18", batch_size=4, input_size=224)
+LARGE = Configuration(architecture="resnet50", batch_size=32, input_size=224)
+
+
+def default_reference(device_key: str) -> Configuration:
+    """What the canary measures: a small step on cores of a host, a larger one anywhere else.
+
+    On a GPU a small step waits for the host to launch its kernels, and hardly shows a slower clock;
+    the larger one has tens of milliseconds of arithmetic, and fits into 5 GiB. Both are known to
+    every timm.
+    """
+    return SMALL if is_cpu_device(device_key) else LARGE
 
 
 class CanaryDecision(enum.StrEnum):
@@ -49,7 +59,8 @@ class CanaryPlan:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "allow_inf_nan": False}
 
-    configuration: Configuration = REFERENCE
+    configuration: Configuration | None = None
+    """None: what `default_reference` says for the device."""
     every_measurements: int = 50
     every_s: float = 1800.0
     """A reading is due after so many measurements or seconds, whichever comes first."""
@@ -59,6 +70,10 @@ class CanaryPlan:
     stop_relative: float = 0.15
     confirmations: int = 2
     """Readings in succession beyond `stop_relative`, or that failed, which stop the node."""
+
+    def reference_on(self, device_key: str) -> Configuration:
+        """The configuration that is measured on this device."""
+        return self.configuration or default_reference(device_key)
 
     def __post_init__(self) -> None:
         for name in ("every_measurements", "every_s", "reference_readings", "confirmations"):
@@ -80,6 +95,7 @@ class CanaryReading:
     taken_at: str
     """UTC, ISO 8601."""
     host: str
+    """The host; of a GPU its UUID too, since each of a host's GPUs ages by itself."""
     device: str
     stack_fingerprint: str
     configuration: Configuration
@@ -130,22 +146,19 @@ def read_canary(
     measurement: Measurement,
     history: Iterable[CanaryReading],
     plan: CanaryPlan,
-    reference_ms: float | None = None,
 ) -> CanaryReading:
     """What a measurement of the canary's configuration says, given the readings before it.
 
     Args:
         history: earlier readings, the oldest first; those of other series do not count.
-        reference_ms: the device's step time where it is known better than from this node's own
-            first readings, such as from the store.
     """
-    ok = measurement.outcome is Outcome.OK
+    ok, facts = measurement.outcome is Outcome.OK, measurement.environment
     reading = CanaryReading(
         attempt_key=measurement.attempt_key,
         taken_at=measurement.started_at,
-        host=str(measurement.environment.get("host")),
+        host=" ".join(str(facts[name]) for name in ("host", "device_uuid") if facts.get(name)),
         device=measurement.device,
-        stack_fingerprint=stack_fingerprint(measurement.environment),
+        stack_fingerprint=stack_fingerprint(facts),
         configuration=measurement.configuration,
         protocol=measurement.protocol.name,
         outcome=measurement.outcome,
@@ -158,8 +171,7 @@ def read_canary(
     )
     before = [earlier for earlier in history if earlier.series == reading.series]
     known_ms = [r.step_time_ms for r in _trusted(before, plan) if r.step_time_ms is not None]
-    if reference_ms is None and known_ms:
-        reference_ms = statistics.median(known_ms[: plan.reference_readings])
+    reference_ms = statistics.median(known_ms[: plan.reference_readings]) if known_ms else None
     drift = None
     if reading.step_time_ms is not None and reference_ms is not None:
         drift = reading.step_time_ms / reference_ms - 1
@@ -214,7 +226,6 @@ class CanaryWatch:
 
     Args:
         history: readings of this node from before, such as from the store; the oldest first.
-        reference_ms: see `read_canary`.
         clock: seconds that never go backwards.
     """
 
@@ -223,11 +234,9 @@ class CanaryWatch:
         plan: CanaryPlan,
         *,
         history: Iterable[CanaryReading] = (),
-        reference_ms: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
-        self._reference_ms = reference_ms
         self._clock = clock
         self._measurements = 0
         self._read_at: float | None = None
@@ -252,7 +261,7 @@ class CanaryWatch:
 
     def take(self, measurement: Measurement) -> CanaryReading:
         """What this measurement of the canary says; the next one is due later, or at once."""
-        reading = read_canary(measurement, self.readings, self._plan, self._reference_ms)
+        reading = read_canary(measurement, self.readings, self._plan)
         self.readings.append(reading)
         self._read_at, self._measurements = self._clock(), 0
         return reading
@@ -268,14 +277,20 @@ class Canary(CanaryWatch):
 
     Args:
         measure: one measurement of this configuration here, under the protocol of the labels.
+        device_key: the device that it measures on.
         watch: of a `CanaryWatch`.
     """
 
     def __init__(
-        self, plan: CanaryPlan, measure: Callable[[Configuration], Measurement], **watch: Any
+        self,
+        plan: CanaryPlan,
+        measure: Callable[[Configuration], Measurement],
+        device_key: str,
+        **watch: Any,
     ) -> None:
         super().__init__(plan, **watch)
         self._measure = measure
+        self._configuration = plan.reference_on(device_key)
 
     def check(self) -> CanaryReading | None:
         """A new reading where one is due, or None: then it is a measurement's turn.
@@ -285,4 +300,4 @@ class Canary(CanaryWatch):
         if not self.is_due():
             self.count_measurement()
             return None
-        return self.take(self._measure(self._plan.configuration))
+        return self.take(self._measure(self._configuration))

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from profiler import procfs
-from profiler.attempt import LOCK_DIR, is_out_of_memory, out_of_memory_mib, with_shortage
-from profiler.devices import open_device
+from profiler.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
+from profiler.devices import Device, open_device
 from profiler.environment import host_facts, utc_now
 from profiler.forks import Child, ForkServer, ForkServerError
 from profiler.records import Configuration, Measurement, Outcome, Protocol
@@ -87,7 +87,7 @@ class Measurer:
             DeviceError: there is no such device on this machine.
         """
         # A wrong key is the caller's mistake, not an outcome.
-        provenance = open_device(device_key).provenance
+        device = open_device(device_key)
         started_at, key = utc_now(), attempt_key or uuid.uuid4().hex
         request = {
             "configuration": configuration.to_dict(),
@@ -103,10 +103,10 @@ class Measurer:
         with self._one_at_a_time:
             oom_kills = procfs.kernel_oom_kills()
             try:
-                failure = self._attempt(request, progress)
+                failure = self._attempt(request, progress, device)
             except ForkServerError as error:
                 self.close()
-                failure = _Failure(Outcome.ERROR, "worker", str(error))
+                failure = _Failure(Outcome.ERROR, WORKER, str(error))
             except BaseException:
                 self.close()  # an interrupted worker leaves nothing running
                 raise
@@ -114,12 +114,12 @@ class Measurer:
         if progress.result is not None:
             return Measurement.from_dict(progress.result)
         if failure.killed and out_of_memory:
-            failure = _Failure(Outcome.OOM, failure.phase, "the kernel killed it: out of memory")
+            failure = _host_ran_out(failure.phase, "the kernel killed it: out of memory", device)
         environment = {"device": device_key, **host_facts(), **progress.environment}
         message, detail_mib = failure.message, {}
         if failure.outcome is Outcome.OOM and "memory_limit_mib" in environment:
-            capacity_mib = environment["memory_limit_mib"]
-            detail_mib = out_of_memory_mib(capacity_mib, device_key, environment)
+            detail_mib["capacity"] = environment["memory_limit_mib"]
+            detail_mib["host_memory"] = environment["memory_allowed_mib"]
             message = with_shortage(message, detail_mib)
         return Measurement(
             configuration=configuration,
@@ -129,14 +129,14 @@ class Measurer:
             started_at=started_at,
             duration_s=progress.duration_s,
             attempt_key=key,
-            provenance=provenance,
+            provenance=device.provenance,
             failed_in=failure.phase,
             message=message,
             memory_detail_mib=detail_mib,
             environment=environment,
         )
 
-    def _attempt(self, request: dict[str, Any], progress: _Progress) -> _Failure:
+    def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
         """Runs one child to its end; the failure counts only if no result has come."""
         child = self._server.fork(_ATTEMPT, request)
         try:
@@ -151,9 +151,9 @@ class Measurer:
             return failure
         finally:
             child.close()
-        return self._crash(child, progress.phase)
+        return self._crash(child, progress.phase, device)
 
-    def _crash(self, child: Child, phase: str) -> _Failure:
+    def _crash(self, child: Child, phase: str, device: Device) -> _Failure:
         code, printed = child.exit_code, self._server.printed
         if code is not None and code < 0:
             what = f"was killed by {_signal_name(-code)}"
@@ -161,9 +161,17 @@ class Measurer:
         else:
             what, killed = f"ended with exit status {code}", False
         message = f"the measuring process {what}"
-        outcome = Outcome.OOM if is_out_of_memory(printed) else Outcome.ERROR
         last_line = printed.splitlines()[-1] if printed else ""
-        return _Failure(outcome, phase, f"{message}: {last_line}" if last_line else message, killed)
+        message = f"{message}: {last_line}" if last_line else message
+        out_of_memory = phase != WORKER and is_out_of_memory(printed, device)
+        return _Failure(Outcome.OOM if out_of_memory else Outcome.ERROR, phase, message, killed)
+
+
+def _host_ran_out(phase: str, message: str, device: Device) -> _Failure:
+    """It is the configuration's doing only where its step takes the host's memory."""
+    if phase != WORKER and device.uses_host_memory:
+        return _Failure(Outcome.OOM, phase, message)
+    return _Failure(Outcome.ERROR, WORKER, message)
 
 
 def _signal_name(number: int) -> str:
@@ -188,15 +196,15 @@ class _Progress:
 
     lock_timeout_s: float
     timeout_s: float
-    phase: str = "worker"
+    phase: str = WORKER
+    has_lock: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
     begin: float = field(default_factory=time.monotonic)
 
     @property
     def deadline(self) -> float:
-        waits = self.phase == "worker"
-        return self.begin + (self.lock_timeout_s if waits else self.timeout_s)
+        return self.begin + (self.timeout_s if self.has_lock else self.lock_timeout_s)
 
     @property
     def duration_s(self) -> float:
@@ -205,14 +213,16 @@ class _Progress:
     def follow(self, messages: Iterator[Mapping[str, Any]]) -> None:
         self.begin = time.monotonic()  # the server's own start is not the child's time
         for message in messages:
-            if self.phase == "worker" and "phase" in message:
-                self.begin = time.monotonic()  # it has the lock
+            if not self.has_lock:  # the first word comes as soon as it has it
+                self.begin, self.has_lock = time.monotonic(), True
             self.phase = message.get("phase", self.phase)
             self.environment = message.get("environment", self.environment)
             self.result = message.get("result", self.result)
 
     def timed_out(self) -> _Failure:
-        if self.phase == "worker":
-            return _Failure(Outcome.ERROR, "worker", "the measuring process never got to its lock")
+        if not self.has_lock:
+            return _Failure(Outcome.ERROR, WORKER, "the measuring process never got to its lock")
         message = f"killed after {self.timeout_s:g} s"
+        if self.phase == WORKER:
+            return _Failure(Outcome.ERROR, WORKER, f"{message}, before the device was ready")
         return _Failure(Outcome.TIMEOUT, self.phase, message)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import resource
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+CGROUPS = Path("/sys/fs/cgroup")
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _STEAL = 7
@@ -31,20 +34,62 @@ def reset_peak_resident() -> bool:
     return True
 
 
-def available_memory_mib() -> float:
-    """Memory that a new process may take without swapping, within this process's cgroup."""
-    available = _meminfo_kib("MemAvailable") / 1024
+def available_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float:
+    """Memory that a new process may take without swapping, within all of this process's cgroups.
+
+    A job of Slurm or Kubernetes is limited by its own group, or by any group around it.
+    """
+    rooms = [_meminfo_kib(proc / "meminfo", "MemAvailable") / 1024]
+    rooms += [limit - used for limit, used in _memory_limits_mib(proc, cgroups)]
+    return max(0.0, min(rooms))
+
+
+def allowed_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float:
+    """The same, if nobody else took any: the machine's memory, or the smallest cgroup's."""
+    limits = [limit for limit, _ in _memory_limits_mib(proc, cgroups)]
+    return min([_meminfo_kib(proc / "meminfo", "MemTotal") / 1024, *limits])
+
+
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float]]:
+    """Limit of each cgroup that bounds this process's memory, and what is in use of it."""
+    for group, (limit, used, reclaimable) in _memory_groups(proc, cgroups):
+        try:
+            limit_bytes = int((group / limit).read_text(encoding="ascii"))  # v2 may say "max"
+            used_bytes = int((group / used).read_text(encoding="ascii"))
+            statistics = (group / "memory.stat").read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            continue  # no limit here, or none to be seen
+        # The kernel drops what it keeps of files when the group needs the memory.
+        told = dict(zip(statistics[::2], statistics[1::2], strict=False))
+        yield limit_bytes / 2**20, (used_bytes - int(told.get(reclaimable, 0))) / 2**20
+
+
+def _memory_groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The cgroups that bound this process's memory, with the names of their files."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return available  # no cgroup limit to be seen from here
-    return available if limit == "max" else min(available, (int(limit) - used) / 2**20)
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, files = (cgroups / "memory", _V1) if controllers else (cgroups, _V2)
+        # In a container the name is the host's and the folder not there; the root's files are ours.
+        group = root / name.lstrip("/")
+        yield group, files
+        while group != root:
+            group = group.parent
+            yield group, files
 
 
 def total_memory_mib() -> float:
     """Memory of this machine."""
-    return _meminfo_kib("MemTotal") / 1024
+    return _meminfo_kib(Path("/proc/meminfo"), "MemTotal") / 1024
 
 
 def kernel_oom_kills() -> int:
@@ -82,6 +127,38 @@ def stolen_cpu_s(cores: Iterable[int]) -> float:
     return ticks / CLOCK_TICKS_PER_S
 
 
+class LostTime:
+    """How much of its processor time this process had to wait for, since this was made.
+
+    Args:
+        cores: those that it may use.
+        threads: how many of its threads are to run at once.
+    """
+
+    def __init__(self, cores: Iterable[int], threads: int) -> None:
+        self._cores, self._threads = [*cores], threads
+        self._stolen_s = stolen_cpu_s(self._cores)
+        self._waited_s = run_queue_wait_s()
+        self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._begin = time.perf_counter()
+
+    def facts(self) -> dict[str, float | int | None]:
+        """For the environment record; `lost_cpu_share` is None where the kernel does not tell."""
+        seconds = time.perf_counter() - self._begin
+        waited_s = run_queue_wait_s()
+        stolen_s = stolen_cpu_s(self._cores) - self._stolen_s
+        lost_share = None
+        if waited_s is not None and self._waited_s is not None:
+            lost_share = (waited_s - self._waited_s) / (seconds * self._threads)
+            lost_share += stolen_s / (seconds * len(self._cores))
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return {
+            "lost_cpu_share": lost_share,
+            "stolen_cpu_s": stolen_s,
+            "involuntary_context_switches": switches - self._switches,
+        }
+
+
 def first_sibling(cpu: int) -> int:
     """The lowest-numbered hardware thread of the core that this one belongs to."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -91,10 +168,10 @@ def first_sibling(cpu: int) -> int:
         return cpu
 
 
-def _meminfo_kib(field: str) -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
+def _meminfo_kib(path: Path, field: str) -> int:
+    with path.open(encoding="ascii") as lines:
         for line in lines:
             name, _, value = line.partition(":")
             if name == field:
                 return int(value.split()[0])
-    raise OSError(f"/proc/meminfo has no {field}")
+    raise OSError(f"{path} has no {field}")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from profiler.attempt import host_was_short
-from profiler.errors import TrappmError
+from profiler.attempt import WORKER, others_had_memory
+from profiler.environment import stack_difference
+from profiler.errors import InputError, TrappmError
 from profiler.json_lines import JsonLines
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -26,7 +28,12 @@ class Sweep:
     """A list of configurations on one device, and how far it is.
 
     Args:
+        environment: of the device (`Device.environment`); results of another stack are refused.
         retries: how often to try again what failed for reasons that may pass.
+
+    Raises:
+        InputError: the results were taken under another software stack, or on another device of
+            the same key.
     """
 
     def __init__(
@@ -35,6 +42,7 @@ class Sweep:
         results: JsonLines[Measurement],
         device_key: str,
         protocol: Protocol,
+        environment: Mapping[str, Any],
         *,
         retries: int = 2,
     ) -> None:
@@ -49,12 +57,24 @@ class Sweep:
                 device_key,
                 protocol,
             ):
+                difference = stack_difference(found.environment, environment)
+                # A worker that broke down early has not come to say where it was.
+                if difference is not None and not _worker_failed(found):
+                    raise InputError(
+                        f"the results so far are of another stack ({difference}); name another "
+                        "file for those of this one"
+                    )
                 self._take(found)
 
     @property
     def settled(self) -> int:
         """How many configurations have an outcome that stands."""
         return sum(map(self._is_settled, self.configurations))
+
+    @property
+    def measured(self) -> int:
+        """How many of them have been measured: their outcome is `ok`."""
+        return self.outcomes[Outcome.OK]
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -127,7 +147,7 @@ def may_pass(measurement: Measurement) -> bool:
     return (
         measurement.outcome is Outcome.UNSTABLE
         or _worker_failed(measurement)
-        or (measurement.outcome is Outcome.OOM and host_was_short(measurement.memory_detail_mib))
+        or (measurement.outcome is Outcome.OOM and others_had_memory(measurement.memory_detail_mib))
     )
 
 
@@ -140,4 +160,4 @@ def duration(seconds: float) -> str:
 
 
 def _worker_failed(measurement: Measurement) -> bool:
-    return measurement.outcome is Outcome.ERROR and measurement.failed_in == "worker"
+    return measurement.outcome is Outcome.ERROR and measurement.failed_in == WORKER

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, one_line
+from profiler.files import read_plain
 from profiler.pool import PoolGroup, PoolSpec, build_pool
 from profiler.records import Configuration
 
@@ -100,9 +101,6 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path} is larger than {_MAX_BYTES >> 20} MiB; split it")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"cannot read the list {path}: {reason}") from error
+        return read_plain(path, _MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read the list {path}: it is not UTF-8") from error

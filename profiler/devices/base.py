@@ -3,7 +3,8 @@
 Most devices run the step on hardware (`StepDevice`) and leave the protocol to us:
 
     prepare -> watch_memory -> (create model, two steps) -> memory -> (warm up)
-            -> open_window -> time_steps, time_steps, ... -> close_window -> time_parts
+            -> open_window -> time_steps, time_steps, ... -> run_to_tick -> close_window
+            -> time_parts
 
 Others answer without running anything (`Device.measure`), such as a replay of recorded labels.
 Creating a device is cheap and may happen in any process. Everything from `prepare` on belongs to
@@ -90,6 +91,8 @@ class Device(ABC):
     """Measurements whose devices share this name never run at the same time on a host; None for
     devices that nothing can disturb."""
     provenance: Provenance = Provenance.MEASURED
+    uses_host_memory: bool = True
+    """Whether a step takes the host's memory: then the capacity is what the host has to give."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -112,6 +115,18 @@ class Device(ABC):
     def capacity_mib(self) -> float:
         """The most memory that a measurement can have here; known after `prepare`."""
 
+    def memory_limits_mib(self) -> dict[str, float]:
+        """`capacity`: what a step that has just run out of memory could have had.
+
+        Where others had a part of the whole, so that it may fit another time, the whole is told
+        beside it: `host_memory`, or `device_memory` of a device with memory of its own.
+        """
+        return {"capacity": self.capacity_mib}
+
+    def is_nearly_full(self) -> bool:
+        """Whether so little memory is left that an error without a reason is for want of it."""
+        return False
+
     @abstractmethod
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -129,6 +144,8 @@ class StepDevice(Device):
 
     min_power_window_s: float
     """The shortest window over which the energy meter can be believed; 0 where there is none."""
+    min_warmup_s: float = 0.0
+    """How long steps run before any is timed, however few the protocol asks for."""
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -168,6 +185,11 @@ class StepDevice(Device):
     @abstractmethod
     def open_window(self) -> None:
         """Starts to watch energy and disturbances."""
+
+    def run_to_tick(self, step: Callable[[], None]) -> int:
+        """Goes on with whole steps until the energy meter has just been refreshed; how many."""
+        del step
+        return 0
 
     @abstractmethod
     def close_window(self) -> Window:

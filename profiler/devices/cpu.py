@@ -67,7 +67,11 @@ class CpuDevice(StepDevice):
         self._energy = _Rapl(powercap)
         self.min_power_window_s = 0.0 if self._energy.missing else 0.1
         self._capacity_mib = 0.0
-        self._cores: list[int] = []
+        # One hardware thread per physical core first; the highest numbers, because interrupts
+        # and everybody else's pinning tend to start at 0.
+        cores = sorted(allowed, reverse=True)
+        cores.sort(key=lambda cpu: procfs.first_sibling(cpu) != cpu)
+        self._cores = sorted(cores[: self.threads])
 
     def environment(self) -> dict[str, Any]:
         facts = host_facts()
@@ -76,11 +80,6 @@ class CpuDevice(StepDevice):
     def prepare(self) -> dict[str, Any]:
         import torch
 
-        # One hardware thread per physical core first; the highest numbers, because interrupts
-        # and everybody else's pinning tend to start at 0.
-        allowed = sorted(os.sched_getaffinity(0), reverse=True)
-        allowed.sort(key=lambda cpu: procfs.first_sibling(cpu) != cpu)
-        self._cores = sorted(allowed[: self.threads])
         os.sched_setaffinity(0, self._cores)
         # Ray sets OMP_NUM_THREADS for its workers, so the count is set here whatever it says.
         torch.set_num_threads(self.threads)
@@ -101,6 +100,7 @@ class CpuDevice(StepDevice):
             "pinned_cores": self._cores,
             "omp_num_threads_found": os.environ.get("OMP_NUM_THREADS"),
             "memory_limit_mib": round(self._capacity_mib, 1),
+            "memory_allowed_mib": round(procfs.allowed_memory_mib()),
         }
 
     def refusal(self, configuration: Configuration) -> str | None:
@@ -133,6 +133,9 @@ class CpuDevice(StepDevice):
     @property
     def capacity_mib(self) -> float:
         return self._capacity_mib
+
+    def memory_limits_mib(self) -> dict[str, float]:
+        return {"capacity": self.capacity_mib, "host_memory": procfs.allowed_memory_mib()}
 
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
         samples_ms = []
@@ -169,33 +172,21 @@ class CpuDevice(StepDevice):
         return MemoryReading(peak_mib=peak - libraries, detail_mib=detail, method=method)
 
     def open_window(self) -> None:
-        self._stolen_s = procfs.stolen_cpu_s(self._cores)
-        self._waited_s = procfs.run_queue_wait_s()
-        self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._lost_time = procfs.LostTime(self._cores, self.threads)
         self._energy.start()
         self._begin = time.perf_counter()
 
     def close_window(self) -> Window:
         seconds = time.perf_counter() - self._begin
         energy_j = self._energy.joules()
-        waited_s = procfs.run_queue_wait_s()
-        stolen_s = procfs.stolen_cpu_s(self._cores) - self._stolen_s
-        lost_share = None
-        if waited_s is not None and self._waited_s is not None:
-            lost_s = waited_s - self._waited_s + stolen_s
-            lost_share = lost_s / (seconds * self.threads)
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._switches
+        lost = self._lost_time.facts()
+        method = None if energy_j is None else "rapl package energy counter"
         return Window(
             seconds=seconds,
             energy_j=energy_j,
             energy_missing=self._energy.missing,
-            lost_share=lost_share,
-            facts={
-                "lost_cpu_share": lost_share,
-                "stolen_cpu_s": stolen_s,
-                "involuntary_context_switches": switches,
-                "power_method": None if energy_j is None else "rapl package energy counter",
-            },
+            lost_share=lost["lost_cpu_share"],
+            facts={**lost, "power_method": method},
         )
 
 

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from profiler import procfs
 from profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
+from profiler.devices.gpu_neighbours import Neighbours
 from profiler.devices.gpu_watch import PERIOD_S, GpuWatch
 from profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
 from profiler.environment import host_facts
-from profiler.errors import DeviceError
+from profiler.errors import DeviceError, one_line
 from profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:
@@ -31,17 +33,26 @@ _EVENT_BATCH = 64
 
 _MIB = 2**20
 
+_CONTEXT_MIB = 4096
+"""More than any context with its libraries takes beside torch's own memory."""
+_NEARLY_FULL = 0.8
+"""Share of the GPU that torch has reserved at the peak."""
+_TICK_TIMEOUT_S = 0.25
+_CLOCK_SM = 1  # of nvml.h
+
 
 class CudaDevice(StepDevice):
     """One GPU or MIG instance, known by its UUID."""
 
-    min_power_window_s = 2.0  # the counter is refreshed about every 100 ms
+    uses_host_memory = False
+    min_power_window_s = 2.0
+    min_warmup_s = 0.5  # an idle GPU takes a while to raise its clocks
 
     @classmethod
     def local_keys(cls) -> list[str]:
         """The short names of the GPUs that this process may use; none without GPU or driver."""
         try:
-            return sorted({gpu.short_key for gpu in visible_gpus()})
+            return sorted({gpu.short_key for gpu in visible_gpus() if gpu.failure is None})
         except DeviceError:
             return []
 
@@ -56,10 +67,12 @@ class CudaDevice(StepDevice):
         if not matches:
             raise DeviceError("no GPU here has this number or name")
         self._gpu: Gpu = matches[0]
-        memory, why = self._gpu.ask("nvmlDeviceGetMemoryInfo")
+        if self._gpu.failure is not None:
+            raise DeviceError(self._gpu.failure)
+        memory, why = self._gpu.memory()
         if memory is None:
             raise DeviceError(f"{self._gpu.name} does not tell its memory ({why})")
-        self._capacity_mib = float(memory.total / _MIB)
+        self._total_mib = self._capacity_mib = float(memory.total / _MIB)
         # Instances of one GPU share its power budget and memory bus.
         self.lock_name = f"gpu-{(self._gpu.board or self._gpu).uuid}"
         self._wall_ms: list[float] = []
@@ -73,30 +86,35 @@ class CudaDevice(StepDevice):
             "ecc": gpu.ask("nvmlDeviceGetEccMode"),
             "mig": gpu.ask("nvmlDeviceGetMigMode"),
             "persistence": gpu.ask("nvmlDeviceGetPersistenceMode"),
+            # What a user has set; a lower one makes another device of it.
+            "device_clock_mhz": gpu.ask("nvmlDeviceGetApplicationsClock", _CLOCK_SM),
+            "compute_capability": gpu.ask("nvmlDeviceGetCudaComputeCapability"),
         }
         facts = {name: answer.value for name, answer in answers.items()}
         limit_mw = facts["device_power_limit_w"]
         if limit_mw is not None:
             facts["device_power_limit_w"] = limit_mw / 1000
+        host = host_facts()
         return {
-            **host_facts(),
+            **host,
             **facts,
+            "host_cpu": host["cpu_model"],
+            "ecc_enabled": None if facts["ecc"] is None else bool(facts["ecc"][0]),
             "untold": {name: a.missing for name, a in answers.items() if a.missing is not None},
             "device": self.key,
             "device_name": gpu.name,
             "device_uuid": gpu.uuid,
-            "device_memory_mib": self.capacity_mib,
+            "device_memory_mib": self._total_mib,
             "driver": driver_version(),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-            "tf32": "convolutions only",
+            "tf32": _tf32(facts["compute_capability"]),
             "cudnn_benchmark": False,
         }
 
     def prepare(self) -> dict[str, Any]:
         # Any process that NVML sees before our context exists is somebody else's.
-        self._strangers, untold = self._processes()
-        self._used_before = self._gpu.ask("nvmlDeviceGetMemoryInfo")
+        self._neighbours = Neighbours(self._gpu)
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu.uuid
         import torch
@@ -104,16 +122,25 @@ class CudaDevice(StepDevice):
         if not torch.cuda.is_available():
             raise DeviceError(f"torch {torch.__version__} cannot use CUDA on {self._gpu.name}")
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        opened = str(torch.cuda.get_device_properties(0).uuid)
-        if opened not in _bare_uuids(self._gpu):
-            raise DeviceError(f"CUDA opened {opened} where NVML means {self._gpu.uuid}")
-        # PyTorch's own defaults, fixed so that no environment variable changes them.
+        properties = torch.cuda.get_device_properties(0)
+        if str(properties.uuid) not in _bare_uuids(self._gpu):
+            raise DeviceError(f"CUDA opened {properties.uuid} where NVML means {self._gpu.uuid}")
+        self._capacity_mib = properties.total_memory / _MIB  # less than NVML's: what can be had
+        # PyTorch's own defaults. What the environment says beside them is in `switches`.
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            torch.ones(1, device=self.torch_device).add_(1).cpu()
+        except RuntimeError as error:  # no kernel for this GPU in this torch, say
+            raise DeviceError(
+                f"torch {torch.__version__} cannot compute on {self._gpu.name}: {one_line(error)}"
+            ) from error
+        torch.cuda.empty_cache()
         return {
             "threads": torch.get_num_threads(),
-            "foreign_gpu_processes": len(self._strangers) if untold is None else None,
+            "foreign_gpu_processes": self._neighbours.count_before,
+            "gpu_memory_in_use_before_mib": self._neighbours.mib_before,
         }
 
     def refusal(self, configuration: Configuration) -> str | None:
@@ -134,6 +161,20 @@ class CudaDevice(StepDevice):
     @property
     def capacity_mib(self) -> float:
         return self._capacity_mib
+
+    def memory_limits_mib(self) -> dict[str, float]:
+        import torch
+
+        if self._neighbours.now() is None:
+            return {"capacity": self.capacity_mib}
+        free, _ = torch.cuda.mem_get_info()
+        available_mib = (free + torch.cuda.memory_reserved()) / _MIB
+        return {"capacity": available_mib, "device_memory": self.capacity_mib}
+
+    def is_nearly_full(self) -> bool:
+        import torch
+
+        return torch.cuda.max_memory_reserved() / _MIB > _NEARLY_FULL * self.capacity_mib
 
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
         samples_ms: list[float] = []
@@ -164,41 +205,81 @@ class CudaDevice(StepDevice):
         missing: dict[str, str] = {}
         # What the caching allocator gave back under pressure has been ours at the peak.
         given_back = (peak_reserved - torch.cuda.memory_reserved()) / _MIB
-        memory, why = self._gpu.ask("nvmlDeviceGetMemoryInfo")
+        memory, why = self._gpu.memory()
         if memory is None:
             missing["device_used"] = str(why)
         else:
             detail["device_used"] = memory.used / _MIB
-        used, why = self._own_bytes()
+        used, why = self._neighbours.own_bytes()
         if used is not None:
             detail["process_used"] = used / _MIB
             peak_mib, method = detail["process_used"] + given_back, "nvml process memory"
-        elif memory is not None and self._used_before.value is not None and not self._strangers:
-            missing["process_used"] = str(why)
-            above = (memory.used - self._used_before.value.used) / _MIB
-            peak_mib, method = above + given_back, "nvml device memory above its baseline"
         else:
-            missing |= {"process_used": str(why), "memory_mib": str(why)}
-            return MemoryReading(peak_mib=None, method="none", detail_mib=detail, missing=missing)
+            missing["process_used"] = str(why)
+            above_mib, why = self._above_baseline(memory)
+            if above_mib is None:
+                missing["memory_mib"] = f"{missing['process_used']}; {why}"
+                return MemoryReading(
+                    peak_mib=None, method="none", detail_mib=detail, missing=missing
+                )
+            peak_mib, method = above_mib + given_back, "nvml device memory above its baseline"
         return MemoryReading(peak_mib=peak_mib, method=method, detail_mib=detail, missing=missing)
+
+    def _above_baseline(self, memory: Any) -> tuple[float | None, str | None]:
+        """What is in use on the GPU beyond what was before us, or why that is not ours alone."""
+        import torch
+
+        before = self._neighbours.used_before
+        if memory is None or before is None:
+            return None, "NVML does not tell the memory of the GPU"
+        others = self._neighbours.untold() or self._neighbours.now()
+        if others is not None:
+            return None, others
+        above_mib = (memory.used - before) / _MIB
+        if above_mib - torch.cuda.memory_reserved() / _MIB > _CONTEXT_MIB:
+            return None, f"{above_mib:.0f} MiB of the GPU came into use, too much to be ours alone"
+        return above_mib, None
 
     def open_window(self) -> None:
         self._wall_ms.clear()
-        self._watch = GpuWatch(self._gpu)
-        self._energy_mj = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        self._energy_mj = self._at_tick(lambda: time.sleep(0.001))
         self._begin = time.perf_counter()
+        self._watch = GpuWatch(self._gpu)
+        # One thread launches the kernels of a step, wherever on this host it runs.
+        self._lost_time = procfs.LostTime(os.sched_getaffinity(0), threads=1)
+
+    def run_to_tick(self, step: Callable[[], None]) -> int:
+        import torch
+
+        done = 0
+
+        def another() -> None:
+            nonlocal done
+            step()
+            torch.cuda.synchronize()
+            done += 1
+
+        self._at_tick(another)
+        return done
 
     def close_window(self) -> Window:
         seconds = time.perf_counter() - self._begin
         energy_mj = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        lost = self._lost_time.facts()
         self._watch.stop()
         watch = self._watch
         disturbances = [f"{what} of the GPU" for what in watch.slowdowns()]
         if watch.failure is not None:
             disturbances.append(f"the GPU's sensors failed meanwhile ({watch.failure})")
-        foreign = self._foreign_count(watch.processes())
+        seen, unlisted = watch.processes(), self._neighbours.unlisted()
+        foreign = None if seen is None else self._neighbours.count(seen)
         if foreign:
             disturbances.append(f"{foreign} other processes on the GPU")
+        if unlisted is not None:
+            disturbances.append(unlisted)
+        missing = watch.missing
+        if seen is not None and foreign is None:
+            missing["foreign_gpu_processes"] = "NVML lists no process on the GPU, not even ours"
         energy_j, why = _joules(self._energy_mj, energy_mj)
         method = "nvml total energy counter" if energy_j is not None else None
         if energy_j is None and watch.failure is None and watch.mean_power_w is not None:
@@ -209,37 +290,33 @@ class CudaDevice(StepDevice):
             seconds=seconds,
             energy_j=energy_j,
             energy_missing=why if energy_j is None else None,
+            lost_share=lost["lost_cpu_share"],
             disturbances=tuple(disturbances),
             facts={
                 **watch.facts(),
+                **lost,
                 "wall_step_time_ms": wall_ms,
                 "power_method": method,
                 "foreign_gpu_processes": foreign,
             },
-            missing=watch.missing,
+            missing=missing,
         )
 
-    def _processes(self) -> tuple[dict[int, int | None], str | None]:
-        """Bytes that each process uses on the GPU by its id, or why they are not told."""
-        processes, why = self._gpu.ask("nvmlDeviceGetComputeRunningProcesses")
-        return {process.pid: process.usedGpuMemory for process in processes or []}, why
+    def _at_tick(self, meanwhile: Callable[[], object]) -> Answer:
+        """The energy counter as soon as it moves, or after a while; it is refreshed every 0.1 s."""
+        first = latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        deadline = time.perf_counter() + _TICK_TIMEOUT_S
+        while first.value is not None and latest == first and time.perf_counter() < deadline:
+            meanwhile()
+            latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return latest
 
-    def _own_bytes(self) -> tuple[int | None, str | None]:
-        """Bytes that this process uses on the GPU, or why they are not told."""
-        processes, why = self._processes()
-        # In a container NVML shows the host's process ids, so ours is the one that is new.
-        new = processes.keys() - self._strangers.keys()
-        mine = os.getpid() if os.getpid() in processes else (min(new) if len(new) == 1 else None)
-        if mine is None:
-            return None, why or f"NVML lists {len(new)} new processes on the GPU, not just ours"
-        return processes[mine], "NVML does not tell the memory of a process"
 
-    def _foreign_count(self, seen: set[int] | None) -> int | None:
-        """How many of the processes seen on the GPU are not ours; None if NVML tells of none."""
-        if seen is None:
-            return None
-        new = seen - self._strangers.keys()
-        return len(seen) - bool(new)  # one of the new is this process
+def _tf32(capability: tuple[int, int] | None) -> str | None:
+    """Where TF32 is used, as `prepare` sets it; Ampere was the first to have it."""
+    if capability is None:
+        return None
+    return "convolutions only" if capability[0] >= 8 else "not available"
 
 
 def _joules(before: Answer, after: Answer) -> tuple[float | None, str | None]:

@@ -28,6 +28,12 @@ _OF_ALL_INSTANCES = frozenset(
 )  # fmt: skip
 """What a board answers for all its instances together, which says nothing of one of them."""
 
+_OLDER = {
+    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetComputeRunningProcesses": "nvmlDeviceGetComputeRunningProcesses_v2",
+}
+"""What drivers before 535, and before 510, have in the place of a function."""
+
 
 class Answer(NamedTuple):
     """What NVML answers, or why it does not."""
@@ -46,6 +52,8 @@ class Gpu:
     """NVML's own handle."""
     board: Gpu | None = None
     """Of a MIG instance: the GPU that it is a part of."""
+    failure: str | None = None
+    """Why NVML tells nothing of it: it is lost, say, and only keeps its number."""
 
     @property
     def short_key(self) -> str:
@@ -57,20 +65,39 @@ class Gpu:
 
     def ask(self, function: str, *arguments: Any) -> Answer:
         """The answer of one NVML query on this GPU, or the reason why there is none."""
-        import pynvml
-
         handle = self.handle
         if self.board is not None and function not in _OF_INSTANCE:
             if function in _OF_ALL_INSTANCES:
                 return Answer(None, "a MIG instance shares this meter with its whole GPU")
             handle = self.board.handle
-        query = getattr(pynvml, function, None)
-        if query is None:
-            return Answer(None, f"the installed nvidia-ml-py has no {function}")
-        try:
-            return Answer(query(handle, *arguments), None)
-        except pynvml.NVMLError as error:
-            return Answer(None, f"NVML on {function}: {error}")
+        for name in filter(None, (function, _OLDER.get(function))):
+            answer = _query(handle, name, *arguments)
+            if answer is not None:
+                return answer
+        return Answer(None, f"the driver, or the installed nvidia-ml-py, has no {function}")
+
+    def memory(self) -> Answer:
+        """Its memory in bytes as `total` and `used`; since driver 510 `used` leaves out `reserved`,
+        the driver's own."""
+        import pynvml
+
+        version = getattr(pynvml, "nvmlMemory_v2", None)
+        answer = Answer(None, None)
+        if version is not None:
+            answer = self.ask("nvmlDeviceGetMemoryInfo", version)
+        return answer if answer.value is not None else self.ask("nvmlDeviceGetMemoryInfo")
+
+
+def _query(handle: Any, function: str, *arguments: Any) -> Answer | None:
+    """What NVML answers; None where the driver, or its Python package, knows no such question."""
+    import pynvml
+
+    try:
+        return Answer(getattr(pynvml, function)(handle, *arguments), None)
+    except (AttributeError, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLLibraryMismatchError):
+        return None
+    except pynvml.NVMLError as error:
+        return Answer(None, f"NVML on {function}: {error}")
 
 
 def visible_gpus() -> list[Gpu]:
@@ -118,6 +145,8 @@ def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
 def all_gpus() -> list[Gpu]:
     """Every GPU of this machine by PCI bus; in the place of one split by MIG, its instances.
 
+    One that NVML cannot ask keeps its place, with its `failure`.
+
     Raises:
         DeviceError: NVML is not installed, or finds no driver.
     """
@@ -125,16 +154,12 @@ def all_gpus() -> list[Gpu]:
         import pynvml
 
         pynvml.nvmlInit()
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = _gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
-            mode = gpu.ask("nvmlDeviceGetMigMode").value
-            gpus += _instances(gpu) if mode and mode[0] else [gpu]
-        return gpus
+        count = pynvml.nvmlDeviceGetCount()
     except ImportError as error:
         raise DeviceError("the package nvidia-ml-py is not installed") from error
     except pynvml.NVMLError as error:
         raise DeviceError(f"NVML finds no GPU: {error}") from error
+    return [gpu for index in range(count) for gpu in _board(index)]
 
 
 def driver_version() -> str:
@@ -149,6 +174,19 @@ def driver_version() -> str:
         return _text(pynvml.nvmlSystemGetDriverVersion)
     except pynvml.NVMLError as error:
         raise DeviceError(f"NVML does not tell the driver's version: {error}") from error
+
+
+def _board(index: int) -> list[Gpu]:
+    """The GPU in this place of the bus, or its MIG instances."""
+    import pynvml
+
+    try:
+        gpu = _gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
+        mode = gpu.ask("nvmlDeviceGetMigMode").value
+        return _instances(gpu) if mode and mode[0] else [gpu]
+    except pynvml.NVMLError as error:
+        failure = f"NVML on GPU {index} of this machine: {error}"
+        return [Gpu(uuid=f"(GPU {index})", name="", handle=None, failure=failure)]
 
 
 def _instances(board: Gpu) -> list[Gpu]:

@@ -4,7 +4,8 @@ The file has JSON lines, each a whole measurement (as `python -m profiler measur
 or `Measurement.to_dict`) or a plain label: `architecture`, `batch_size`, `input_size`, any other
 field of a `Configuration`, and any of `step_time_ms`, `memory_mib`, `power_w`, `energy_j`,
 `provenance`. The same question always gets the same answer; what is not in the file is
-`unsupported`. An answer keeps the provenance and the environment of its record.
+`unsupported`. An answer keeps the provenance and the environment of its record. A file whose
+records are of several stacks is refused: they are several devices.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.devices.base import Device, Findings
+from profiler.environment import stack_difference
 from profiler.errors import DeviceError, InputError, UnsupportedModelError
 from profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
 from profiler.sampling import summarize
@@ -79,6 +81,7 @@ class ReplayDevice(Device):
 def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
     """The answer to each configuration: its first `ok` record, or else its first."""
     answers: dict[Configuration, Findings] = {}
+    first: Mapping[str, Any] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -92,12 +95,25 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
                 raise DeviceError(
                     f"line {number} of {path.name} is no measurement and no label: {error!r}"
                 ) from error
+            first = first or found.environment
+            difference = _difference(found.environment, first)
+            if difference is not None:
+                raise DeviceError(
+                    f"line {number} of {path.name} was measured on another stack than what is "
+                    f"before it ({difference}); split the file"
+                )
             known = answers.setdefault(configuration, found)
             if known.outcome is not Outcome.OK and found.outcome is Outcome.OK:
                 answers[configuration] = found
     if not answers:
         raise DeviceError(f"{path.name} has no records")
     return answers
+
+
+def _difference(found: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
+    """In what two records' stacks differ, of what both tell: a label knows little, or nothing."""
+    both = [n for n in found if found[n] is not None and first.get(n) is not None]
+    return stack_difference({n: found[n] for n in both}, {n: first[n] for n in both})
 
 
 def _whole(record: Mapping[str, Any]) -> tuple[Configuration, Findings]:

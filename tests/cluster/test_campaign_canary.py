@@ -76,7 +76,7 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
         of_this_campaign = store.create_campaign("one of many", {}, 7).id
         canaries = Canaries(store, of_this_campaign, plan)
         assert canaries.is_due(worker)
-        crew.start(worker, canaries.check(), protocol)
+        crew.start(worker, canaries.check(worker), protocol)
         canaries.take(*crew.wait(0))
         assert not canaries.is_due(worker)
     references = [reading.reference_ms for reading in store.canaries()]

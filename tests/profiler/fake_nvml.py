@@ -39,7 +39,7 @@ class Board:
     uuid: str
     name: str = "NVIDIA A100-SXM4-40GB"
     total: int = 40 * GIB
-    used: Any = 1 * GIB
+    used: Any = 0
     energy_mj: Any = 1_000_000
     power_mw: Any = 250_000
     power_limit_mw: Any = 400_000
@@ -52,6 +52,12 @@ class Board:
     ecc: Any = (1, 1)
     persistence: Any = 1
     mig: Any = (0, 0)
+    capability: Any = (8, 0)
+    application_clock_mhz: Any = 1410
+    reserved: int | None = 0
+    """What the driver keeps for itself; None where it is too old to tell, and counts as used."""
+    handle: Any = None
+    """An exception: NVML cannot reach the board at all."""
     instances: list[Board] = field(default_factory=list)
     is_instance: bool = False
 
@@ -61,9 +67,13 @@ class FakeNvml(types.ModuleType):
 
     NVMLError = real.NVMLError
     NVMLError_NotFound = real.NVMLError_NotFound
+    NVMLError_FunctionNotFound = real.NVMLError_FunctionNotFound
+    NVMLLibraryMismatchError = real.NVMLLibraryMismatchError
+    nvmlMemory_v2 = real.nvmlMemory_v2  # noqa: N815
 
     def __init__(self, boards: list[Board], driver: str | Exception = "580.1") -> None:
         super().__init__("pynvml")
+        self.of_old_driver = False
         self._boards = boards
         self._driver = driver
         self._lock = threading.Lock()  # the watch asks from a thread
@@ -96,7 +106,10 @@ class FakeNvml(types.ModuleType):
         return len(self._boards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Board:
-        return self._boards[index]
+        board = self._boards[index]
+        if isinstance(board.handle, Exception):
+            raise board.handle
+        return board
 
     def nvmlDeviceGetUUID(self, board: Board) -> str:
         return board.uuid
@@ -115,11 +128,21 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetMigMode(self, board: Board) -> Any:
         return self._of_board(board, "mig")
 
-    def nvmlDeviceGetMemoryInfo(self, board: Board) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, board: Board, version: int | None = None) -> Any:
         used = self._answer(board, "used")
-        return types.SimpleNamespace(total=board.total, used=used, free=board.total - used)
+        told = {"total": board.total, "used": used, "free": board.total - used}
+        if version is None:
+            return types.SimpleNamespace(**told)
+        if board.reserved is None:
+            raise error("FUNCTION_NOT_FOUND")
+        return types.SimpleNamespace(**told, reserved=board.reserved)
 
     def nvmlDeviceGetComputeRunningProcesses(self, board: Board) -> Any:
+        if self.of_old_driver:  # as the real package puts it
+            raise real.NVMLLibraryMismatchError("Unversioned function called")
+        return self._answer(board, "processes")
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, board: Board) -> Any:
         return self._answer(board, "processes")
 
     def nvmlDeviceGetTotalEnergyConsumption(self, board: Board) -> Any:
@@ -141,7 +164,19 @@ class FakeNvml(types.ModuleType):
         return self._of_board(board, "temperature_c")
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, board: Board) -> Any:
+        if self.of_old_driver:
+            raise error("FUNCTION_NOT_FOUND")
         return self._of_board(board, "reasons")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, board: Board) -> Any:
+        return self._of_board(board, "reasons")
+
+    def nvmlDeviceGetCudaComputeCapability(self, board: Board) -> Any:
+        return self._of_board(board, "capability")
+
+    def nvmlDeviceGetApplicationsClock(self, board: Board, kind: int) -> Any:
+        assert kind == real.NVML_CLOCK_SM
+        return self._of_board(board, "application_clock_mhz")
 
     def nvmlDeviceGetEnforcedPowerLimit(self, board: Board) -> Any:
         return self._of_board(board, "power_limit_mw")

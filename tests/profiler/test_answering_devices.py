@@ -111,11 +111,19 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 def test_what_all_records_share_is_the_environment_of_a_failure(tmp_path: Path) -> None:
     other = replace(CONFIGURATION, batch_size=1)
-    environment = {"device": "a100", "device_name": "NVIDIA A100", "torch": "2.7.0"}
+    environment = {**measured().environment, "host": "node-2"}
     records = [measured(), measured(configuration=other, environment=environment)]
     told = open_device(recorded(tmp_path, *records)).environment()
     assert told["device_name"] == "NVIDIA A100"
-    assert "torch" not in told
+    assert "host" not in told
+
+
+def test_records_of_two_stacks_are_two_devices(tmp_path: Path) -> None:
+    other = replace(CONFIGURATION, batch_size=1)
+    environment = {**measured().environment, "torch": "2.7.0"}
+    records = [measured(), measured(configuration=other, environment=environment)]
+    with pytest.raises(DeviceError, match=r"line 3 .*torch '2.7.0' instead of '2.6.0'.*split"):
+        open_device(recorded(tmp_path, *records))
 
 
 LABEL = CONFIGURATION.to_dict()

@@ -8,17 +8,25 @@ import statistics
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading, read_canary
+from profiler.canary import (
+    LARGE,
+    SMALL,
+    Canary,
+    CanaryDecision,
+    CanaryPlan,
+    CanaryReading,
+    read_canary,
+)
 from profiler.errors import InputError
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 from profiler.sampling import summarize
 
 OK, DRIFTING, STOP = CanaryDecision
 PLAN = CanaryPlan(drifting_relative=0.05, stop_relative=0.15, reference_readings=3)
-BIRD = PLAN.configuration
+BIRD = PLAN.reference_on("cpu-1t")
 
 
 def measured(
@@ -82,19 +90,33 @@ def test_drift_is_told_with_its_reference() -> None:
     assert "100.00 ms" in (reading.message or "")
 
 
-def test_reference_of_the_device_goes_before_ones_own() -> None:
-    before = read_all([measured(100)] * 3)
-    reading = read_canary(measured(100), before, PLAN, reference_ms=50)
-    assert reading.relative_drift == 1.0
-    assert reading.decision is DRIFTING
-    assert read_canary(measured(50), [], PLAN, reference_ms=50).decision is OK
-
-
 def test_only_readings_of_one_stack_are_compared() -> None:
     before = read_all([measured(100)] * 3)
     assert read_canary(measured(300, torch="2.14"), before, PLAN).reference_ms is None
     assert read_canary(measured(300, host="node-2"), before, PLAN).decision is OK
     assert read_canary(measured(300), before, PLAN).decision is DRIFTING
+
+
+def test_gpus_of_a_host_are_compared_with_themselves() -> None:
+    before = read_all([measured(100, device_uuid="GPU-a")] * 3)
+    assert read_canary(measured(130, device_uuid="GPU-b"), before, PLAN).decision is OK
+    assert read_canary(measured(130, device_uuid="GPU-a"), before, PLAN).decision is DRIFTING
+
+
+def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu() -> None:
+    assert PLAN.reference_on("cpu-8t") == SMALL
+    assert PLAN.reference_on("h100") == PLAN.reference_on("cuda:0") == LARGE
+    asked = dataclasses.replace(PLAN, configuration=SMALL)
+    assert asked.reference_on("h100") == SMALL
+    taken = []
+
+    def measure(configuration: Configuration) -> Measurement:
+        taken.append(configuration)
+        return measured(100)
+
+    Canary(PLAN, measure, "h100").check()
+    Canary(asked, measure, "h100").check()
+    assert taken == [LARGE, SMALL]
 
 
 def test_failures_stop_but_a_busy_host_does_not() -> None:
@@ -118,6 +140,7 @@ def stopped_by(index: int, readings: list[CanaryReading], plan: CanaryPlan) -> b
     return False
 
 
+@settings(deadline=None)  # it also runs beside other work
 @given(
     st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12),
     st.floats(0.01, 0.2),
@@ -152,6 +175,7 @@ def test_decisions_follow_from_the_bounds(
         assert (reading.decision is STOP) == (all(far) and len(far) == confirmations)
 
 
+@settings(deadline=None)  # it also runs beside other work
 @given(st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=8), st.floats(0.01, 100.0))
 def test_decisions_do_not_depend_on_the_unit(times_ms: list[float], scale: float) -> None:
     drifts = [r.relative_drift for r in read_all([measured(t) for t in times_ms])]
@@ -162,7 +186,7 @@ def test_decisions_do_not_depend_on_the_unit(times_ms: list[float], scale: float
 def checks(times_ms: list[float], plan: CanaryPlan, ticks_s: list[float]) -> str:
     """`r` where a reading was taken and `m` where it was a measurement's turn."""
     taken, told, now = iter(times_ms), "", 0.0
-    canary = Canary(plan, lambda _: measured(next(taken)), clock=lambda: now)
+    canary = Canary(plan, lambda _: measured(next(taken)), "cpu-1t", clock=lambda: now)
     for tick_s in ticks_s:
         while canary.check() is not None:
             told += "r"
@@ -184,7 +208,7 @@ def test_readings_are_due_by_count_by_time_and_in_doubt() -> None:
 
 def test_history_counts_but_a_new_process_looks_for_itself() -> None:
     history = read_all([measured(100)] * 3)
-    canary = Canary(PLAN, lambda _: measured(130), history=history)
+    canary = Canary(PLAN, lambda _: measured(130), "cpu-1t", history=history)
     first, second = canary.check(), canary.check()
     assert first is not None
     assert second is not None
@@ -204,7 +228,7 @@ def test_real_slow_down_stops_the_node() -> None:
         return dataclasses.replace(measured(statistics.median(samples_ms)), protocol=Protocol())
 
     patient = dataclasses.replace(PLAN, stop_relative=4.0, drifting_relative=4.0)
-    canary = Canary(dataclasses.replace(patient, every_measurements=1), measure)
+    canary = Canary(dataclasses.replace(patient, every_measurements=1), measure, "cpu-1t")
     for _ in range(4):
         reading = canary.check()
         assert reading is not None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import types
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_cuda import install_cuda, prepared
 from fake_nvml import GIB, Board, FakeNvml, Process, error, install, own
+from test_gpu_listing import machine
 
+from profiler import procfs
 from profiler.devices import MemoryReading, Window, local_devices, open_device
 from profiler.devices.cuda import _EVENT_BATCH, CudaDevice
 from profiler.devices.gpu_watch import GpuWatch
@@ -22,67 +25,6 @@ from profiler.records import Configuration, Outcome
 from profiler.stability import judge
 from profiler.step import StepRun
 
-MIG_1G = Board(
-    "MIG-11111111-0",
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-    total=5 * GIB,
-    used=GIB // 4,
-    is_instance=True,
-)
-MIG_2G = Board("MIG-22222222-0", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", is_instance=True)
-
-
-def split_board() -> Board:
-    return Board("GPU-bbbb", mig=(1, 1), instances=[MIG_1G, MIG_2G])
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> FakeNvml:
-    """An A100, a second one that MIG splits in two, and an H100."""
-    boards = (Board("GPU-aaaa"), split_board(), Board("GPU-cccc", "NVIDIA H100 80GB HBM3"))
-    fake = install(monkeypatch, *boards)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    return fake
-
-
-@pytest.mark.parametrize(
-    ("visible", "uuids"),
-    [
-        (None, ["GPU-aaaa", "MIG-11111111-0", "MIG-22222222-0", "GPU-cccc"]),
-        ("2,0", ["GPU-cccc", "GPU-aaaa"]),
-        ("GPU-c", ["GPU-cccc"]),
-        ("MIG-22222222-0", ["MIG-22222222-0"]),
-        ("MIG-1,0", ["MIG-11111111-0", "GPU-aaaa"]),
-        ("", []),
-    ],
-)
-def test_visible_gpus_are_known_by_uuid(
-    visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(monkeypatch, visible)
-    assert [gpu.uuid for gpu in visible_gpus()] == uuids
-    for index, uuid in enumerate(uuids):
-        assert open_device(f"cuda:{index}").environment()["device_uuid"] == uuid
-
-
-@pytest.mark.parametrize(
-    ("visible", "what"), [("1", "split by MIG"), ("3", "not one GPU"), ("MIG-", "not one GPU")]
-)
-def test_what_is_not_one_gpu_is_refused(
-    visible: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(monkeypatch, visible)
-    with pytest.raises(DeviceError, match=what):
-        open_device("cuda:0")
-
-
-def test_names_of_gpus_and_instances_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch)
-    keys = [key for key in local_devices() if not key.startswith("cpu-")]
-    assert keys == ["a100", "a100-mig-1g.5gb", "a100-mig-2g.10gb", "h100"]
-    assert open_device("h100").environment()["device_uuid"] == "GPU-cccc"
-    assert open_device("a100-mig-1g.5gb").capacity_mib == 5 * 1024
-
 
 def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
@@ -92,7 +34,7 @@ def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.Mon
 
 def test_instance_has_no_meter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
-    window = window_on("a100-mig-1g.5gb")
+    window = window_on("a100-mig-1g.5gb", monkeypatch)
     assert window.energy_j is None
     assert "shares" in (window.energy_missing or "")
     assert "shares" in window.missing["gpu_utilization"]
@@ -124,26 +66,59 @@ def test_no_driver_and_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(key.startswith("cpu-") for key in local_devices())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU for torch")
-def test_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "broken", "message"),
+    [
+        ("is_available", lambda: False, "cannot use CUDA on NVIDIA A100"),
+        ("get_device_properties", lambda _: SimpleNamespace(uuid="b", total_memory=1), "opened b"),
+    ],
+)
+def test_gpu_that_torch_cannot_use_is_told(
+    function: str, broken: Callable[..., Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(monkeypatch, Board("GPU-a"))
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # both are set by `prepare`
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(DeviceError, match="cannot use CUDA"):
-        open_device("cuda:0").prepare()
+    install_cuda(monkeypatch)
+    monkeypatch.setattr(torch.cuda, function, broken)
+    with pytest.raises(DeviceError, match=message):
+        prepared("cuda:0", monkeypatch)
 
 
-def prepared(key: str) -> CudaDevice:
-    """The device as after `prepare`, which itself needs CUDA."""
-    device = open_device(key)
-    assert isinstance(device, CudaDevice)
-    device._strangers, _ = device._processes()
-    device._used_before = device._gpu.ask("nvmlDeviceGetMemoryInfo")
-    return device
+def test_gpu_for_which_torch_has_no_kernel_is_told_before_any_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_kernel(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: no kernel image is available for execution\nmore of it")
+
+    install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
+    install_cuda(monkeypatch)
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    with pytest.raises(DeviceError, match=r"cannot compute on Tesla V100.*no kernel image[^\n]*$"):
+        prepared("cuda:0", monkeypatch)
 
 
-def window_on(key: str, meanwhile: Callable[[], None] = lambda: None) -> Window:
-    device = prepared(key)
+def test_capacity_is_what_torch_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", total=40 * GIB))
+    install_cuda(monkeypatch).total = 40_330
+    device = prepared("cuda:0", monkeypatch)
+    assert device.capacity_mib == 40_330
+    assert device.environment()["device_memory_mib"] == 40 * 1024
+
+
+@pytest.mark.parametrize(("capability", "tf32"), [
+    ((8, 0), "convolutions only"), ((7, 0), "not available"), (None, None)
+])  # fmt: skip
+def test_tf32_is_told_as_the_gpu_has_it(
+    capability: Any, tf32: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Board("GPU-a", capability=capability))
+    assert open_device("cuda:0").environment()["tf32"] == tf32
+
+
+def window_on(
+    key: str, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None
+) -> Window:
+    install_cuda(monkeypatch)
+    device = prepared(key, monkeypatch)
     device.open_window()
     meanwhile()
     return device.close_window()
@@ -157,8 +132,8 @@ def judged(window: Window) -> Any:
 
 
 def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a", energy_mj=[5_000_000, 5_600_000]))
-    window = window_on("cuda:0")
+    install(monkeypatch, Board("GPU-a", energy_mj=[4_990_000, 5_000_000, 5_600_000]))
+    window = window_on("cuda:0", monkeypatch)
     assert window.energy_j == pytest.approx(600.0)
     assert window.facts["power_method"] == "nvml total energy counter"
     assert window.facts["gpu_utilization"] == pytest.approx(0.97)
@@ -167,13 +142,13 @@ def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.outcome is Outcome.OK
     assert found.energy_j == pytest.approx(30.0)
     assert found.power_w == pytest.approx(600.0 / window.seconds)
-    assert not found.missing
+    assert found.missing.keys() == {"foreign_gpu_processes"}
 
 
 @pytest.mark.parametrize(
     ("counter", "why"),
     [
-        ([4_294_967_000, 200_000], "fell from 4294967000 to 200000"),
+        ([4_294_966_000, 4_294_967_000, 200_000], "fell from 4294967000 to 200000"),
         (5, "stood still"),
         (None, "Not Supported"),
         (error("NO_PERMISSION"), "Permission"),
@@ -183,7 +158,7 @@ def test_without_a_counter_the_power_is_polled(
     counter: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=counter, power_mw=[100_000, 300_000]))
-    window = window_on("cuda:0")
+    window = window_on("cuda:0", monkeypatch)
     assert window.energy_j is not None
     mean_w = window.energy_j / window.seconds
     assert 200.0 <= mean_w < 300.0  # one look at 100 W, at least one at 300 W
@@ -194,7 +169,7 @@ def test_without_a_counter_the_power_is_polled(
 
 def test_power_is_missing_without_any_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=error("NO_PERMISSION")))
-    found = judged(window_on("cuda:0"))
+    found = judged(window_on("cuda:0", monkeypatch))
     assert found.power_w is None
     assert found.energy_j is None
     assert "Not Supported" in found.missing["power_w"]
@@ -212,7 +187,7 @@ def test_gpu_lost_in_mid_window_is_unstable_and_keeps_the_samples(
         for name in ("energy_mj", "power_mw", "sm_clock_mhz", "temperature_c", "used"):
             setattr(board, name, lost)
 
-    found = judged(window_on("cuda:0", fall_off_the_bus))
+    found = judged(window_on("cuda:0", monkeypatch, fall_off_the_bus))
     assert found.outcome is Outcome.UNSTABLE
     assert "GPU is lost" in (found.message or "")
     assert found.power_w is None
@@ -229,7 +204,7 @@ def test_slowdown_at_any_moment_of_the_window_counts(
     reasons: int, unstable: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=[1, 2], reasons=[0, reasons, 0]))
-    window = window_on("cuda:0")
+    window = window_on("cuda:0", monkeypatch)
     assert window.disturbances == (() if unstable is None else (f"{unstable} of the GPU",))
     assert len(window.facts["clock_event_reasons"]) == reasons.bit_count()
 
@@ -245,91 +220,6 @@ def test_clocks_and_temperatures_have_a_range(monkeypatch: pytest.MonkeyPatch) -
     assert facts["sm_clock_mhz"] == {"min": 1200, "median": 1300, "max": 1410}
     assert facts["temperature_c"]["max"] == 60
     assert watch.failure is None
-
-
-@pytest.mark.parametrize(
-    ("before", "during", "foreign"),
-    [
-        ([], [own()], 0),
-        ([Process(7)], [Process(7), own()], 1),
-        ([Process(7)], [own()], 0),  # it went before the window
-        ([], [Process(7), own()], 1),  # it came meanwhile
-        ([], [Process(7)], 0),  # a container: ours under the host's number
-        ([], [], 0),
-    ],
-)
-def test_foreign_processes_make_a_run_unstable(
-    before: list[Process],
-    during: list[Process],
-    foreign: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    board = Board("GPU-a", energy_mj=[1, 2], processes=before)
-    install(monkeypatch, board)
-    device = prepared("cuda:0")
-    board.processes = during
-    device.open_window()
-    window = device.close_window()
-    assert window.facts["foreign_gpu_processes"] == foreign
-    assert bool(window.disturbances) == bool(foreign)
-
-
-def test_processes_that_may_not_be_listed_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Board("GPU-a", energy_mj=[1, 2], processes=error("NO_PERMISSION")))
-    window = window_on("cuda:0")
-    assert window.facts["foreign_gpu_processes"] is None
-    assert "Permission" in window.missing["processes"]
-    assert window.disturbances == ()
-
-
-def torch_holds(monkeypatch: pytest.MonkeyPatch, **mib: int) -> None:
-    for function, value in mib.items():
-        monkeypatch.setattr(torch.cuda, function, lambda value=value: value << 20)
-
-
-@pytest.mark.parametrize(
-    ("processes", "peak_mib", "method"),
-    [
-        ([own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
-        ([Process(7, 3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
-        ([own(None)], 4 * 1024 + 100, "nvml device memory above its baseline"),
-        ([], 4 * 1024 + 100, "nvml device memory above its baseline"),
-        (error("NO_PERMISSION"), 4 * 1024 + 100, "nvml device memory above its baseline"),
-    ],
-)
-def test_memory_has_four_numbers(
-    processes: Any, peak_mib: float, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = Board("GPU-a", used=1 * GIB)
-    install(monkeypatch, board)
-    device = prepared("cuda:0")
-    board.processes, board.used = processes, 5 * GIB
-    # 100 MiB were given back to the device after the peak.
-    torch_holds(
-        monkeypatch, max_memory_allocated=1500, max_memory_reserved=2000, memory_reserved=1900
-    )
-    reading = device.memory()
-    assert reading.peak_mib == peak_mib
-    assert reading.method == method
-    assert reading.detail_mib["peak_allocated"] == 1500
-    assert reading.detail_mib["peak_reserved"] == 2000
-    assert reading.detail_mib["device_used"] == 5 * 1024
-    assert ("process_used" in reading.detail_mib) != ("process_used" in reading.missing)
-
-
-def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    board = Board("GPU-a", processes=[Process(7, None)])
-    install(monkeypatch, board)
-    device = prepared("cuda:0")
-    board.processes = [Process(7, None), own(None)]
-    torch_holds(
-        monkeypatch, max_memory_allocated=1500, max_memory_reserved=2000, memory_reserved=2000
-    )
-    reading = device.memory()
-    assert reading.peak_mib is None
-    assert "memory of a process" in reading.missing["memory_mib"]
 
 
 def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +246,8 @@ def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     install(monkeypatch, Board("GPU-a"))
-    device = prepared("cuda:0")
+    device = open_device("cuda:0")
+    assert isinstance(device, CudaDevice)
     done = []
     samples_ms = device.time_steps(lambda: done.append(1), 1000)
     assert samples_ms == [2.0] * 1000
@@ -366,7 +257,8 @@ def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
 
 def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB"))
-    device = prepared("v100")
+    device = open_device("v100")
+    assert isinstance(device, CudaDevice)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     bf16 = Configuration(
         architecture="resnet18",
@@ -385,9 +277,57 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_old_nvml_package_lacks_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch, Board("GPU-a", energy_mj=[1, 2]))
-    assert isinstance(fake, types.ModuleType)
-    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetCurrentClocksEventReasons")
-    window = window_on("cuda:0")
+    install(monkeypatch, Board("GPU-a"))
+    for name in ("EventReasons", "ThrottleReasons"):
+        monkeypatch.delattr(FakeNvml, f"nvmlDeviceGetCurrentClocks{name}")
+    window = window_on("cuda:0", monkeypatch)
     assert window.facts["clock_event_reasons"] is None
     assert "nvidia-ml-py" in window.missing["clock_event_reasons"]
+
+
+def test_an_old_driver_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board("GPU-a", reasons=0x8, reserved=None)
+    install(monkeypatch, board).of_old_driver = True
+
+    def come() -> None:
+        board.processes = [own(), Process(7)]
+
+    window = window_on("cuda:0", monkeypatch, come)
+    assert window.facts["clock_event_reasons"] == ["hardware slowdown"]
+    assert window.facts["foreign_gpu_processes"] == 1
+    assert "processes" not in window.missing
+
+
+def test_energy_window_begins_and_ends_with_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter that grows by 100 J every fifth time that it is asked."""
+    counts = [100_000 * (asked // 5) for asked in range(3, 400)]
+    install(monkeypatch, Board("GPU-a", energy_mj=counts))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    device.open_window()
+    done = []
+    count = device.run_to_tick(lambda: done.append(1))
+    window = device.close_window()
+    assert len(done) == count == 4  # asked once more when the window opened
+    assert window.energy_j == pytest.approx(100.0)
+
+
+def test_waiting_for_a_counter_that_stands_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=5))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    assert device.run_to_tick(lambda: None) > 0
+    install(monkeypatch, Board("GPU-a", energy_mj=None))
+    device = prepared("cuda:0", monkeypatch)
+    assert device.run_to_tick(lambda: None) == 0
+
+
+def test_lost_processor_time_is_told_of_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a"))
+    waits = itertools.count(0.0, 1000.0)
+    monkeypatch.setattr(procfs, "run_queue_wait_s", lambda: next(waits))
+    window = window_on("cuda:0", monkeypatch)
+    assert window.lost_share is not None
+    assert window.lost_share > 1.0
+    assert window.facts["lost_cpu_share"] == window.lost_share
+    assert "contention" in str(judged(window).message)

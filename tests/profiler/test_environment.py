@@ -11,11 +11,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from fake_cuda import install_cuda, prepared
 from fake_nvml import Board, install
 
+from profiler import environment as environment_module
 from profiler.devices import open_device
-from profiler.devices.cuda import CudaDevice
-from profiler.environment import run_facts, stack_fingerprint, utc_now
+from profiler.environment import (
+    _code_version,
+    host_facts,
+    run_facts,
+    stack_difference,
+    stack_fingerprint,
+    utc_now,
+)
 from profiler.records import Configuration, Measurement, Outcome
 
 CONFIGURATION = Configuration(
@@ -55,9 +63,8 @@ def test_cuda_record_has_all_that_makes_a_label_comparable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=[1, 1000]))
-    device = open_device("cuda:0")
-    assert isinstance(device, CudaDevice)
-    device._strangers = {}  # as `prepare` leaves it, which needs CUDA
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
     environment = device.environment()
     assert set(CUDA_FACTS) <= environment.keys()
     assert set(RUN_FACTS) <= run_facts(CONFIGURATION).keys()
@@ -81,6 +88,102 @@ def test_fingerprint_changes_with_the_stack(fact: str) -> None:
 def test_fingerprint_ignores_what_does_not_matter(fact: str) -> None:
     environment = open_device("cpu-1t").environment()
     assert stack_fingerprint({**environment, fact: "other"}) == stack_fingerprint(environment)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+        "CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_MODULE_LOADING",
+        "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY",
+    ],
+)  # fmt: skip
+def test_variables_that_change_the_cost_are_recorded_and_change_the_stack(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    before = open_device("cpu-1t").environment()
+    monkeypatch.setenv(name, "1")
+    after = open_device("cpu-1t").environment()
+    assert after["switches"][name] == "1"
+    assert stack_fingerprint(after) != stack_fingerprint(before)
+    assert name in (stack_difference(before, after) or "")
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **board: object) -> dict[str, object]:
+    install(monkeypatch, Board("GPU-a", "Tesla T4", **board))  # type: ignore[arg-type]
+    return open_device("cuda:0").environment()
+
+
+def test_stack_of_a_gpu_has_its_error_correction_clock_and_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = on_a_gpu(monkeypatch)
+    assert stack_difference(plain, on_a_gpu(monkeypatch)) is None
+    for other in (
+        on_a_gpu(monkeypatch, ecc=(0, 1)),
+        on_a_gpu(monkeypatch, application_clock_mhz=585),
+        {**plain, "host_cpu": "a slower one"},
+    ):
+        assert stack_fingerprint(other) != stack_fingerprint(plain)
+
+
+def test_stack_that_was_stored_before_keeps_its_fingerprint() -> None:
+    """Of facts that joined later nothing was recorded; the fingerprint is as it was stored then."""
+    stored = {
+        "device": "cpu-2t", "device_name": "AMD EPYC", "measuring_version": 1, "python": "3.11",
+        "torch": "2.13.0+cpu", "timm": "1.0.31", "host": "node-1", "cpu_model": "AMD EPYC",
+    }  # fmt: skip
+    assert stack_fingerprint(stored) == "dd4029be428cfa97"
+    # On a CPU without switches nothing joins, so that labels of both forms may be mixed.
+    assert stack_fingerprint({**stored, "switches": {}}) == stack_fingerprint(stored)
+
+
+def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the package ran from this folder."""
+    room = folder / "profiler"
+    room.mkdir()
+    monkeypatch.setattr(environment_module, "__file__", str(room / "environment.py"))
+
+
+def git(folder: Path, *words: str) -> None:
+    name = ("-c", "user.name=n", "-c", "user.email=e")
+    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_code_version_names_the_commit_and_whether_it_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout(tmp_path, monkeypatch)
+    assert _code_version() == (version("trappm"), None)  # installed, no checkout
+    git(tmp_path, "init")
+    unborn, why = _code_version()
+    assert unborn == version("trappm")
+    assert "commit is not told" in (why or "")
+    (tmp_path / "file").write_text("a", encoding="utf-8")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "first")
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    clean, _ = _code_version()
+    assert clean == f"{version('trappm')}+{head[:12]}"
+    (tmp_path / "file").write_text("b", encoding="utf-8")
+    assert _code_version() == (f"{clean}-dirty", None)
+
+
+def test_no_code_version_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout(tmp_path, monkeypatch)
+    monkeypatch.setattr(environment_module, "_version", lambda _: None)
+    environment_module._machine_facts.cache_clear()
+    try:
+        facts = host_facts()
+    finally:
+        environment_module._machine_facts.cache_clear()
+    assert facts["code_version"] is None
+    assert "neither" in facts["code_version_missing"]
 
 
 def profiler(*arguments: str, first_on_path: str = "") -> subprocess.CompletedProcess[str]:
@@ -114,6 +217,7 @@ def test_command_prints_one_measurement_where_only_torch_and_timm_are(tmp_path: 
     assert measurement.outcome in {Outcome.OK, Outcome.UNSTABLE}, measurement.message
     assert done.returncode == (0 if measurement.outcome is Outcome.OK else 1)
     assert measurement.step_samples_ms
+    assert measurement.environment["samples_per_second"] == measurement.samples_per_second
 
 
 @pytest.mark.parametrize(

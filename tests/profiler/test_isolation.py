@@ -21,7 +21,7 @@ from filelock import FileLock
 
 import profiler.forks
 import profiler.isolation
-from profiler.attempt import host_was_short, lock_path
+from profiler.attempt import lock_path, others_had_memory
 from profiler.environment import stack_fingerprint
 from profiler.errors import DeviceError, TrappmError
 from profiler.isolation import Measurer
@@ -163,9 +163,10 @@ def test_host_that_is_short_of_memory_is_told(measurer: Measurer) -> None:
     assert "could have 100 of" in (measurement.message or "")
     assert measurement.memory_detail_mib["capacity"] == 100
     assert measurement.memory_detail_mib["host_memory"] > 100
-    assert host_was_short(measurement.memory_detail_mib)
-    assert not host_was_short({"capacity": 800.0, "host_memory": 1000.0})
-    assert not host_was_short({"capacity": 100.0})  # a GPU's says nothing of the host
+    assert others_had_memory(measurement.memory_detail_mib)
+    assert not others_had_memory({"capacity": 800.0, "host_memory": 1000.0})
+    assert not others_had_memory({"capacity": 100.0})  # a whole GPU's
+    assert others_had_memory({"capacity": 900.0, "device_memory": 1000.0})
 
 
 @pytest.mark.parametrize("model", ["fault-flood", "fault-close-output", "fault-come-back-twice"])

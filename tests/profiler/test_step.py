@@ -164,7 +164,7 @@ def captured_model(
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
+@pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
 def test_training_step_trains(
     optimizer: Optimizer,

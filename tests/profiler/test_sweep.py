@@ -1,4 +1,4 @@
-"""Sweeps that are killed, torn, retried and run on a full disk; and the lists that they measure."""
+"""Sweeps that are killed, torn, retried and run on a full disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 
 from profiler.__main__ import main
 from profiler.canary import CanaryReading
+from profiler.devices import local_devices
 from profiler.errors import InputError, TrappmError
 from profiler.json_lines import JsonLines
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 from profiler.sampling import summarize
 from profiler.sweep import Sweep, duration
-from profiler.sweep_list import read_configurations
 
 KEY, PROTOCOL = "cpu-1t", Protocol(name="test")
+STACK = {"device": KEY, "torch": "2.13.0"}
 
 
 def configuration(number: int) -> Configuration:
@@ -45,7 +46,12 @@ def measured(what: Configuration, outcome: Outcome = Outcome.OK, **fields: objec
         duration_s=1.0,
         step_samples_ms=(10.0,) if ok else (),
         step=summarize((10.0,)) if ok else None,
-        **{"failed_in": None if ok else "measure", "message": None if ok else "why"} | fields,  # type: ignore[arg-type]
+        **{
+            "failed_in": None if ok else "measure",
+            "message": None if ok else "why",
+            "environment": STACK,
+        }
+        | fields,  # type: ignore[arg-type]
     )
 
 
@@ -62,7 +68,7 @@ def run_sweep(
 ) -> tuple[Sweep, list[str]]:
     told: list[str] = []
     with JsonLines(path, Measurement) as results:
-        sweep = Sweep(configurations, results, KEY, PROTOCOL, retries=retries)
+        sweep = Sweep(configurations, results, KEY, PROTOCOL, STACK, retries=retries)
         sweep.run(measure, told.append)
     return sweep, told
 
@@ -83,9 +89,35 @@ def test_every_configuration_is_measured_once_in_order(tmp_path: Path) -> None:
 def test_another_protocol_or_device_does_not_count(tmp_path: Path) -> None:
     run_sweep(tmp_path / "out", [configuration(1)], measured)
     with JsonLines(tmp_path / "out", Measurement) as results:
-        assert Sweep([configuration(1)], results, KEY, Protocol(name="x")).settled == 0
-        assert Sweep([configuration(1)], results, "cpu-2t", PROTOCOL).settled == 0
-        assert Sweep([configuration(1)], results, KEY, PROTOCOL).settled == 1
+        assert Sweep([configuration(1)], results, KEY, Protocol(name="x"), STACK).settled == 0
+        assert Sweep([configuration(1)], results, "cpu-2t", PROTOCOL, STACK).settled == 0
+        assert Sweep([configuration(1)], results, KEY, PROTOCOL, STACK).settled == 1
+
+
+def test_results_of_another_stack_are_refused(tmp_path: Path) -> None:
+    run_sweep(tmp_path / "out", [configuration(1)], measured)
+    with (
+        JsonLines(tmp_path / "out", Measurement) as results,
+        pytest.raises(InputError, match=r"torch '2.13.0' instead of '2.14.0'\); name another file"),
+    ):
+        Sweep([configuration(1)], results, KEY, PROTOCOL, {**STACK, "torch": "2.14.0"})
+
+
+def test_a_worker_that_broke_down_early_has_no_stack_to_compare(tmp_path: Path) -> None:
+    broken = measured(configuration(1), Outcome.ERROR, failed_in="worker", environment={})
+    with JsonLines(tmp_path / "out", Measurement) as results:
+        results.append(broken)
+    sweep, _ = run_sweep(tmp_path / "out", [configuration(1)], measured)
+    assert (sweep.measured, sweep.attempts) == (1, 2)
+
+
+def test_only_what_is_ok_counts_as_measured(tmp_path: Path) -> None:
+    sweep, _ = run_sweep(
+        tmp_path / "out",
+        [configuration(1), configuration(2)],
+        lambda c: measured(c, Outcome.OK if c == configuration(1) else Outcome.TIMEOUT),
+    )
+    assert (sweep.settled, sweep.measured) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +138,14 @@ def test_another_protocol_or_device_does_not_count(tmp_path: Path) -> None:
                 "memory_detail_mib": {"capacity": 900.0, "host_memory": 1000.0},
             },
             1,
+        ),
+        ({"outcome": Outcome.OOM, "memory_detail_mib": {"capacity": 40_000.0}}, 1),
+        (
+            {
+                "outcome": Outcome.OOM,
+                "memory_detail_mib": {"capacity": 30_000.0, "device_memory": 40_000.0},
+            },
+            3,
         ),
         ({"outcome": Outcome.ERROR}, 1),
         ({"outcome": Outcome.TIMEOUT}, 1),
@@ -163,10 +203,11 @@ from test_sweep import *
 
 def measure(what):
     time.sleep(0.002)
-    return measured(what, environment={"padding": "x" * 20_000})
+    return measured(what, environment={**STACK, "padding": "x" * 20_000})
 
 with JsonLines(Path(sys.argv[1]), Measurement) as results:
-    sweep = Sweep([configuration(n) for n in range(int(sys.argv[2]))], results, KEY, PROTOCOL)
+    wanted = [configuration(n) for n in range(int(sys.argv[2]))]
+    sweep = Sweep(wanted, results, KEY, PROTOCOL, STACK)
     print("begins", flush=True)
     sweep.run(measure, lambda line: None)
 print("done", flush=True)
@@ -299,65 +340,8 @@ def test_interrupted_sweep_says_how_far_it_is(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130, error
-    assert "stopped with 0 of 1 measured; the same command goes on" in error
+    assert "stopped with 0 of 1 settled; the same command goes on" in error
     assert error.splitlines()[-1] == "profiler: interrupted"
-
-
-GROUP = {"architectures": ["test_resnet", "test_vi*"], "batch_sizes": [1, 2], "input_sizes": [64]}
-
-
-def test_lists_are_read_from_lines_and_documents(tmp_path: Path) -> None:
-    entries = [configuration(2).to_dict(), configuration(1).to_dict(), configuration(2).to_dict()]
-    lines = tmp_path / "list.jsonl"
-    lines.write_text("\n".join(map(json.dumps, entries)) + "\n\n", encoding="utf-8")
-    document = tmp_path / "list.json"
-    document.write_text(json.dumps(entries), encoding="utf-8")
-    expected = [configuration(2), configuration(1)]
-    assert read_configurations(lines) == read_configurations(document) == expected
-
-
-def test_groups_are_those_of_a_pool(tmp_path: Path) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text(json.dumps({"groups": [GROUP]}), encoding="utf-8")
-    found = read_configurations(path)
-    assert {c.architecture for c in found} >= {"test_resnet", "test_vit"}
-    assert {c.batch_size for c in found} == {1, 2}
-    path.write_text(json.dumps([configuration(9).to_dict(), GROUP]), encoding="utf-8")
-    assert read_configurations(path) == [configuration(9), *found]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "lists no configurations"),
-        ("[", "line 1 .* is no JSON"),
-        ('{"architecture": "x"}', "batch_size is missing"),
-        ('{"architecture": "x", "batch_size": 1, "input_size": 2, "sizes": 3}', "'sizes' is none"),
-        ('{"architecture": "x", "batch_size": 0, "input_size": 2}', "batch_size is 0"),
-        ('{"architecture": ["x"], "batch_size": 1, "input_size": 2}', "must be a name"),
-        ('{"architectures": "x", "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
-        ('{"architectures": [1], "batch_sizes": [1], "input_sizes": [2]}', "lists of names"),
-        ('{"architectures": ["x"], "batch_sizes": [], "input_sizes": [2]}', "batch_sizes is empty"),
-        ('{"batch_sizes": [1], "input_sizes": [2]}', "neither architectures nor families"),
-        ("7", "no configuration"),
-        ("[" * 100_000, "is no JSON"),
-    ],
-)
-def test_wrong_line_is_told(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "list.jsonl"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        read_configurations(path)
-
-
-@pytest.mark.parametrize(
-    "text", ["a: b", "- [", "!!python/object/apply:os.system [ls]", "7", "[" * 5000, "\0"]
-)
-def test_wrong_document_is_told(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "list.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"list\.yaml"):
-        read_configurations(path)
 
 
 @pytest.mark.parametrize(
@@ -366,6 +350,9 @@ def test_wrong_document_is_told(tmp_path: Path, text: str) -> None:
         (["--sweep", "LIST"], "--out"),
         (["--sweep", "LIST", "--out", "OUT", "--batch-size", "2"], "batch_size is for the list"),
         (["--sweep", "LIST", "--out", "OUT", "--retries", "-1"], "--retries"),
+        (["--sweep", "LIST", "--out", "OUT", "--shuffle", "-1"], "--shuffle is -1"),
+        (["--sweep", "/dev/zero", "--out", "OUT"], "no plain file"),
+        (["--sweep", "FIFO", "--out", "OUT"], "no plain file"),
         (["--sweep", "LIST", "--out", "OUT", "--canary", "0"], "every_measurements"),
         (["--sweep", "none.jsonl", "--out", "OUT"], "none.jsonl"),
         (["resnet18", "--sweep", "LIST", "--out", "OUT"], "architecture is for the list"),
@@ -377,7 +364,8 @@ def test_wrong_command_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "LIST").write_text(json.dumps(configuration(1).to_dict()), encoding="utf-8")
-    places = {"LIST": str(tmp_path / "LIST"), "OUT": str(tmp_path / "OUT")}
+    os.mkfifo(tmp_path / "FIFO")
+    places = {name: str(tmp_path / name) for name in ("LIST", "OUT", "FIFO")}
     told = [places.get(argument, argument) for argument in arguments]
     assert main(["measure", *told, "--device", KEY]) == 2
     error = capsys.readouterr().err
@@ -393,6 +381,13 @@ def test_readings_of_the_canary_are_kept_like_results(tmp_path: Path) -> None:
             file.append(reading)
     with JsonLines(path, CanaryReading) as file:
         assert list(file.found) == readings
+
+
+def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == local_devices()
+    assert all("GiB" in line for line in lines if line.startswith("cpu-"))
 
 
 def test_durations_are_told_in_the_units_that_matter() -> None:

@@ -1,0 +1,158 @@
+"""What a failure means: one attempt in this process, on a fake GPU and on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import Cuda, install_cuda
+from fake_nvml import GIB, Board, Process, install
+
+from profiler.attempt import attempt, others_had_memory
+from profiler.devices.cpu import CpuDevice
+from profiler.errors import DeviceError
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+from profiler.sweep import may_pass
+
+HERE = "test_attempt:fail"
+CONFIGURATION = Configuration(architecture="resnet18", batch_size=1, input_size=32)
+failure: BaseException = ValueError("nothing set")
+
+
+def fail(*_: object) -> None:
+    raise failure
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    install(monkeypatch, Board("GPU-a"))
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")  # `prepare` sets them, here in the process of the tests
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return install_cuda(monkeypatch)
+
+
+def attempted(key: str, tmp_path: Path, error: BaseException) -> Measurement:
+    """How an attempt ends whose step raises this."""
+    global failure  # noqa: PLW0603  # the attempt names a function, and passes it nothing of ours
+    failure = error
+    sent: list[Mapping[str, Any]] = []
+    request = {
+        "configuration": CONFIGURATION.to_dict(),
+        "device": key,
+        "protocol": Protocol().to_dict(),
+        "attempt_key": "a",
+        "started_at": "2026-11-21T12:00:00+00:00",
+        "lock_dir": str(tmp_path),
+        "lock_timeout_s": 10.0,
+        "run": HERE,
+    }
+    attempt(request, sent.append)
+    return Measurement.from_dict(sent[-1]["result"])
+
+
+ON_THE_CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 616562688000 bytes. Error code 12 (Cannot allocate memory)"
+)
+NO_ENGINE = "GET was unable to find an engine to execute this computation"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a ..."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_memory_of_the_gpu_ran_out(error: Exception, cuda: Cuda, tmp_path: Path) -> None:
+    found = attempted("cuda:0", tmp_path, error)
+    assert found.outcome is Outcome.OOM
+    assert found.failed_in == "create"
+    assert found.memory_detail_mib["capacity"] == cuda.total
+    assert found.memory_detail_mib.get("last_allocation") == (20 if "Tried" in str(error) else None)
+    assert not may_pass(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(ON_THE_CPU),
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(
+    error: Exception, cuda: Cuda, tmp_path: Path
+) -> None:
+    found = attempted("cuda:0", tmp_path, error)
+    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
+    assert "the host ran out of memory in create" in (found.message or "")
+    assert not found.memory_detail_mib
+    assert may_pass(found)
+
+
+@pytest.mark.parametrize(("reserved_mib", "outcome"), [(39_000, Outcome.OOM), (9_000, "error")])
+@pytest.mark.parametrize(
+    "text", [NO_ENGINE, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"']
+)
+def test_error_without_a_reason_is_want_of_memory_on_a_full_gpu(
+    text: str, reserved_mib: int, outcome: Outcome, cuda: Cuda, tmp_path: Path
+) -> None:
+    cuda.max_memory_reserved = reserved_mib
+    assert attempted("cuda:0", tmp_path, RuntimeError(text)).outcome == outcome
+
+
+def test_memory_that_ran_out_beside_others_is_no_bound_of_the_gpu(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Board("GPU-a", used=35 * GIB, processes=[Process(7, 34 * GIB)]))
+    cuda.free, cuda.memory_reserved = 13, 4000
+    found = attempted("cuda:0", tmp_path, torch.OutOfMemoryError("CUDA out of memory."))
+    assert found.outcome is Outcome.OOM
+    assert found.memory_detail_mib["capacity"] == 4013
+    assert others_had_memory(found.memory_detail_mib)
+    assert f"it could have 4013 of {cuda.total} MiB" in (found.message or "")
+    assert may_pass(found)
+
+
+def test_gpu_that_cannot_be_prepared_is_the_workers_failure(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a driver too old for torch
+    found = attempted("cuda:0", tmp_path, ValueError("never comes to it"))
+    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
+    assert "cannot use CUDA" in (found.message or "")
+    assert found.environment["driver"] == "580.1"
+    assert may_pass(found)
+
+
+@pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])
+def test_device_that_cannot_be_prepared_is_the_workers_failure(
+    broken: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(_: CpuDevice) -> None:
+        raise broken
+
+    monkeypatch.setattr(CpuDevice, "prepare", prepare)
+    found = attempted("cpu-1t", tmp_path, ValueError("never comes to it"))
+    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "worker")
+    assert may_pass(found)
+
+
+def test_batch_norm_of_one_pixel_is_unsupported(cuda: Cuda, tmp_path: Path) -> None:
+    layer = torch.nn.BatchNorm2d(4)
+    with pytest.raises(ValueError, match="per channel") as raised:
+        layer(torch.zeros(1, 4, 1, 1))
+    found = attempted("cuda:0", tmp_path, raised.value)
+    assert (found.outcome, found.failed_in) == (Outcome.UNSUPPORTED, "create")

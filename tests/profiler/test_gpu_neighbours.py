@@ -1,0 +1,185 @@
+"""Who else is on the GPU, and whose memory it is that NVML counts: on a fake NVML and CUDA."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from fake_cuda import Cuda, install_cuda, prepared
+from fake_nvml import GIB, Board, Process, error, install, own
+
+from profiler.devices.cuda import CudaDevice
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return install_cuda(monkeypatch)
+
+
+def on(board: Board, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    install(monkeypatch, board)
+    return prepared("cuda:0", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "during", "foreign"),
+    [
+        ([], [own()], 0),
+        ([Process(7)], [Process(7), own()], 1),
+        ([Process(7)], [own()], 0),  # it went before the window
+        ([], [Process(7), own()], 1),  # it came meanwhile
+        ([], [Process(7)], 0),  # a container: ours under the host's number
+        ([Process(7)], [Process(7)], 1),  # a container: ours is not listed
+        ([], [], None),
+    ],
+)
+def test_foreign_processes_make_a_run_unstable(
+    before: list[Process],
+    during: list[Process],
+    foreign: int | None,
+    cuda: Cuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board("GPU-a", processes=before)
+    device = on(board, monkeypatch)
+    board.processes = during
+    device.open_window()
+    window = device.close_window()
+    assert window.facts["foreign_gpu_processes"] == foreign
+    assert ("foreign_gpu_processes" in window.missing) == (foreign is None)
+    assert bool(window.disturbances) == bool(foreign)
+
+
+@pytest.mark.parametrize(
+    ("used_mib", "reserved", "is_stranger"),
+    [
+        (4, 600 << 20, False),
+        (500, 600 << 20, True),  # the smallest of contexts
+        (31 * 1024, 600 << 20, True),
+        (700, None, False),  # an old driver: its own reserve counts as used
+        (31 * 1024, None, True),
+    ],
+)
+def test_memory_in_use_before_us_is_a_strangers(
+    used_mib: int,
+    reserved: int | None,
+    is_stranger: bool,
+    cuda: Cuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board("GPU-a", used=used_mib << 20, reserved=reserved)
+    device = on(board, monkeypatch)
+    board.used = (used_mib << 20) + 3 * GIB
+    reading = device.memory()
+    device.open_window()
+    window = device.close_window()
+    assert window.facts["foreign_gpu_processes"] is None
+    assert bool(window.disturbances) == is_stranger
+    assert (reading.peak_mib is None) == is_stranger
+    assert ("not listed" in reading.missing.get("memory_mib", "")) == is_stranger
+
+
+def test_processes_that_may_not_be_listed_are_missing(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
+    device.open_window()
+    window = device.close_window()
+    assert window.facts["foreign_gpu_processes"] is None
+    assert "Permission" in window.missing["processes"]
+    assert window.disturbances == ()
+
+
+@pytest.mark.parametrize(
+    ("processes", "peak_mib", "method"),
+    [
+        ([own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
+        ([Process(7, 3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
+        ([own(None)], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        ([], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        (error("NO_PERMISSION"), None, "none"),
+        # Two are new, and NVML tells which is ours, or only that one is.
+        ([Process(7, 9 * GIB), own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
+        ([Process(7, 9 * GIB), own(None)], None, "none"),
+        ([Process(7, 9 * GIB), Process(8, 3 * GIB)], None, "none"),
+    ],
+)
+def test_memory_has_four_numbers(
+    processes: Any,
+    peak_mib: float | None,
+    method: str,
+    cuda: Cuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board("GPU-a")
+    device = on(board, monkeypatch)
+    board.processes, board.used = processes, 4 * GIB
+    reading = device.memory()  # 100 MiB were given back to the device after the peak
+    assert reading.peak_mib == peak_mib
+    assert reading.method == method
+    assert reading.detail_mib["peak_allocated"] == 1500
+    assert reading.detail_mib["peak_reserved"] == 2000
+    assert reading.detail_mib["device_used"] == 4 * 1024
+    assert reading.detail_mib["capacity"] == cuda.total
+    assert ("process_used" in reading.detail_mib) != ("process_used" in reading.missing)
+    assert (peak_mib is None) == ("memory_mib" in reading.missing)
+
+
+def test_memory_beside_a_stranger_is_missing_when_it_cannot_be_told_apart(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board("GPU-a", processes=[Process(7, None)])
+    device = on(board, monkeypatch)
+    board.processes = [Process(7, None), own(None)]
+    reading = device.memory()
+    assert reading.peak_mib is None
+    assert "memory of a process" in reading.missing["memory_mib"]
+
+
+def test_stranger_with_our_process_id_is_not_taken_for_us(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container, where NVML shows the host's ids, which may be ours by chance."""
+    stranger = Process(os.getpid(), 30 * GIB)
+    board = Board("GPU-a", processes=[stranger], used=31 * GIB)
+    device = on(board, monkeypatch)
+    board.processes = [stranger, Process(54321, 3 * GIB)]
+    assert device.memory().peak_mib == 3 * 1024 + 100
+
+
+def test_more_than_we_can_have_taken_is_not_ours(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container that lists nobody: somebody came during the warm-up."""
+    board = Board("GPU-a")
+    device = on(board, monkeypatch)
+    board.used = 24 * GIB
+    reading = device.memory()
+    assert reading.peak_mib is None
+    assert "too much to be ours alone" in reading.missing["memory_mib"]
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "used_before", "shared"),
+    [
+        ([], [own()], 0, False),
+        ([], [], 0, False),
+        (error("NO_PERMISSION"), error("NO_PERMISSION"), 0, False),
+        ([Process(7)], [Process(7), own()], 34 * GIB, True),
+        ([], [Process(7), own()], 0, True),
+        ([], [], 34 * GIB, True),
+    ],
+)
+def test_capacity_beside_others_is_what_they_left(
+    before: Any, later: Any, used_before: int, shared: bool, cuda: Cuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    board = Board("GPU-a", processes=before, used=used_before)
+    device = on(board, monkeypatch)
+    board.processes = later
+    cuda.free, cuda.memory_reserved = 100, 5000
+    expected = {"capacity": 5100, "device_memory": cuda.total} if shared else {
+        "capacity": cuda.total
+    }  # fmt: skip
+    assert device.memory_limits_mib() == expected

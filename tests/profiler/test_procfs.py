@@ -1,0 +1,74 @@
+"""How much memory a process may have, within made-up cgroups and the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler import procfs
+
+GIB = 2**30
+MEMINFO = "MemTotal: 67108864 kB\nMemAvailable: 50331648 kB\n"  # 64 GiB, 48 of them available
+
+
+def limited(group: Path, names: tuple[str, str], limit: str | int, used: int, stat: str) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    for name, value in zip((*names, "memory.stat"), (limit, used, stat), strict=True):
+        (group / name).write_text(f"{value}\n", encoding="ascii")
+
+
+V2 = ("memory.max", "memory.current")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(MEMINFO, encoding="ascii")
+    return tmp_path / "proc"
+
+
+def told(proc: Path) -> tuple[float, float]:
+    """Available and allowed memory, in GiB."""
+    cgroups = proc.parent / "cgroup"
+    available = procfs.available_memory_mib(proc=proc, cgroups=cgroups)
+    return available / 1024, procfs.allowed_memory_mib(proc=proc, cgroups=cgroups) / 1024
+
+
+def test_without_cgroups_it_is_the_machines(proc: Path) -> None:
+    assert told(proc) == (48, 64)
+    (proc / "self/cgroup").write_text("0::/\n", encoding="ascii")
+    assert told(proc) == (48, 64)
+
+
+def test_any_group_around_a_job_may_be_the_narrowest(proc: Path) -> None:
+    """A job of Slurm: its own group says max, that of the job has the limit."""
+    (proc / "self/cgroup").write_text("0::/slurm/job_7/step_0/task\n", encoding="ascii")
+    root = proc.parent / "cgroup"
+    limited(root / "slurm/job_7/step_0/task", V2, "max", GIB, "anon 1\ninactive_file 5")
+    # What the kernel keeps of files, half of what is in use, it gives back when asked.
+    limited(root / "slurm/job_7", V2, 16 * GIB, 4 * GIB, f"anon 1\ninactive_file {2 * GIB}")
+    limited(root / "slurm", V2, 60 * GIB, GIB, "anon 1")
+    assert told(proc) == (14, 16)
+
+
+def test_first_version_of_cgroups_counts_too(proc: Path) -> None:
+    lines = "11:cpu,cpuacct:/other\n4:memory:/slurm/uid_1/job_7\n0::/\n"
+    (proc / "self/cgroup").write_text(lines, encoding="ascii")
+    root = proc.parent / "cgroup"
+    stat = f"inactive_file 0\ntotal_inactive_file {GIB}"
+    limited(root / "memory/slurm/uid_1/job_7", V1, 8 * GIB, 3 * GIB, stat)
+    limited(root / "memory", V1, 2**63 - 4096, 30 * GIB, "inactive_file 0")  # no limit
+    assert told(proc) == (6, 8)
+
+
+def test_container_that_sees_only_its_own_group_as_the_root(proc: Path) -> None:
+    (proc / "self/cgroup").write_text("0::/docker/not-mounted-here\n", encoding="ascii")
+    limited(proc.parent / "cgroup", V2, 2 * GIB, GIB, "inactive_file 0")
+    assert told(proc) == (1, 2)
+
+
+def test_real_ones_are_plausible() -> None:
+    assert 0 < procfs.available_memory_mib() <= procfs.allowed_memory_mib()
+    assert procfs.allowed_memory_mib() <= procfs.total_memory_mib()

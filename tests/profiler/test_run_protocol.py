@@ -1,0 +1,164 @@
+"""The order of a run: memory, warm-up, window; and steps whose gradients overflow in fp16."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from profiler import step as step_module
+from profiler.devices import MemoryReading, Window
+from profiler.devices.cpu import CpuDevice
+from profiler.errors import UnsupportedModelError
+from profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
+from profiler.step import StepRun, make_step, run_protocol
+
+
+def tiny(**changes: object) -> Configuration:
+    fields = {"architecture": "mobilenetv3_small_050", "batch_size": 2, "input_size": 32}
+    return Configuration(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class Recorded(CpuDevice):
+    """A device that times nothing, and remembers what the optimizer had at each turn."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        super().__init__("cpu-1t")
+        self.optimizers = optimizers
+        self.states_at_memory = 0
+        self.warmup_steps = 0
+        self.steps = 0
+
+    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        self.steps += count
+        for _ in range(count):
+            step()
+        return [10.0] * count
+
+    def memory(self) -> MemoryReading:
+        self.states_at_memory = sum(len(o.state) for o in self.optimizers)
+        self.steps_for_memory = self.steps
+        return MemoryReading(peak_mib=1.0, method="none")
+
+    def open_window(self) -> None:
+        self.warmup_steps = self.steps - self.steps_for_memory
+
+    def run_to_tick(self, step: Callable[[], None]) -> int:
+        step()
+        return 1
+
+    def close_window(self) -> Window:
+        return Window(seconds=1.0, energy_j=5.0)
+
+
+class Overflowing(torch.nn.Module):
+    """A model whose gradients, scaled by 65,536 as is usual, overflow in fp16; or always do."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.num_classes, self.gain = 10, gain
+        self.head = torch.nn.Linear(3, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(images.mean((2, 3)))
+        # The gradient of the sum is 1 for each class, and does not vanish.
+        return logits * self.gain
+
+
+FEW = Protocol(name="few", warmup_steps=1, min_steps=3, max_steps=3)
+
+
+def run_recorded(
+    monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module, **changes: object
+) -> tuple[StepRun, Recorded]:
+    optimizers = []
+    really_make = step_module._optimizer
+
+    def make(model: torch.nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
+        optimizers.append(really_make(model, kind))
+        return optimizers[-1]
+
+    monkeypatch.setattr(step_module, "_optimizer", make)
+    monkeypatch.setattr(step_module, "create_model", lambda *_: model)
+    device = Recorded(optimizers)
+    fields = {"optimizer": Optimizer.ADAM, "precision": Precision.AMP_FP16, **changes}
+    return run_protocol(tiny(**fields), device, FEW, lambda _: None), device
+
+
+def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_module, "_FIRST_SCALE", 2.0**20)
+    run, device = run_recorded(monkeypatch, Overflowing())
+    assert device.steps_for_memory > 2
+    assert device.states_at_memory == 2  # of weight and bias
+    assert run.window.disturbances == ()
+
+
+def test_gradients_of_a_fresh_model_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they would with the scale that torch begins with (test_vit: three steps left out)."""
+    model = step_module.create_model("test_vit", 160)
+    _, device = run_recorded(monkeypatch, model, input_size=160)
+    assert device.steps_for_memory == 2
+    assert device.states_at_memory == len(list(model.parameters()))
+
+
+def test_model_whose_gradients_never_are_finite_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="no finite gradients in amp-fp16"):
+        run_recorded(monkeypatch, Overflowing(gain=float("inf")))
+
+
+def test_steps_left_out_in_the_window_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Overflowing):
+        """Overflows from its fifth step on: two for the memory, one of warm-up, one timed."""
+
+        steps = 0
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            self.gain = float("inf") if self.steps > 4 else 1.0
+            return super().forward(images)
+
+    run, _ = run_recorded(monkeypatch, Late())
+    assert run.window.disturbances == (
+        "3 optimizer steps were left out, as gradients overflowed",
+    )  # two timed ones and the one up to the tick of the meter
+    assert run.steps_in_window == 4
+
+
+def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0.0, 0.125)
+    monkeypatch.setattr(step_module.time, "monotonic", lambda: next(clock))
+    _, device = run_recorded(monkeypatch, Overflowing())
+    assert device.warmup_steps == FEW.warmup_steps
+    monkeypatch.setattr(Recorded, "min_warmup_s", 0.5)
+    _, device = run_recorded(monkeypatch, Overflowing())
+    assert device.warmup_steps == FEW.warmup_steps + 3 * step_module._WARMUP_BATCH
+
+
+@pytest.mark.parametrize("memory_format", list(MemoryFormat))
+def test_images_are_drawn_where_they_stay(
+    memory_format: MemoryFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the meta device, a batch that no host could hold."""
+    seen = []
+
+    class Spy(Overflowing):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            seen.append(images)
+            return super().forward(images)
+
+    monkeypatch.setattr(step_module, "create_model", lambda *_: Spy())
+    monkeypatch.setattr(torch, "Generator", lambda _: SimpleNamespace(manual_seed=lambda _: None))
+    huge = tiny(batch_size=500_000, input_size=10_000, memory_format=memory_format)
+    make_step(huge, torch.device("meta"))()
+    assert seen[0].device.type == "meta"
+    channels_last = seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert channels_last == (memory_format is MemoryFormat.CHANNELS_LAST)
