@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -125,39 +126,66 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
     Raises:
         InputError: a workload without kernels.
     """
-    dispatches = np.zeros((len(workloads), 3))
-    optimizer = np.zeros(len(workloads))
-    streams: list[_Rows] = []
-    products: list[_Rows] = []
-    for row, workload in enumerate(workloads):
-        profile = workload.kernels
-        if profile is None:
-            raise InputError("a workload without kernels has no simulated step time")
-        kernels = profile.at(workload.batch_size, workload.phase)
-        table = kernels.table
-        forward = table.passes == Pass.FORWARD
-        dispatches[row, :2] = table.counts[forward].sum(), table.counts[~forward].sum()
-        if workload.phase is Phase.TRAIN:
-            dispatches[row, 2] = profile.parameter_tensors
-            optimizer[row] = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer]
-        for parts, part in (
-            (streams, _streams(kernels, spec)),
-            (products, _products(kernels, spec)),
-        ):
-            parts.append({**part, "owner": np.full(len(part["count"]), row)})
+    parts = [_known_parts(workload, spec) for workload in workloads]
     return Terms(
-        streams=Streams(**_joined(streams)),
-        products=Products(**_joined(products)),
-        dispatches=torch.from_numpy(dispatches),
-        optimizer_bytes=torch.from_numpy(optimizer),
+        streams=Streams(**_joined([part.streams for part in parts])),
+        products=Products(**_joined([part.products for part in parts])),
+        dispatches=torch.from_numpy(np.array([part.dispatches for part in parts])),
+        optimizer_bytes=torch.from_numpy(np.array([part.optimizer_bytes for part in parts])),
     )
 
 
 _Rows = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The terms of one workload."""
+
+    streams: _Rows
+    products: _Rows
+    dispatches: Array
+    optimizer_bytes: float
+
+
+_KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
+"""A fit asks for the same workloads again and again."""
+
+
+def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:
+    known = _KNOWN.setdefault(workload, {})
+    if spec not in known:
+        known[spec] = _parts(workload, spec)
+    return known[spec]
+
+
+def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
+    profile = workload.kernels
+    if profile is None:
+        raise InputError("a workload without kernels has no simulated step time")
+    kernels = profile.at(workload.batch_size, workload.phase)
+    table = kernels.table
+    forward = table.passes == Pass.FORWARD
+    trains = workload.phase is Phase.TRAIN
+    dispatches = [
+        table.counts[forward].sum(),
+        table.counts[~forward].sum(),
+        profile.parameter_tensors if trains else 0,
+    ]
+    bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if trains else 0.0
+    return _Parts(
+        _streams(kernels, spec),
+        _products(kernels, spec),
+        np.array(dispatches, dtype=np.float64),
+        float(bytes_),
+    )
+
+
 def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.concatenate([p[name] for p in parts])) for name in parts[0]}
+    """All rows one after the other, with the number of the part that each belongs to."""
+    found = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
+    sizes = [len(part["count"]) for part in parts]
+    return {**found, "owner": torch.from_numpy(np.repeat(np.arange(len(parts)), sizes))}
 
 
 def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:

@@ -15,7 +15,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition import AcquisitionRequest, Strategy, strategy_named
+from learner.acquisition import AcquisitionRequest, Covariance, Strategy, strategy_named
+from learner.acquisition.covariance import narrow
 from learner.benchmarking import TEST_SHARE, Samples
 from learner.estimator import Estimate, Estimator, Model
 from learner.evaluation import split_architectures
@@ -35,6 +36,8 @@ LEAST_DOUBT = 0.1
 """Deviation, in the logarithm, with which it is foretold at least whether a run will die."""
 NEED_HEADS = frozenset({"uncertainty"})
 """Strategies that begin with a uniform draw."""
+NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty", "badge"})
+"""Strategies that ask what runs are expected to cost, whether they die, or how sure that is."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
         first = not len(labelled) and strategy in NEED_HEADS
-        asked = view.request(labelled, budget, np.random.default_rng([seed, budget]))
+        generator = np.random.default_rng([seed, budget])
+        asked = view.request(labelled, budget, generator, strategy in NEED_PREDICTIONS)
         picks = (strategy_named("random") if first else chooser).select(asked)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
@@ -120,13 +124,19 @@ class _View:
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
         # its picks one by one: see docs/acquisition.md.
-        self._covariance = self._quick.covariance(self._workloads, generator)
+        wide = self._quick.covariance(self._workloads, generator)
+        self._covariance = Covariance(narrow(wide.features), wide.noise)
         self._model: Model = self._quick
 
     def request(
-        self, labelled: IntArray, budget: int, generator: np.random.Generator
+        self,
+        labelled: IntArray,
+        budget: int,
+        generator: np.random.Generator,
+        predicted: bool,
     ) -> AcquisitionRequest:
-        said = self._quick.predict(self._workloads)
+        """What is asked; with predictions of the whole pool only where they are needed."""
+        said = self._quick.predict(self._workloads) if predicted else None
         capacity = self._bench.capacity
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
@@ -139,9 +149,9 @@ class _View:
             families=self._families,
             covariances=[self._covariance],
             log_values=np.log(values),
-            uncertainty=said.log_std_of_mean if len(labelled) else None,
-            predicted_cost=said.median if self._bench.times else None,
-            failure=None if capacity is None else probability_above(said, capacity),
+            uncertainty=said.log_std_of_mean if said and len(labelled) else None,
+            predicted_cost=said.median if said and self._bench.times else None,
+            failure=probability_above(said, capacity) if said and capacity else None,
         )
 
     def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
