@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from learner.acquisition import (
     NOISE_VARIANCE,
+    STRATEGIES,
     AcquisitionRequest,
+    Covariance,
     strategy_named,
 )
+from learner.acquisition.covariance import narrow
+from learner.acquisition.ours import taught_by_bounds
 from learner.kernel import LANDMARKS, pool_features
 from profiler.errors import InputError
-
-NAMES = ("random", "variance")
 
 
 def request(n=60, seed=0, count=8, **options):
@@ -32,6 +34,9 @@ def request(n=60, seed=0, count=8, **options):
         "candidates": np.arange(n),
         "count": count,
         "generator": np.random.default_rng(seed + 1),
+        "families": [f"family {k}" for k in cluster],
+        "covariances": [Covariance(generator.normal(0, 1, (n, 10)).astype(np.float32), 0.1)],
+        "uncertainty": generator.uniform(0.5, 1.5, n),
     }
     return AcquisitionRequest(**{**values, **options})
 
@@ -51,7 +56,7 @@ def posterior_variance(covariance, known):
     return float(np.mean(np.diag(covariance) - explained))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 12), step=st.integers(2, 4))
 @settings(max_examples=25, deadline=None)
 def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
@@ -62,7 +67,7 @@ def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
     assert not set(picks) & {*asked.labelled.tolist(), *asked.pending.tolist()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_same_seed_same_picks(name):
     first, second = (strategy_named(name).select(request(n=700, seed=4)) for _ in range(2))
     assert first == second
@@ -77,7 +82,7 @@ def test_a_random_draw_follows_its_generator():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
-    asked = request(n=40, seed=seed, count=6)
+    asked = request(n=40, seed=seed, count=6, uncertainty=None)
     covariance = full_covariance(asked)
     known = asked.known.tolist()
     for pick in strategy_named("variance").select(asked):
@@ -92,7 +97,7 @@ def test_variance_is_the_greedy_choice_of_the_full_covariance(seed):
 
 @pytest.mark.parametrize("n", [200, LANDMARKS + 100])
 def test_variance_leaves_less_variance_than_chance(n):
-    asked = request(n=n, count=10)
+    asked = request(n=n, count=10, uncertainty=None)
     covariance = full_covariance(asked)
 
     def left_by(name, seed):
@@ -178,3 +183,233 @@ def test_what_cannot_be_is_refused():
         request(uncertainty=np.ones(59))
     with pytest.raises(InputError, match="outside the pool"):
         request(labelled=np.array([60]))
+
+
+# What each strategy is about.
+
+
+def picks_of(name, asked):
+    return [pick.index for pick in strategy_named(name).select(asked)]
+
+
+def nothing():
+    return np.zeros(0, dtype=np.int64)
+
+
+@pytest.mark.parametrize("name", [n for n in STRATEGIES if n != "uncertainty"])
+def test_no_label_is_needed_to_begin(name):
+    asked = request(labelled=nothing(), pending=nothing(), uncertainty=None)
+    assert len(set(picks_of(name, asked))) == 8
+
+
+def test_the_most_uncertain_come_first_and_heads_are_needed():
+    doubt = np.random.default_rng(3).random(60)
+    picked = picks_of("uncertainty", request(uncertainty=doubt))
+    left = np.setdiff1d(request().open, picked)
+    assert doubt[picked].min() > doubt[left].max()
+    with pytest.raises(InputError, match="begin with another"):
+        picks_of("uncertainty", request(uncertainty=None))
+
+
+def test_a_stratified_draw_gives_every_family_its_share():
+    families = ["large"] * 40 + ["small"] * 20
+    asked = request(families=families, labelled=nothing(), pending=nothing(), count=12)
+    drawn = [families[i] for i in picks_of("stratified", asked)]
+    assert drawn.count("large") == 8
+    spent = request(families=families, labelled=np.arange(8), pending=nothing(), count=4)
+    assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
+
+
+def test_clusters_begin_in_every_family():
+    families = [f"family {i % 4}" for i in range(60)]
+    asked = request(families=families, labelled=nothing(), pending=nothing())
+    assert sorted(families[i] for i in picks_of("clusters", asked)) == sorted(
+        [f"family {i}" for i in range(4)] * 2
+    )
+
+
+def test_coreset_halves_the_largest_gap_faster_than_chance():
+    asked = request(n=300, count=10)
+
+    def radius(picks):
+        known = asked.points[[*asked.known, *picks]]
+        gaps = ((asked.points[:, None] - known[None]) ** 2).sum(axis=2)
+        return gaps.min(axis=1).max()
+
+    drawn = [
+        radius(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
+        for s in range(10)
+    ]
+    assert radius(picks_of("coreset", asked)) < min(drawn)
+
+
+def test_density_leaves_loners_for_later():
+    """One configuration far from all others: k-centre takes it at once, density does not."""
+    asked = request(n=100, count=1)
+    embeddings = asked.embeddings.copy()
+    embeddings[57] += 60.0
+    asked = replace(asked, embeddings=embeddings)
+    assert picks_of("coreset", asked) == [57]
+    assert picks_of("density", asked) != [57]
+
+
+def test_facility_serves_the_pool_better_than_chance():
+    from learner.kernel import matern
+
+    asked = request(n=300, count=10)
+
+    def served(picks):
+        known = asked.points[[*asked.known, *picks]]
+        return matern(asked.points, known).max(axis=1).mean()
+
+    drawn = [
+        served(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
+        for s in range(10)
+    ]
+    assert served(picks_of("facility", asked)) > max(drawn)
+
+
+def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
+    points = np.array([[0.0], [1.0], [2.0], [10.0], [10.5]], np.float32)
+    asked = request(
+        n=5, embeddings=points, static_features=np.ones((5, 1)), labelled=np.array([0, 3]),
+        pending=nothing(), candidates=np.arange(5), count=2, families=["a"] * 5,
+        covariances=(), uncertainty=None,
+    )  # fmt: skip
+    assert picks_of("lcmd", asked) == [2, 1]
+
+
+def test_lcmd_is_what_bmdal_reg_chooses():
+    """The reference peer, on the same vectors."""
+    pytest.importorskip("bmdal_reg")
+    from learner.peers import PEERS
+
+    asked = request(n=200, count=12)
+    theirs = [pick.index for pick in PEERS[0].select(asked)]
+    ours = picks_of("lcmd-gradients", replace(asked, gradients=asked.points))
+    assert theirs == ours
+
+
+# Ours.
+
+
+def of_metric(n=60, seed=5, width=10, noise=0.1):
+    generator = np.random.default_rng(seed)
+    return Covariance(generator.normal(0, 1, (n, width)).astype(np.float32), noise)
+
+
+def test_the_worth_of_a_run_falls_with_the_probability_that_it_dies():
+    probabilities = np.linspace(0.0, 1.0, 101)
+    worth = taught_by_bounds(probabilities)
+    assert np.all(np.diff(worth) <= 1e-9)
+    assert worth[0] == pytest.approx(1.0, abs=1e-6)
+    assert worth[-1] == pytest.approx(0.0, abs=0.05)
+    # Half of a normal distribution is known as such: its variance is 1 - 2 / pi.
+    assert worth[50] == pytest.approx(1 - 0.5 * (1 - 2 / np.pi))
+
+
+def test_a_bounds_worth_is_what_truncated_normal_values_show():
+    values = np.random.default_rng(0).normal(size=400_000)
+    for limit in (-1.0, 0.0, 1.5):
+        died = values > limit
+        left = died.mean() * values[died].var()
+        assert taught_by_bounds(np.array([died.mean()]))[0] == pytest.approx(1 - left, abs=0.01)
+
+
+def test_runs_that_surely_die_are_not_bought_and_borderline_ones_are():
+    covariance = of_metric()
+    asked = request(covariances=[covariance], count=10)
+    first = picks_of("ours", asked)
+    sure = np.where(np.isin(np.arange(60), first), 0.999999, 0.0)
+    assert not set(picks_of("ours", replace(asked, failure=sure))) & set(first)
+    borderline = np.where(np.isin(np.arange(60), first), 0.3, 0.0)
+    assert set(picks_of("ours", replace(asked, failure=borderline))) & set(first)
+
+
+def test_ours_per_second_buys_more_for_the_same_time():
+    cost = np.exp(np.random.default_rng(8).normal(0, 1, 60))
+    asked = request(covariances=[of_metric()], predicted_cost=cost, count=10)
+    plain, cheap = (sum(cost[picks_of(n, asked)]) for n in ("ours", "ours-per-second"))
+    assert cheap < plain / 2
+
+
+def test_one_batch_serves_all_metrics():
+    """Two metrics that live in different halves of the pool: each alone never asks the other's."""
+    halves = []
+    for half in (slice(0, 30), slice(30, 60)):
+        covariance = of_metric()
+        features = np.zeros_like(covariance.features)
+        features[half] = covariance.features[half]
+        halves.append(Covariance(features, 0.1))
+    asked = request(labelled=nothing(), pending=nothing(), count=8)
+    for covariances, expected in (([halves[0]], 8), ([halves[1]], 0), (halves, 4)):
+        picked = picks_of("ours", replace(asked, covariances=covariances))
+        assert sum(i < 30 for i in picked) == pytest.approx(expected, abs=1)
+
+
+def test_the_unit_of_a_metric_does_not_matter():
+    first, second = of_metric(seed=1), of_metric(seed=2)
+    louder = Covariance(second.features * 30, second.noise * 900)
+    asked = request(count=10)
+    plain, scaled = (
+        picks_of("ours", replace(asked, covariances=[first, c])) for c in (second, louder)
+    )
+    assert plain == scaled
+
+
+def test_siblings_of_a_picked_architecture_are_left():
+    """Twenty architectures with three batch sizes each, near-copies: one of each is enough."""
+    generator = np.random.default_rng(2)
+    features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
+    features += generator.normal(0, 0.02, features.shape)
+    asked = request(
+        covariances=[Covariance(features.astype(np.float32), 0.05)],
+        labelled=nothing(), pending=nothing(), count=15,
+    )  # fmt: skip
+    picked = picks_of("ours", asked)
+    assert len({i // 3 for i in picked}) == 15
+
+
+def test_what_was_unstable_is_measured_when_nothing_better_is_left():
+    asked = request(covariances=[of_metric()], count=1)
+    best = picks_of("ours", asked)[0]
+    noise = np.ones(60)
+    noise[best] = 100.0
+    assert picks_of("ours", replace(asked, noise_factor=noise)) != [best]
+    alone = replace(asked, noise_factor=noise, candidates=np.array([best]))
+    assert picks_of("ours", alone) == [best]
+
+
+def test_what_the_source_knows_is_not_what_the_target_needs_most():
+    covariance = of_metric(width=60)
+    asked = request(covariances=[covariance], labelled=nothing(), pending=nothing(), count=10)
+    alone = picks_of("ours", asked)
+    transferred = picks_of("ours", replace(asked, elsewhere=np.array(alone)))
+    assert len(set(alone) & set(transferred)) < 5
+
+
+def test_narrow_features_keep_most_of_the_covariance():
+    generator = np.random.default_rng(0)
+    scales = 1.0 / np.arange(1, 401)
+    wide = (generator.normal(0, 1, (500, 400)) * scales).astype(np.float32)
+    narrowed = narrow(wide, 50)
+    assert narrowed.shape == (500, 50)
+    before, after = wide @ wide.T, narrowed @ narrowed.T
+    assert np.linalg.norm(before - after) < 0.02 * np.linalg.norm(before)
+    assert narrow(wide, 400) is wide
+
+
+def test_every_pick_tells_its_rank_in_a_uniform_draw():
+    asked = request(count=3)
+    ranks = [p.reason["rank_under_random"] for p in strategy_named("ours").select(asked)]
+    assert len(set(ranks)) == 3
+    assert all(0 <= rank < len(asked.open) for rank in ranks)
+
+
+def test_values_for_other_labels_are_refused():
+    with pytest.raises(InputError, match="values for"):
+        request(log_values=np.zeros(2))
+    with pytest.raises(InputError, match="needs the families"):
+        picks_of("stratified", request(families=None))
+    with pytest.raises(InputError, match="needs gradients"):
+        picks_of("badge", request(covariances=()))
