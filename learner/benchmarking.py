@@ -119,7 +119,8 @@ class Plan:
     splits: Sequence[SplitKind]
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
-    """Also learn from so many labels, drawn uniformly, for learning curves."""
+    """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
+    than an estimator's `least_labels` (none, if it has no such number), the start answers alone."""
     starts: Mapping[str, Model] = field(default_factory=dict)
     """By estimator, a model of another device; it then also learns from that."""
 
@@ -182,7 +183,8 @@ def run_plan(
         for estimator in estimators
         for count in (None, *plan.label_counts)
         for transferred in ((False, True) if estimator.name in plan.starts else (False,))
-        if count is None or split.kind is not SplitKind.EACH_FAMILY
+        if count is None
+        or (split.kind is not SplitKind.EACH_FAMILY and (transferred or _can(estimator, count)))
     ]
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
@@ -191,13 +193,13 @@ def run_plan(
             # The same draw for every estimator, and a smaller one is part of a larger one.
             drawn = np.random.default_rng([split.seed, 1]).permutation(rows)
             rows = np.sort(drawn[:count])
-        model = estimator.fit(
-            samples.some(rows),
-            samples.targets(rows),
+        start = plan.starts[estimator.name] if transferred else None
+        if start is not None and not _can(estimator, len(rows)):
+            model = start
+        else:
             # A checksum of its own name, so that an estimator does not depend on those beside it.
-            np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())]),
-            plan.starts[estimator.name] if transferred else None,
-        )
+            generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
+            model = estimator.fit(samples.some(rows), samples.targets(rows), generator, start)
         test = np.flatnonzero(split.test)
         yield Run(
             estimator=estimator.name,
@@ -209,3 +211,8 @@ def run_plan(
             estimate=model.predict(samples.some(test)),
         )
     on_progress(len(jobs), len(jobs), "")
+
+
+def _can(estimator: Estimator, count: int) -> bool:
+    """Whether it learns from so few labels."""
+    return count >= int(getattr(estimator, "least_labels", 0))

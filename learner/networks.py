@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,7 @@ class NetworkEstimator:
     loss: LogLoss
     training: Training
     on_epoch: OnEpoch = lambda done, total: None
+    least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
         self,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import nn
 from learner.dataset import FloatArray, fit_node_scaler, join_vectors
 from learner.estimator import Model, Targets
 from learner.gae import Encoder, EncoderNetwork
-from learner.networks import NetworkEstimator, NetworkModel, OnEpoch, squared_log
+from learner.networks import LEAST_LABELS, NetworkEstimator, NetworkModel, OnEpoch, squared_log
 from learner.presets import EncoderPreset, HeadPreset, LearnerPreset
 from learner.randomness import torch_seeded
 from learner.regressor import HeadNetwork
@@ -47,6 +48,8 @@ class TrappmAsPublished:
     _embeddings: WeakKeyDictionary[Graph, FloatArray] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
+
+    least_labels: ClassVar[int] = LEAST_LABELS
 
     @property
     def name(self) -> str:

@@ -27,10 +27,10 @@ _KEYS = ("mape", "median_ape", "rmse", "within_10_percent", "kendall_tau", "cove
 
 
 class EvaluationDisplay:
-    """A bar on standard error, so that standard output is the report alone."""
+    """A bar on standard error, so that standard output is the report alone; lines in a file."""
 
     def __init__(self) -> None:
-        error = Console(stderr=True, highlight=False)
+        error = self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -43,7 +43,7 @@ class EvaluationDisplay:
             disable=not error.is_terminal,
         )
         self._task = self._bar.add_task("reading", total=None)
-        self._total = 0
+        self._total, self._told_percent = 0, 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -60,8 +60,12 @@ class EvaluationDisplay:
     def show(self, done: int, total: int, what: str) -> None:
         if total != self._total:  # another stage, whose pace is its own
             self._bar.reset(self._task, total=total)
-            self._total = total
+            self._total, self._told_percent = total, 0
         self._bar.update(self._task, completed=done, description=escape(what))
+        percent = 100 * done // max(total, 1)
+        if not self._console.is_terminal and percent >= self._told_percent + 10:
+            self._told_percent = percent
+            self._console.print(f"{percent} %: {what}", markup=False, soft_wrap=True)
 
 
 def print_evaluation(report: Mapping[str, Any]) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from learner.estimator import Estimate, Model, Targets
-from learner.networks import labelled
+from learner.networks import LEAST_LABELS, labelled
 from learner.workload import Workload
 from profiler.errors import InputError
 
@@ -42,6 +43,7 @@ class FakeTensor:
 
     estimates_mib: Mapping[Workload, float]
     name: str = "faketensor"
+    least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
         self,

@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from learner.dataset import Scaler, log_static_features
 from learner.estimator import Estimate, Model, Targets
-from learner.networks import labelled
+from learner.networks import LEAST_LABELS, labelled
 from learner.workload import Workload
 from profiler.errors import InputError
 
@@ -49,6 +49,7 @@ class TabularEstimator:
     name: str
     regression: Callable[[int], Any]
     """Makes one that draws from this seed."""
+    least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
         self,

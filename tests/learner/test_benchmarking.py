@@ -140,6 +140,22 @@ def test_a_start_is_tried_beside_from_scratch():
     assert estimator.starts == [None, start]
 
 
+def test_a_start_answers_alone_where_labels_are_too_few():
+    picky, any_number = Memory(), Memory()
+    picky.name, picky.least_labels = "picky", 2
+    start = _Constant(3.0)
+    plan = Plan(
+        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0],
+        starts={"memory": start, "picky": start},
+    )  # fmt: skip
+    with pytest.warns(RuntimeWarning):  # the mean of nothing
+        runs = list(run_plan(samples(), [picky, any_number], plan))
+    none = [(r.estimator, r.transferred) for r in runs if r.labels == 0]
+    assert none == [("picky", True), ("memory", False), ("memory", True)]
+    (alone,) = (r for r in runs if r.labels == 0 and r.estimator == "picky")
+    assert np.all(alone.estimate.median == 3.0)
+
+
 def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
     n = 3 * len(NAMES)
     values, above = np.full(n, 100.0), np.full(n, np.nan)

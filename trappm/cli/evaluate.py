@@ -135,6 +135,6 @@ def _counts(text: str | None) -> tuple[int, ...]:
         found = sorted({int(word) for word in text.split(",")})
     except ValueError as error:
         raise InputError(f"--label-counts is {text!r}; give numbers such as 20,50,100") from error
-    if found[0] < 2 or len(found) > MAX_COUNTS:
-        raise InputError(f"--label-counts is {text!r}; give at most {MAX_COUNTS}, each 2 or more")
+    if found[0] < 0 or len(found) > MAX_COUNTS:
+        raise InputError(f"--label-counts is {text!r}; give at most {MAX_COUNTS}, none below 0")
     return tuple(found)
