@@ -1,0 +1,115 @@
+"""Replayed campaigns: nothing held out is chosen, pairs divide alike, design beats chance."""
+
+import numpy as np
+import pytest
+
+from learner.acquisition import STRATEGIES
+from learner.benchmarking import Samples
+from learner.graph_prior import GraphPrior
+from learner.peers import PEERS
+from learner.replaying import Bench, named_strategy, probability_above, replay
+from profiler.errors import InputError
+from profiler.records import Configuration
+
+
+@pytest.fixture(scope="module")
+def samples(zoo, measure):
+    rows = list(range(len(zoo.graphs)))
+    workloads, names = zoo.workloads(rows)
+    values = measure(zoo.graphs, noise_seed=3)[:, 0]
+    n = len(rows)
+    return Samples(
+        configurations=[
+            Configuration(architecture=name, batch_size=w.batch_size, input_size=224)
+            for name, w in zip(names, workloads, strict=True)
+        ],
+        workloads=workloads,
+        values=values,
+        above=np.full(n, np.nan),
+        judged=np.ones(n, dtype=bool),
+        spiked=np.zeros(n, dtype=bool),
+    )
+
+
+def bench(samples, **options):
+    return Bench(samples=samples, prior=GraphPrior("step_time_ms"), times=True, **options)
+
+
+class Watching:
+    """An estimator that keeps what it was given."""
+
+    name = "watching"
+
+    def __init__(self):
+        self.seen = []
+
+    def fit(self, workloads, targets, generator, start=None):
+        self.seen.append([*targets.groups])
+        return self
+
+    def predict(self, workloads):
+        from learner.estimator import Estimate
+
+        return Estimate(np.ones(len(workloads)))
+
+
+def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
+    watching = Watching()
+    points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
+    from learner.evaluation import split_architectures
+
+    held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
+    assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]
+    assert watching.seen[2][:10] == watching.seen[1]
+    assert not held_out & set(watching.seen[-1])
+    assert points[0].seconds < points[1].seconds < points[2].seconds
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, *(peer.name for peer in PEERS)])
+def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
+    if name.startswith("bmdal"):
+        pytest.importorskip("bmdal_reg")
+    first, again = (list(replay(bench(samples), name, 1, (6, 12))) for _ in range(2))
+    assert first == again
+    assert first[1].mape < 200
+
+
+def test_ours_learns_from_fewer_labels_than_chance(samples):
+    def mean(name):
+        runs = [list(replay(bench(samples), name, seed, (6, 12))) for seed in range(8)]
+        return np.mean([[p.mape for p in run] for run in runs])
+
+    assert mean("ours") < mean("random")
+
+
+def test_runs_that_die_cost_a_label_and_are_avoided(samples):
+    values, above = samples.values.copy(), samples.above.copy()
+    limit = np.quantile(values, 0.6)
+    died = values > limit
+    values[died], above[died] = np.nan, limit
+    deadly = Samples(
+        samples.configurations, samples.workloads, values, above, ~died, samples.spiked
+    )
+    counted = {
+        name: np.mean([[*replay(bench(deadly), name, s, (8, 16))][-1].died for s in range(4)])
+        for name in ("random", "ours", "variance-heads")
+    }
+    assert counted["random"] > 2
+    assert counted["ours"] < counted["variance-heads"]
+
+
+def test_probability_above_is_of_a_normal_logarithm():
+    from learner.estimator import Estimate
+
+    said = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
+    found = probability_above(said, 100.0)
+    assert found[0] == pytest.approx(0.5)
+    assert found[1] < 0.001
+    assert found[2] > 0.999
+
+
+def test_what_cannot_be_is_refused(samples):
+    with pytest.raises(InputError, match="cannot be chosen"):
+        next(replay(bench(samples), "random", 0, (10_000,)))
+    with pytest.raises(InputError, match="did you mean"):
+        named_strategy("rndom")
