@@ -150,6 +150,25 @@ class DistinctSAGEConv(nn.Module):
         return result
 
 
+class Dropout(nn.Module):
+    """Dropout whose mask comes from NumPy's generator, several times as fast as torch's on CPUs.
+
+    It follows from torch's seed, and the share is rounded to 1/256.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped = round(256 * self.p)
+        if not self.training or not dropped:
+            return x
+        generator = np.random.default_rng(int(torch.randint(2**62, ())))
+        draws = torch.from_numpy(generator.integers(0, 256, x.shape, dtype=np.uint8))
+        return x * (draws >= dropped).to(x.dtype).mul_(256 / (256 - dropped))
+
+
 def weighted_batch_norm(norm: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
     """Batch norm over nodes, given one row for each class of them (U, width) and counts (U)."""
     assert isinstance(norm, nn.BatchNorm1d)  # noqa: S101

@@ -19,7 +19,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 
 from learner.dataset import FloatArray, Scaler, batches, fit_node_scaler, to_data, with_prefix
-from learner.distinct import Classes, DistinctSAGEConv, classes_of, weighted_batch_norm
+from learner.distinct import (
+    Classes,
+    DistinctSAGEConv,
+    Dropout,
+    classes_of,
+    weighted_batch_norm,
+)
 from learner.presets import EncoderPreset
 from learner.randomness import torch_seeded
 from profiler.errors import InputError
@@ -44,7 +50,7 @@ class EncoderNetwork(nn.Module):
             for before, after in zip(inputs, preset.widths, strict=True)
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in preset.widths)
-        self.dropout = nn.Dropout(preset.dropout)
+        self.dropout = Dropout(preset.dropout)
 
     def classes(self, batch: Batch) -> Classes:
         return classes_of(batch, len(self.convolutions))

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 
 from learner.dataset import batches
-from learner.distinct import DistinctSAGEConv, classes_of
+from learner.distinct import DistinctSAGEConv, Dropout, classes_of
 from learner.presets import HeadPreset, Training
 from profiler.features import NODE_FEATURES, STATIC_FEATURES
 
@@ -55,7 +55,7 @@ class HeadNetwork(nn.Module):
         # The network starts as "nothing to add".
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
-        self.dropout = nn.Dropout(preset.dropout)
+        self.dropout = Dropout(preset.dropout)
         self.register_buffer("mean_nodes", torch.ones(()))
 
     def forward(self, data: Batch) -> Tensor:

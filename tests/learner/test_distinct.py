@@ -12,6 +12,7 @@ from learner.dataset import batches, to_data
 from learner.distinct import (
     MAX_DEPTH,
     DistinctSAGEConv,
+    Dropout,
     classes_of,
     expanded,
     node_keys,
@@ -116,6 +117,20 @@ def test_rows_sums_statistics_and_gradients_are_those_of_every_node(networks, tr
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
     for a, b in zip(our_norms.buffers(), their_norms.buffers(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_dropout_drops_its_share_keeps_the_mean_and_follows_torchs_seed(share):
+    dropout, x = Dropout(share), torch.ones(500, 400)
+    torch.manual_seed(1)
+    first = dropout(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(dropout(x), first, rtol=0, atol=0)
+    assert not torch.equal(dropout(x), first)
+    assert float((first == 0).float().mean()) == pytest.approx(share, abs=0.005)
+    assert float(first.mean()) == pytest.approx(1.0, abs=0.01)
+    assert dropout.eval()(x) is x
+    torch.testing.assert_close(Dropout(0.0)(x), x)
 
 
 def test_no_network_may_be_deeper_than_the_keys(zoo):
