@@ -20,22 +20,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, OnProgress, TrainingLabel
-from learner.acquisition import AcquisitionRequest, strategy_named
+from learner.acquisition import AcquisitionRequest, Covariance, strategy_named
 from learner.device_specs import spec_of
 from learner.evaluation import accuracy
 from learner.gae import Encoder, train_encoder
-from learner.heads import train_heads
+from learner.heads import Heads, train_heads
+from learner.pool_knowledge import pool_covariances
 from learner.predictions import DeviceHeads, Predictions
 from learner.presets import preset_named
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
-from profiler.errors import CampaignError
+from profiler.families import family_of
 from profiler.features import static_features
 from profiler.records import METRICS, Configuration, GraphTemplate
 from profiler.step_profile import StepProfile
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""
+FIRST_METRICS = ("memory_mib", "step_time_ms")
+"""What every device tells: what a choice without any label has to serve."""
 
 
 class CampaignLearner:
@@ -54,6 +57,7 @@ class CampaignLearner:
         self._encoder: Encoder | None = None
         self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._heads: dict[str, DeviceHeads] = {}
+        self._covariances: dict[tuple[str, tuple[str, ...]], list[Covariance]] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
 
     def set_pool(
@@ -156,11 +160,11 @@ class CampaignLearner:
         labelled: Sequence[str],
         seed: Sequence[int],
     ) -> list[Choice]:
-        """Picks what to measure next on a device, by uncertainty and diversity, with reasons."""
+        """Picks what to measure next on a device, with reasons; without any label as well."""
         heads = self._heads.get(device) or self._heads.get(self._source)
-        if heads is None:
-            raise CampaignError("there are no heads to choose by; the initial draw has no labels")
-        predictions = heads.predict(self._workloads)
+        predictions = None if heads is None else heads.predict(self._workloads)
+        labels = [x for x in self._training_labels if x.device == device]
+        known_elsewhere = {x.configuration_id for x in self._training_labels} - set(labelled)
         request = AcquisitionRequest(
             embeddings=self._embeddings,
             static_features=np.stack([static_features(w.graph) for w in self._workloads]),
@@ -168,13 +172,44 @@ class CampaignLearner:
             candidates=np.array([self._index[c] for c in candidates], dtype=np.int64),
             count=count,
             generator=np.random.default_rng(list(seed)),
-            uncertainty=_over_metrics(predictions),
-            predicted_cost=predictions.mean[:, 0],
+            families=[family_of(c.architecture) for c in self._configurations],
+            covariances=self._pool_covariances(device),
+            uncertainty=None if predictions is None else _over_metrics(predictions),
+            predicted_cost=None if predictions is None else _step_times(predictions),
+            failure=None if heads is None else self._failure(heads, labels),
+            elsewhere=np.array(
+                [] if device == self._source else [self._index[c] for c in known_elsewhere],
+                dtype=np.int64,
+            ),
         )
         return [
             Choice(self._configurations[pick.index].id, pick.reason)
             for pick in self._strategy.select(request)
         ]
+
+    def _pool_covariances(self, device: str) -> list[Covariance]:
+        """Of the metrics that labels have had so far; before any label, of time and memory."""
+        known = {
+            metric
+            for label in self._training_labels
+            for metric, value in zip(METRICS, label.values, strict=True)
+            if value is not None
+        }
+        asked = device, tuple(sorted(known or FIRST_METRICS))
+        if asked not in self._covariances:
+            self._covariances[asked] = pool_covariances(
+                self._workloads, asked[1], spec_of(device), self._generator(2)
+            )
+        return self._covariances[asked]
+
+    def _failure(
+        self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
+    ) -> npt.NDArray[np.float64] | None:
+        """The probability that runs die of the memory that others died of; None if none did."""
+        bounds = [x.memory_above_mib for x in labels if x.memory_above_mib is not None]
+        if not bounds or not isinstance(heads, Heads) or "memory_mib" not in heads.metrics:
+            return None
+        return heads.out_of_memory(self._workloads, min(bounds))
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves encoder and heads as a snapshot in the registry."""
@@ -284,6 +319,13 @@ def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
     """One uncertainty for each graph: the root mean square over metrics, each in its own scale."""
     scale = np.maximum(predictions.disagreement.mean(axis=0), 1e-9)
     return np.asarray(np.sqrt(np.mean((predictions.disagreement / scale) ** 2, axis=1)))
+
+
+def _step_times(predictions: Predictions) -> npt.NDArray[np.float64] | None:
+    """In ms (n); None without a head for them."""
+    if "step_time_ms" not in predictions.metrics:
+        return None
+    return predictions.mean[:, predictions.metrics.index("step_time_ms")]
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:

@@ -75,7 +75,7 @@ class CampaignSpec(_Part):
     protocol: str | MeasuringProtocol = "quick"
     """The name of a protocol of ours, or one of your own with a name of its own."""
     learner: str = "laptop"
-    strategy: str = "variance"
+    strategy: str = "ours"
     evaluation: Evaluation
     initial: Share
     rounds: Rounds
