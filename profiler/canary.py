@@ -33,8 +33,8 @@ def default_reference(device_key: str) -> Configuration:
     """What the canary measures: a small step on cores of a host, a larger one anywhere else.
 
     On a GPU a small step waits for the host to launch its kernels, and hardly shows a slower clock;
-    the larger one has tens of milliseconds of arithmetic, and fits into 5 GiB. Both are known to
-    every timm.
+    the larger one has some tens of milliseconds of arithmetic, and takes about 4 GiB. Both are
+    known to every timm.
     """
     return SMALL if is_cpu_device(device_key) else LARGE
 

@@ -13,7 +13,9 @@ from fake_nvml import GIB, Board, Process, install
 
 from profiler.attempt import attempt, others_had_memory
 from profiler.devices.cpu import CpuDevice
+from profiler.devices.cuda import CudaDevice
 from profiler.errors import DeviceError
+from profiler.isolation import _host_ran_out, _Progress
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 from profiler.sweep import may_pass
 
@@ -156,3 +158,25 @@ def test_batch_norm_of_one_pixel_is_unsupported(cuda: Cuda, tmp_path: Path) -> N
         layer(torch.zeros(1, 4, 1, 1))
     found = attempted("cuda:0", tmp_path, raised.value)
     assert (found.outcome, found.failed_in) == (Outcome.UNSUPPORTED, "create")
+
+
+def test_device_that_is_never_ready_is_the_workers_failure() -> None:
+    progress = _Progress(lock_timeout_s=100.0, timeout_s=7.0)
+    assert "never got to its lock" in progress.timed_out().message
+    progress.follow(iter([{"environment": {"host": "a"}}]))  # its first words: it has the lock
+    assert progress.deadline - progress.begin == pytest.approx(7.0)
+    stuck = progress.timed_out()
+    assert (stuck.outcome, stuck.phase) == (Outcome.ERROR, "worker")
+    assert "before the device was ready" in stuck.message
+    progress.follow(iter([{"phase": "create"}]))
+    late = progress.timed_out()
+    assert (late.outcome, late.phase) == (Outcome.TIMEOUT, "create")
+
+
+def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu() -> None:
+    cpu, gpu = CpuDevice("cpu-1t"), CudaDevice.__new__(CudaDevice)
+    ends = [_host_ran_out("warmup", "killed", d) for d in (cpu, gpu)]
+    assert [(e.outcome, e.phase) for e in ends] == [
+        (Outcome.OOM, "warmup"), (Outcome.ERROR, "worker")
+    ]  # fmt: skip
+    assert _host_ran_out("worker", "killed", cpu).outcome is Outcome.ERROR

@@ -202,24 +202,3 @@ def test_visible_gpus_follow_the_environment(visible: str | None, uuids: str) ->
 def test_visible_gpu_that_is_not_here_is_refused(visible: str) -> None:
     with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES"):
         select_visible(GPUS, visible)
-
-
-@pytest.mark.gpu
-def test_cuda_measures_a_training_step(tmp_path: Path) -> None:
-    from profiler.devices.cuda import CudaDevice
-    from profiler.isolation import Measurer
-    from profiler.protocols import QUICK
-    from profiler.records import Configuration, Outcome
-
-    if not CudaDevice.local_keys():
-        pytest.skip("no NVIDIA GPU here")
-    configuration = Configuration(architecture="resnet18", batch_size=8, input_size=224)
-    with Measurer(lock_dir=tmp_path) as measurer:
-        measurement = measurer.measure(configuration, "cuda:0", QUICK)
-    assert measurement.outcome in {Outcome.OK, Outcome.UNSTABLE}, measurement.message
-    assert measurement.memory_detail_mib["peak_allocated"] > 0
-    reserved = measurement.memory_detail_mib["peak_reserved"]
-    assert reserved >= measurement.memory_detail_mib["peak_allocated"]
-    for metric in ("memory_mib", "power_w"):
-        assert (getattr(measurement, metric) is None) == (metric in measurement.missing)
-    assert measurement.environment["device_uuid"].startswith("GPU-")

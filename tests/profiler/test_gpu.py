@@ -1,0 +1,149 @@
+"""What only a real NVIDIA GPU can show; skipped, saying so, where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from profiler.devices import open_device
+from profiler.devices.cuda import CudaDevice
+from profiler.errors import DeviceError
+from profiler.isolation import Measurer
+from profiler.protocols import QUICK
+from profiler.records import (
+    Configuration,
+    Measurement,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+)
+
+pytestmark = pytest.mark.gpu
+
+STEP = Configuration(architecture="resnet18", batch_size=16, input_size=224)
+PARAMETERS_MIB = 11_689_512 * 4 / 2**20  # of resnet18, in fp32
+# Other work on the machine must not decide how a test ends; what ran is looked at all the same.
+TRUSTING = dataclasses.replace(
+    QUICK, name="test", unstable_relative_iqr=1000.0, unstable_lost_share=1000.0
+)
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    try:
+        found = open_device("cuda:0")
+    except DeviceError as error:
+        pytest.skip(f"no NVIDIA GPU to measure on: {error}")
+    assert isinstance(found, CudaDevice)
+    return found
+
+
+@pytest.fixture(scope="module")
+def measurer(device: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurer]:
+    with Measurer(lock_dir=tmp_path_factory.mktemp("locks")) as measurer:
+        yield measurer
+
+
+def measured(measurer: Measurer, **changes: object) -> Measurement:
+    configuration = dataclasses.replace(STEP, **changes)  # type: ignore[arg-type]
+    measurement = measurer.measure(configuration, "cuda:0", TRUSTING)
+    if measurement.outcome is Outcome.UNSTABLE:  # strangers or heat: the figures still make sense
+        return measurement
+    if measurement.outcome is Outcome.UNSUPPORTED:
+        pytest.skip(str(measurement.message))
+    assert measurement.outcome is Outcome.OK, measurement.message
+    return measurement
+
+
+def test_training_step_is_measured_with_all_its_facts(measurer: Measurer) -> None:
+    found = measured(measurer)
+    assert found.environment["device_uuid"].startswith(("GPU-", "MIG-"))
+    assert found.environment["driver"]
+    for metric in ("memory_mib", "power_w", "energy_j"):
+        assert (getattr(found, metric) is None) == (metric in found.missing)
+    if found.power_w is not None and found.environment["device_power_limit_w"] is not None:
+        assert 5 < found.power_w < 1.2 * found.environment["device_power_limit_w"]
+
+
+def test_events_agree_with_the_wall_clock(measurer: Measurer) -> None:
+    """The wall sees each batch of steps from its launch to the synchronisation behind it."""
+    found = measured(measurer, batch_size=64)
+    assert found.step_time_ms is not None
+    wall_ms = found.environment["wall_step_time_ms"]
+    assert 0.95 * found.step_time_ms <= wall_ms <= 1.3 * found.step_time_ms + 1.0
+
+
+def test_memory_is_plausible(measurer: Measurer) -> None:
+    small, large = measured(measurer), measured(measurer, batch_size=64)
+    for found in (small, large):
+        detail = found.memory_detail_mib
+        # Weights and gradients at least; torch's own memory within the process's.
+        assert 2 * PARAMETERS_MIB < detail["peak_allocated"] <= detail["peak_reserved"]
+        assert detail["peak_reserved"] < detail["capacity"]
+        if found.memory_mib is not None:
+            assert detail["peak_reserved"] < found.memory_mib < detail["peak_reserved"] + 4096
+    images_mib = 48 * 3 * 224 * 224 * 4 / 2**20
+    grown = large.memory_detail_mib["peak_allocated"] - small.memory_detail_mib["peak_allocated"]
+    assert grown > 4 * images_mib
+
+
+@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.AMP_BF16])
+@pytest.mark.parametrize("memory_format", list(MemoryFormat))
+def test_mixed_precision_in_both_formats(
+    precision: Precision, memory_format: MemoryFormat, measurer: Measurer
+) -> None:
+    fields = {"batch_size": 64, "memory_format": memory_format}
+    mixed = measured(measurer, precision=precision, **fields)
+    full = measured(measurer, **fields)
+    assert "left out" not in (mixed.message or "")
+    peak = "peak_allocated"
+    assert mixed.memory_detail_mib[peak] < full.memory_detail_mib[peak]
+
+
+def test_states_of_the_optimizer_are_in_the_memory_of_fp16(measurer: Measurer) -> None:
+    plain, adam = (
+        measured(measurer, precision=Precision.AMP_FP16, optimizer=optimizer, batch_size=1)
+        for optimizer in (Optimizer.SGD, Optimizer.ADAM)
+    )
+    peak = "peak_allocated"
+    grown = adam.memory_detail_mib[peak] - plain.memory_detail_mib[peak]
+    assert grown > 1.5 * PARAMETERS_MIB
+
+
+def test_inference_takes_less_than_training(measurer: Measurer) -> None:
+    train, infer = measured(measurer), measured(measurer, phase=Phase.INFER)
+    assert train.step_time_ms is not None
+    assert infer.step_time_ms is not None
+    assert infer.step_time_ms < train.step_time_ms
+    peak = "peak_allocated"
+    assert infer.memory_detail_mib[peak] < train.memory_detail_mib[peak]
+
+
+def test_running_out_of_memory_is_told_and_leaves_the_gpu_free(measurer: Measurer) -> None:
+    huge = dataclasses.replace(STEP, architecture="resnet152", batch_size=65_536)
+    found = measurer.measure(huge, "cuda:0", TRUSTING)
+    assert found.outcome is Outcome.OOM, found.message
+    assert found.failed_in in {"create", "warmup"}
+    assert found.memory_detail_mib["capacity"] > 1024
+    assert found.memory_detail_mib["last_allocation"] > 0
+    measured(measurer)
+
+
+def test_time_out_ends_the_process_and_frees_the_gpu(measurer: Measurer) -> None:
+    endless = dataclasses.replace(
+        TRUSTING, min_steps=10_000_000, max_steps=10_000_000, timeout_s=20.0
+    )
+    found = measurer.measure(STEP, "cuda:0", endless)
+    assert found.outcome is Outcome.TIMEOUT
+    assert "killed after 20 s" in (found.message or "")
+    measured(measurer)
+
+
+def test_same_key_names_the_same_gpu_by_its_name(device: CudaDevice, measurer: Measurer) -> None:
+    short = device._gpu.short_key
+    found = measurer.measure(STEP, short, TRUSTING)
+    assert found.environment["device_name"] == device.environment()["device_name"]
