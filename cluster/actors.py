@@ -8,21 +8,29 @@ who starts one makes an actor of it with `ray.remote`. Import this module inside
 from __future__ import annotations
 
 import threading
+import time
+import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from cluster.campaign import Campaign, CampaignStopped
+from cluster.campaign import Campaign
 from cluster.learning import CampaignLearner
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
-from cluster.ray_crew import LearnerProxy, RayCrew
+from cluster.ray_crew import RayCrew
+from cluster.ray_learner import LearnerProxy
 from cluster.spec import CampaignSpec
+from cluster.telling import CampaignStopped
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
+
+LINGER_S = 5.0
+"""How long a campaign that has ended answers its watchers."""
 
 
 class ProfilerActor:
@@ -35,14 +43,20 @@ class ProfilerActor:
         self._measurer = Measurer()
         self._measurer.__enter__()
 
-    def describe(self) -> dict[str, str]:
-        """Host and software fingerprint, which decide what may run beside and be mixed."""
+    def is_there(self) -> None:
+        """Answers, though a measurement may run in the other thread."""
+
+    def describe(self) -> dict[str, Any]:
+        """Host, GPUs that Ray gave to it, and the fingerprint of its software stack."""
         from profiler.devices import open_device
         from profiler.environment import stack_fingerprint
 
         environment = open_device(self._device).environment()
-        node_id = ray.get_runtime_context().get_node_id()
-        return {"host": node_id, "fingerprint": stack_fingerprint(environment)}
+        return {
+            "host": ray.get_runtime_context().get_node_id(),
+            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "fingerprint": stack_fingerprint(environment),
+        }
 
     def measure(
         self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str
@@ -75,24 +89,73 @@ class LearnerActor:
 
 
 class CampaignActor:
-    """Runs a campaign in one thread and answers its watchers in another."""
+    """Runs a campaign in a thread of its own, from the moment that it is there.
 
-    def __init__(self, home: Path, campaign_id: str, spec: CampaignSpec) -> None:
+    So a detached one needs nobody: when Ray starts it again after it was killed, it goes on.
+
+    Args:
+        home: the data folder.
+        campaign_id: which campaign.
+        spec: of the campaign.
+        may_grow: nodes may join the cluster later.
+    """
+
+    def __init__(self, home: Path, campaign_id: str, spec: CampaignSpec, may_grow: bool) -> None:
         self._home_path = home
         self._campaign_id = campaign_id
         self._spec = spec
+        self._may_grow = may_grow
         self._progress = Progress()
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
+        self._life = uuid.uuid4().hex
+        self._ended: Future[bool] = Future()
+        threading.Thread(target=self._live, name="campaign", daemon=True).start()
 
-    def run(self) -> bool:
-        """Runs to the end; False when it was stopped on its way."""
-        from store import Home, Store
+    def stop(self) -> None:
+        self._stop.set()
+        if self._campaign is not None:
+            self._campaign.stop()
+
+    def progress(self, life: str, lines_seen: int) -> dict[str, Any]:
+        """The progress, with only the lines that the watcher has not seen, and whether it ended.
+
+        Args:
+            life: as it was told last; lines seen in an earlier life do not count.
+            lines_seen: how many, in all.
+        """
+        progress, ended = self._progress, self._ended.done()
+        lines = progress.lines[lines_seen if life == self._life else 0 :]
+        return {
+            "life": self._life,
+            "ended": ended,
+            "lines_seen": len(progress.lines),
+            "progress": asdict(replace(progress, lines=lines)),
+        }
+
+    def result(self) -> bool:
+        """Whether it ran to its end; False when it was stopped on its way. Raises why it failed."""
+        return self._ended.result()
+
+    def _live(self) -> None:
+        try:
+            self._ended.set_result(self._run())
+        except BaseException as error:
+            self._ended.set_exception(error)
+        time.sleep(LINGER_S)  # whoever watches is to see the end
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    def _run(self) -> bool:
+        from store import Home, Patience, Store
 
         home = Home(self._home_path)
         spec = self._spec
-        with campaign_lock(home, self._campaign_id), Store.open(home.database_url) as store:
-            crew = RayCrew(spec.devices.keys)
+        patience = Patience(tell=self._tell)
+        with (
+            campaign_lock(home, self._campaign_id),
+            Store.open(home.database_url, patience) as store,
+        ):
+            crew = RayCrew(spec.devices.keys, may_grow=self._may_grow)
             learner = LearnerProxy(
                 preset=spec.learner,
                 strategy=spec.strategy,
@@ -117,15 +180,9 @@ class CampaignActor:
                 return False
             return True
 
-    def stop(self) -> None:
-        self._stop.set()
-        if self._campaign is not None:
-            self._campaign.stop()
-
-    def progress(self, lines_seen: int) -> dict[str, Any]:
-        """The progress, with only the lines that the watcher has not seen."""
-        progress = self._progress
-        return asdict(replace(progress, lines=progress.lines[lines_seen:]))
-
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
+
+    def _tell(self, line: str) -> None:
+        if self._campaign is not None:
+            self._campaign.tell(line)

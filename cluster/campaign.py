@@ -1,46 +1,71 @@
-"""The campaign loop: what happens next, from an empty pool to a published snapshot.
+"""The campaign loop: drives the state machine with real workers, a real learner and the store.
 
     pool -> graphs -> encoder -> round 0: evaluation set     (uniform, architectures held out)
                               -> round 1: initial draw       (uniform)
                               -> rounds 2..: acquired        (uncertainty and diversity)
-                                 after each of 1..: heads are trained and judged on round 0
+                                 heads are trained on 1.. and judged on round 0
                               -> snapshot
 
-SQL is the truth: the loop keeps nothing in memory that it could not read back, so that a campaign
-killed at any moment goes on from the last recorded measurement. Workers whose canary says that they
-are no longer what they were measure no more. It knows no Ray: a `Crew` measures
-and a `Learner` learns, and on a CPU device never both at once, since they share the cores.
+What happens next is decided in `machine`; here its commands are carried out, and it is told what
+came of them. SQL is the truth: nothing is kept in memory that could not be read back, so that a
+campaign killed at any moment goes on from the last recorded measurement. The loop knows no Ray: a
+`Crew` measures, and a `Learner` learns in a thread beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from cluster.budget import check_budget, pool_of, without_refused
 from cluster.canaries import Canaries
-from cluster.crew import CanaryCheck, Crew, Finished, Learner, OnProgress, TrainingLabel, Worker
+from cluster.crew import CanaryCheck, Crew, Finished, Learner
+from cluster.events import (
+    CanaryMeasured,
+    Close,
+    Command,
+    Dismiss,
+    Event,
+    GiveUp,
+    Joined,
+    Learn,
+    Learned,
+    Lost,
+    Measure,
+    MeasureCanary,
+    Measured,
+    Plan,
+    Planned,
+    Quarantine,
+    Renew,
+    Seen,
+    Settled,
+    Stopped,
+    Tick,
+    Worker,
+)
+from cluster.machine import DRAWN_ROUNDS
+from cluster.planning import PURPOSES, Planner
 from cluster.progress import Pace, Progress, measurement_line, round_line
 from cluster.rehearsal import rehearsal_line, unfit_to_publish
+from cluster.resuming import course_so_far, waiting
 from cluster.spec import CampaignSpec
+from cluster.telling import CampaignStopped, Teller
+from cluster.thinking import Thinker, training_labels
 from profiler.errors import CampaignError, StoreError
-from profiler.records import METRICS, Configuration
-from store import PlannedAssignment, Store
+from store import Assignment, CampaignState, PlannedAssignment, Store
+from store.records import is_final
 
-LEASE_S = 900.0
-"""Longer than any measurement; the leases of a campaign that died are released when it resumes."""
+LEASE_S = 180.0
+"""How long a worker may be silent. Leases of a campaign that died are released when it resumes."""
 
+TICK_S = 1.0
 
-class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
-    """The campaign was asked to stop and has put everything down where resume finds it."""
+SHOWN = 4
+"""So many of the measurements that run are told."""
 
 
 class CanaryStopError(CampaignError):
@@ -65,18 +90,30 @@ class Campaign:
         self.id = campaign_id
         self.spec = spec
         self.crew = crew
-        self.learner = learner
         self.snapshots = snapshots
         self.protocol = spec.measuring_protocol
-        self._watch = watch
-        self._progress = Progress()
-        self._stop = threading.Event()
+        self._teller = Teller(watch)
+        self._tell = self._teller.tell
         self._pace = Pace(spec)
         self._canaries = Canaries(store, campaign_id, spec.canary)
+        self._planner = Planner(store, campaign_id, spec)
+        self._thinker = Thinker(learner, self._teller, self._pace, self._planned, self._learned)
+        self._events: deque[Event] = deque()
+        self._known: dict[str, Worker] = {}
+        self._adopted: set[tuple[str, str]] = set()
+        """Devices and stacks whose earlier labels have been taken over."""
+        self._leases: dict[str, Assignment] = {}
+        self._ended: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._next_tick = 0.0
 
     def stop(self) -> None:
         """Asks a running campaign to stop; what is being measured is measured again later."""
-        self._stop.set()
+        self._teller.stop.set()
+
+    def tell(self, line: str) -> None:
+        """Adds a line to what the campaign tells, from any thread."""
+        self._tell(news=line)
 
     def run(self) -> str | None:
         """Runs to the end.
@@ -85,202 +122,144 @@ class Campaign:
             The snapshot's id; None if its labels are of no hardware, and nothing is published.
 
         Raises:
-            CampaignStopped: `stop` was called; the campaign is paused.
+            CampaignStopped: it was asked to stop, by `stop` or by its state in the store, which
+                says then whether it is paused or cancelled.
             CanaryStopError: no worker is left that may measure; the campaign is paused.
             TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
         """
         self.store.set_campaign_state(self.id, "running")
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
-            self.store.release_leases(self.id)
-            self.store.reopen_failed(self.id)
-            self._prepare_pool()
-            self._prepare_learner()
-            for number in range(2 + self.spec.rounds.count):
-                self._round(number)
-            unfit = unfit_to_publish(self._labels())
-            snapshot_id = None if unfit else self._publish()
+            with self._thinker:
+                self.store.release_leases(self.id)
+                self.store.reopen_failed(self.id)
+                self._planner.make_pool(self.crew, self._teller)
+                self._thinker.prepare(self.store, self._planner.pool)
+                self._drive()
+                snapshot_id, unfit = self._publish()
         except CampaignStopped:
             for finished in self.crew.wait(timeout_s=0):  # what has come back is not thrown away
-                self._take(finished)
-            self._end("paused", "stopped on request")
+                self._keep(finished)
+            self._end_early("stopped on request")
             raise
         except CanaryStopError as stop:
-            self._end("paused", str(stop))
+            self._end_early(str(stop))
             raise
         except Exception as error:
             # If it is the store that fails, its first error is the one to tell.
             with contextlib.suppress(StoreError):
-                self._end("failed", str(error))
+                self._end(CampaignState.FAILED, str(error))
             raise
         if unfit:
             self._tell(news=f"no snapshot is published: {unfit}")
-        self._end("finished", f"no snapshot: {unfit}" if unfit else f"snapshot {snapshot_id}")
+        self._end(
+            CampaignState.FINISHED, f"no snapshot: {unfit}" if unfit else f"snapshot {snapshot_id}"
+        )
         return snapshot_id
 
-    # Preparation: pool, graphs, encoder.
+    # The loop.
 
-    def _prepare_pool(self) -> None:
-        if self.store.campaign_pool(self.id):
-            return
-        configurations = pool_of(self.spec, self.store)
-        self._tell("pool", news=f"pool: {len(configurations)} configurations")
-        self._profile_graphs(configurations)
-        pool = without_refused(configurations, self.store)
-        held_out = check_budget(self.spec, pool)
-        self.store.set_campaign_pool(self.id, [(c, c.architecture in held_out) for c in pool])
-
-    def _profile_graphs(self, configurations: Sequence[Configuration]) -> None:
-        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-        missing = self.store.pairs_to_profile(pairs)
-        self._tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
-        for graph in self.crew.profile(missing):
-            self._check_stop()
-            graph.save(self.store)
-            refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
-            self._tell(done=self._progress.done + 1, news=refusal)
-
-    def _prepare_learner(self) -> None:
-        pool = self.store.campaign_pool(self.id)
-        templates = self.store.graph_templates((c.architecture, c.input_size) for c, _ in pool)
-        self._tell("encoder", total=0)
-        self.learner.set_pool(
-            [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
-            self._on_progress("encoder"),
-        )
-        self._tell(news=f"encoder: ready, {len(pool)} configurations embedded")
-
-    # Rounds: plan, measure, learn.
-
-    def _round(self, number: int) -> None:
-        known = {r.number: r for r in self.store.rounds(self.id)}
-        if number in known and known[number].state == "closed":
-            if number == 1 + self.spec.rounds.count or number + 1 not in known:
-                self._fit()  # the learner is new in this process and must know its heads again
-            return
-        if number not in known:
-            self._plan(number)
-        self._measure(number)
-        report = self._fit(number) if number else {}
-        if number == 1 and self.spec.devices.source not in report["devices"]:
-            outcomes = self.store.outcome_counts(self.id).get(self.spec.devices.source, {})
-            told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-            raise CampaignError(
-                f"the initial draw gave too few labels on {self.spec.devices.source} to learn from "
-                f"(attempts: {told}); when the machine is quiet, go on with: "
-                f"trappm campaign resume {self.id}"
-            )
-        self.store.close_round(self.id, number, report)
-
-    def _plan(self, number: int) -> None:
-        purpose = ("evaluation", "initial")[number] if number < 2 else "acquired"
-        planned: list[PlannedAssignment] = []
-        for device in self.spec.devices.keys:
-            planned += list(self._pick(number, purpose, device))
-        self.store.plan_round(self.id, number, purpose, planned)
-
-    def _pick(self, number: int, purpose: str, device: str) -> Iterator[PlannedAssignment]:
-        share = {"evaluation": self.spec.evaluation, "initial": self.spec.initial}
-        count = share.get(purpose, self.spec.rounds).on(device, self.spec.devices)
-        assigned = self.store.assignments(self.id, device=device)
-        taken = {a.configuration.id for a in assigned}
-        pool = self.store.campaign_pool(self.id)
-        wants_held_out = purpose == "evaluation"
-        candidates = [c for c, held_out in pool if held_out == wants_held_out and c.id not in taken]
-        generator = self._generator(number + 1, self.spec.devices.keys.index(device))
-        if purpose == "acquired":
-            by_id = {c.id: c for c in candidates}
-            self._tell("choosing", total=0)
-            choices = self.learner.choose(
-                device,
-                min(count, len(candidates)),
-                candidates=list(by_id),
-                labelled=sorted(a.configuration.id for a in assigned if a.role == "train"),
-                seed=(self.spec.seed, number, self.spec.devices.keys.index(device)),
-            )
-            picks = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
-        else:
-            order = generator.permutation(len(candidates))[:count]
-            picks = [(candidates[i], {"strategy": "uniform draw"}) for i in order]
-        role = "evaluate" if wants_held_out else "train"
-        for rank, (configuration, reason) in enumerate(picks):
-            yield PlannedAssignment(
-                configuration=configuration, device=device, role=role, rank=rank, reason=reason
-            )
-
-    def _measure(self, number: int) -> None:
-        """Measures until no assignment is open; on resume only what is still open."""
-        adopted: set[str] = set()
-        self._show_counts(number)
-        while True:
-            self._check_stop()
-            for worker in self.crew.workers():
-                if worker.name not in adopted:
-                    adopted.add(worker.name)
-                    self._adopt(worker)
-            if not self._start_one(number) and not self.crew.running():
-                # We hold no lease now: any there is belongs to somebody who died.
-                self.store.release_leases(self.id)
-                missing = {a.device for a in self.store.assignments(self.id, state="open")}
-                if not missing:
-                    return
-                self._wait_for_workers(missing)
-            for finished in self.crew.wait(timeout_s=1.0):
+    def _drive(self) -> None:
+        known = course_so_far(self.store, self.id, self.spec, LEASE_S)
+        self._ended, self._report = known.ended, dict(known.report)
+        self._machine = known.machine(self._canaries.is_due)
+        self._handle(Tick())
+        while not self._machine.is_over:
+            self._obey()
+            self._follow_workers()
+            if stalled := self._machine.stalled():
+                self._wait_for_workers(stalled)
+            for finished in self.crew.wait(timeout_s=TICK_S):
                 self._take(finished)
-                self._show_counts(number)
+            self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
+
+    def _obey(self) -> None:
+        """Once a second: looks whether to stop, and who is alive."""
+        self._teller.check_stop()
+        if time.monotonic() < self._next_tick:
+            return
+        self._next_tick = time.monotonic() + TICK_S
+        self.crew.want(self._machine.waiting)
+        if self.store.campaign_state(self.id) is not CampaignState.RUNNING:
+            raise CampaignStopped
+        self._handle(Seen(self.crew.answering()))
+        self._handle(Tick())
+        self._show_counts()
+
+    def _handle(self, event: Event) -> None:
+        """Tells the machine, and does what it commands; what follows from that comes after it."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # we are inside of a command already
+        while self._events:
+            commands = self._machine.handle(self._events[0], time.monotonic())
+            for command in commands:
+                self._do(command)
+            self._start([c for c in commands if isinstance(c, Measure)])
+            self._events.popleft()
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case MeasureCanary(worker):
+                self.crew.start(worker, self._canaries.check(worker), self.protocol)
+            case Renew(_, assignment_id):
+                self.store.heartbeat(self._leases[assignment_id], LEASE_S)
+            case Dismiss(worker, why):
+                self._known.pop(worker.name, None)
+                self.crew.dismiss(worker)
+                self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
+            case GiveUp(assignment_id, why):
+                self.store.give_up_lease(assignment_id, why, max_attempts=self.spec.max_attempts)
+            case Quarantine():
+                self._quarantine(command)
+            case Plan(device, number, count):
+                self._plan(device, number, count)
+            case Learn(initial_ended):
+                labels = training_labels(self.store, self.id)
+                self._thinker.learn(labels, initial_ended, is_alone=not self._machine.measuring)
+            case Close(number):
+                self.store.close_round(self.id, number, self._report if number else {})
+                if number:
+                    self._tell(news=round_line(number, self._report))
+
+    # Workers.
+
+    def _follow_workers(self) -> None:
+        there = {worker.name: worker for worker in self.crew.workers()}
+        for worker in list(self._known.values()):
+            if there.get(worker.name) != worker:
+                self._lose(worker, "it left the cluster")
+        for worker in there.values():
+            if worker.name not in self._known:
+                self._known[worker.name] = worker
+                self._adopt(worker)
+                self._handle(Joined(worker))
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        self._known.pop(worker.name, None)
+        self._canaries.forget(worker)
+        self._handle(Lost(worker, why))
 
     def _adopt(self, worker: Worker) -> None:
         """What was measured before, on the same device and stack, is not measured again."""
-        count = self.store.adopt_labels(
-            self.id, worker.device, worker.fingerprint, self.protocol.name
-        )
+        if (worker.device, worker.fingerprint) in self._adopted:
+            return
+        before = {a.id for a in self.store.assignments(self.id, device=worker.device, state="open")}
+        if self._take_over(worker.device, worker.fingerprint):
+            left = self.store.assignments(self.id, device=worker.device, state="open")
+            settled = before - {a.id for a in left}
+            self._ended[worker.device] += len(settled)
+            self._handle(Settled(sorted(settled)))
+        self._adopted.add((worker.device, worker.fingerprint))
+
+    def _take_over(self, device: str, fingerprint: str) -> int:
+        count = self.store.adopt_labels(self.id, device, fingerprint, self.protocol.name)
         if count:
-            self._tell(news=f"{worker.device}: {count} labels taken from earlier campaigns")
-
-    def _start_one(self, number: int) -> bool:
-        """Starts the next task; one only, since two devices can share one host."""
-        for worker in self.crew.idle():
-            if worker in self._canaries.stopped:
-                continue
-            if self._canaries.is_due(worker) and self._is_needed(worker.device):
-                self.crew.start(worker, self._canaries.check(worker), self.protocol)
-                self._show_counts(number)
-                return True
-            assignment = self.store.lease(
-                self.id,
-                worker.device,
-                worker.name,
-                LEASE_S,
-                max_attempts=self.spec.max_attempts,
-            )
-            if assignment is not None:
-                self._canaries.count_measurement(worker)
-                self.crew.start(worker, assignment, self.protocol)
-                self._show_counts(number)
-                return True
-        return False
-
-    def _is_needed(self, device: str) -> bool:
-        return bool(self.store.assignments(self.id, device=device, state="open"))
-
-    def _take(self, finished: Finished) -> None:
-        worker, task, measurement = finished.worker, finished.task, finished.measurement
-        if isinstance(task, CanaryCheck):
-            self._tell(news=self._canaries.take(finished))
-        elif measurement is None:
-            loss = finished.loss or "the worker was lost"
-            self._canaries.forget(worker)
-            self.store.give_up_lease(task.id, loss, max_attempts=self.spec.max_attempts)
-            self._tell(news=f"{task.device}  {task.configuration}  {loss}")
-        else:
-            self.store.record(
-                measurement, assignment_id=task.id, max_attempts=self.spec.max_attempts
-            )
-            self._pace.measured(measurement.device, measurement.duration_s)
-            self._tell(news=measurement_line(measurement))
+            self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
+        return count
 
     def _wait_for_workers(self, missing: set[str]) -> None:
-        """Nothing runs and nothing could start, though something is open."""
+        """Nothing goes on and nothing can, though something is open."""
         lost = sorted(missing - set(self.crew.awaited()))
         stopped = [f"{w.device}: {why}" for w, why in self._canaries.stopped.items()
                    if w.device in lost]  # fmt: skip
@@ -297,90 +276,131 @@ class Campaign:
             )
         self._tell(f"waiting for a node with {', '.join(sorted(missing))}", total=0)
 
-    def _fit(self, number: int | None = None) -> dict[str, Any]:
-        self._tell("learning", total=0)
-        started = time.monotonic()
-        report = self.learner.fit(self._labels(), self._on_progress("learning"))
-        self._pace.learned(time.monotonic() - started)
-        if number is not None:
-            self._tell(news=round_line(number, report))
-        return report
+    # Measurements.
 
-    def _labels(self) -> list[TrainingLabel]:
-        return [
-            TrainingLabel(
-                configuration_id=label.configuration.id,
-                device=label.device,
-                role=str(label.role),
-                values=tuple(getattr(label, metric) for metric in METRICS),
-                provenance=label.provenance,
+    def _start(self, commands: list[Measure]) -> None:
+        if not commands:
+            return
+        wanted = [(c.assignment_id, c.worker.name) for c in commands]
+        leases = self.store.lease_these(wanted, LEASE_S)
+        for command, lease in zip(commands, leases, strict=True):
+            self._leases[lease.id] = lease
+            self._canaries.count_measurement(command.worker)
+            self.crew.start(command.worker, lease, self.protocol)
+
+    def _take(self, finished: Finished) -> None:
+        """Keeps what has come back, and goes on."""
+        worker, task, measurement = finished.worker, finished.task, finished.measurement
+        self._keep(finished)
+        if measurement is None:
+            if worker in self._canaries.stopped:
+                self._handle(Stopped(worker))
+            self._lose(worker, finished.loss or "the worker was lost")
+        elif isinstance(task, CanaryCheck):
+            if worker in self._canaries.stopped:
+                self._handle(Stopped(worker))
+            self._handle(CanaryMeasured(worker))
+        else:
+            if is_final(measurement.outcome):
+                self._leases.pop(task.id, None)
+                self._ended[task.device] += 1
+            seconds = measurement.duration_s
+            self._handle(Measured(worker, task.id, measurement.outcome, seconds))
+        self._show_counts()
+
+    def _keep(self, finished: Finished) -> None:
+        task, measurement = finished.task, finished.measurement
+        if isinstance(task, CanaryCheck):
+            self._tell(news=self._canaries.take(finished))
+        elif measurement is None:
+            loss = finished.loss or "the worker was lost"
+            self._tell(news=f"{task.device}  {task.configuration}  {loss}")
+        else:
+            self.store.record(
+                measurement, assignment_id=task.id, max_attempts=self.spec.max_attempts
             )
-            for label in self.store.campaign_labels(self.id)
-        ]
+            self._pace.measured(measurement.device, measurement.duration_s)
+            self._tell(news=measurement_line(measurement))
 
-    def _publish(self) -> str:
-        self._tell("publishing", total=0)
-        report = self.store.rounds(self.id)[-1].report or {}
-        labels = self._labels()
-        info = self.learner.publish(
-            self.snapshots,
-            {
-                "campaign": self.id,
-                "errors": report.get("devices", {}),
-                "split": "whole architectures held out, uniform draw",
-                "evaluation_labels": dict(
-                    Counter(label.device for label in labels if label.role == "evaluate")
-                ),
-            },
+    def _quarantine(self, command: Quarantine) -> None:
+        what = self._leases.pop(command.assignment_id).configuration
+        hosts = len(set(command.hosts))
+        told = (
+            f"{command.device}  {what} is given up: {command.failures} attempts failed, on "
+            f"{hosts} {'host' if hosts == 1 else 'hosts'}"
         )
+        event = {"message": told, "id": command.assignment_id}
+        self.store.log_event(self.id, "quarantined", event)
+        self._ended[command.device] += 1
+        self._tell(news=told)
+
+    # What the learner answered.
+
+    def _plan(self, device: str, number: int, count: int) -> None:
+        if number < DRAWN_ROUNDS:
+            self._planned(device, number, self._planner.draw(device, number, count))
+        else:
+            self._thinker.choose(self._planner.request(device, number, count))
+
+    def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
+        self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
+        for known, fingerprint in self._adopted:
+            if known == device:
+                self._ended[device] += self._take_over(device, fingerprint)
+        left = self.store.assignments(self.id, device=device, state="open", round_number=number)
+        self._handle(Planned(device, number, [waiting(a) for a in left]))
+
+    def _learned(self, report: dict[str, Any], initial_ended: bool) -> None:
+        source = self.spec.devices.source
+        has_heads = source in report["devices"]
+        if initial_ended and not has_heads:
+            outcomes = self.store.outcome_counts(self.id).get(source, {})
+            told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+            raise CampaignError(
+                f"the initial draw gave too few labels on {source} to learn from "
+                f"(attempts: {told}); when the machine is quiet, go on with: "
+                f"trappm campaign resume {self.id}"
+            )
+        self._report = report
+        self._handle(Learned(has_heads))
+
+    def _publish(self) -> tuple[str | None, str | None]:
+        """The snapshot's id, or why there is none."""
+        labels = training_labels(self.store, self.id)
+        unfit = unfit_to_publish(labels)
+        if unfit:
+            return None, unfit
+        self._tell("publishing", total=0)
+        errors = self._report.get("devices", {})
+        info = self._thinker.publish(self.snapshots, self.id, labels, errors)
         self.store.register_snapshot(
             info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
         )
         self.store.set_alias("latest", info["id"])
-        return str(info["id"])
+        return str(info["id"]), None
 
     # Telling what happens.
 
-    def _end(self, state: str, message: str) -> None:
+    def _end(self, state: CampaignState, message: str) -> None:
         self.store.set_campaign_state(self.id, state)
         self.store.log_event(self.id, state, {"message": message})
-        self._tell(state, eta_s=None, current=())
+        self._tell(str(state), eta_s=None, current=())
 
-    def _generator(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng([self.spec.seed, *key])
+    def _end_early(self, message: str) -> None:
+        """Paused, unless the order to stop was to cancel; nothing is with a worker any more."""
+        self.store.release_leases(self.id)
+        state = self.store.campaign_state(self.id)
+        self._end(CampaignState.PAUSED if state is CampaignState.RUNNING else state, message)
 
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise CampaignStopped
-
-    def _on_progress(self, stage: str) -> OnProgress:
-        def tell(done: int, total: int) -> None:
-            self._check_stop()
-            self._tell(stage, done=done, total=total)
-
-        return tell
-
-    def _show_counts(self, number: int) -> None:
-        counts = self.store.assignment_counts(self.id)
-        ended = Counter(
-            {
-                device: sum(n for state, n in states.items() if state in {"done", "failed"})
-                for device, states in counts.items()
-            }
-        )
+    def _show_counts(self) -> None:
+        number = self._machine.round_number
+        workers = Counter(worker.device for worker in self._known.values())
+        at_work = [f"{w.device}: {t.configuration}" for w, t in self.crew.running()]
+        more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
-            done=ended.total(),
+            done=self._ended.total(),
             total=sum(self.spec.budget(d) for d in self.spec.devices.keys),
-            eta_s=self._pace.eta_s(ended, number),
-            current=tuple(f"{w.device}: {t.configuration}" for w, t in self.crew.running()),
+            eta_s=self._pace.eta_s(self._ended, number, workers),
+            current=(*at_work[:SHOWN], *more),
         )
-
-    def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
-        lines = self._progress.lines + ((news,) if news else ())
-        if stage is not None and stage != self._progress.stage:
-            values = {"done": 0, "total": 0, "current": ()} | values
-        self._progress = replace(
-            self._progress, stage=stage or self._progress.stage, lines=lines, **values
-        )
-        self._watch(self._progress)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cluster.crew import CanaryCheck, Finished, Worker
+from cluster.crew import CanaryCheck, Finished
+from cluster.events import Worker
 from cluster.rehearsal import runs_nothing
 from profiler.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
 from store import Store

@@ -12,22 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from cluster.events import Worker
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
 from store import Assignment, Store
 
 OnProgress = Callable[[int, int], None]
 """Called with steps done and steps in all."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """One profiler: who it is, what it measures on, and under which software stack."""
-
-    name: str
-    device: str
-    host: str
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -93,8 +84,16 @@ class Crew(Protocol):
         """Devices whose workers may still join."""
         ...
 
-    def idle(self) -> Sequence[Worker]:
-        """Those that may start now without disturbing a running measurement."""
+    def answering(self) -> Sequence[Worker]:
+        """Those that have answered since this was asked last, busy or not."""
+        ...
+
+    def dismiss(self, worker: Worker) -> None:
+        """Ends a worker that does not answer, and what it is doing; another may join for it."""
+        ...
+
+    def want(self, waiting: Mapping[str, int]) -> None:
+        """How much waits for each device: for those with nothing, nobody needs to join."""
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...

@@ -191,6 +191,7 @@ class Quarantine:
     """An assignment has failed for the last time; nobody is to meet it again."""
 
     assignment_id: str
+    device: str
     failures: int
     hosts: tuple[str, ...]
 

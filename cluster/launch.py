@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,20 @@ from profiler.errors import CampaignError, InputError, TrappmError
 from store import CampaignRecord, Home, Store
 
 POLL_S = 0.3
+
+MAX_RESTARTS = 100
+"""How often Ray starts a campaign on a cluster again, when its process or node dies."""
+
+
+class End(enum.Enum):
+    """How a command's part in a campaign ended."""
+
+    FINISHED = enum.auto()
+    STOPPED = enum.auto()
+    """The campaign is paused or cancelled."""
+    LEFT = enum.auto()
+    """The campaign goes on without this process."""
+
 
 ENDED = frozenset({"finished", "cancelled"})
 
@@ -88,16 +104,21 @@ def run_campaign(
     *,
     address: str | None,
     watch: Callable[[Progress], None],
-) -> bool:
-    """Runs a campaign to its end, or to Ctrl-C; False when it was stopped.
+    detach: bool = False,
+) -> End:
+    """Runs a campaign to its end, or to Ctrl-C.
+
+    On a cluster it runs there by itself, and goes on whatever becomes of this process; one that
+    runs already is only watched.
 
     Raises:
-        CampaignError: it runs already, or cannot go on; nothing recorded is lost.
+        CampaignError: it runs elsewhere, or cannot go on; nothing recorded is lost.
     """
-    with campaign_lock(home, campaign_id):
-        pass  # nobody runs it; the campaign's own process takes the lock from here
+    if address is None:
+        with campaign_lock(home, campaign_id):
+            pass  # nobody runs it; the campaign's own process takes the lock from here
     with ray_runtime(address), _sigterm_as_interrupt():
-        return _run(home, campaign_id, spec, address, watch)
+        return _run(home, campaign_id, spec, address, watch, detach)
 
 
 @contextlib.contextmanager
@@ -120,29 +141,61 @@ def _run(
     spec: CampaignSpec,
     address: str | None,
     watch: Callable[[Progress], None],
-) -> bool:
+    detach: bool,
+) -> End:
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
 
     from cluster.actors import CampaignActor
 
+    options = {**here(), "max_concurrency": 4}
     if address is None:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
-    options = {**here(), "max_concurrency": 4}
-    actor = ray.remote(CampaignActor).options(**options).remote(home.path, campaign_id, spec)
-    running = actor.run.remote()
-    seen = 0
+    else:
+        options |= {
+            "name": f"campaign-{campaign_id}",
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": MAX_RESTARTS,
+        }
+    actor = (
+        ray.remote(CampaignActor)
+        .options(**options)
+        .remote(home.path, campaign_id, spec, address is not None)
+    )
+    return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
+
+
+def _follow(
+    actor: Any,
+    campaign_id: str,
+    watch: Callable[[Progress], None],
+    *,
+    is_detached: bool,
+    leave: bool,
+) -> End:
+    """Watches a campaign until it ends, or until Ctrl-C.
+
+    Args:
+        leave: only see that it has begun.
+    """
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+    life, seen = "", 0
     stopping = False
     while True:
         try:
-            done, _ = ray.wait([running], timeout=POLL_S)
-            state: dict[str, Any] = ray.get(actor.progress.remote(seen))
-            seen += len(state["lines"])
-            watch(Progress(**state))
-            if done:
-                ended: bool = ray.get(running)
-                return ended
+            told: dict[str, Any] = ray.get(actor.progress.remote(life, seen))
+            life, seen = told["life"], told["lines_seen"]
+            watch(Progress(**told["progress"]))
+            if told["ended"]:
+                return End.FINISHED if ray.get(actor.result.remote()) else End.STOPPED
+            if leave:
+                return End.LEFT
+            time.sleep(POLL_S)
         except KeyboardInterrupt:
+            if is_detached:
+                return End.LEFT
             if stopping:
                 raise  # a second Ctrl-C: leave at once, what is recorded is safe
             stopping = True
@@ -155,6 +208,8 @@ def _run(
                 f"campaign {campaign_id} failed: {error.cause!r}; nothing recorded is lost, "
                 f"go on with: trappm campaign resume {campaign_id}"
             ) from error
+        except ActorUnavailableError:  # Ray is starting it again
+            time.sleep(POLL_S)
         except RayActorError as error:
             raise CampaignError(
                 f"the campaign's process died; nothing recorded is lost, go on with: "

@@ -60,7 +60,7 @@ _MARGIN = 2.0
 _MEMORY = 0.05
 """Weight of the newest measurement in the mean duration of a device's measurements."""
 
-_DRAWN_ROUNDS = 2
+DRAWN_ROUNDS = 2
 """Evaluation and initial draw: nothing has to be learned to plan them."""
 
 
@@ -181,7 +181,7 @@ class Machine:
                 self.next_round[device] = number + 1
                 for one in assignments:
                     self._add(one)
-                if number >= _DRAWN_ROUNDS and not self.course.keeps_host_quiet:
+                if number >= DRAWN_ROUNDS and not self.course.keeps_host_quiet:
                     # Rounds that are short beside a training: more of them before the next one.
                     self._thoughts.extend(self._plans([device]))
                 self._end_thought()
@@ -227,7 +227,7 @@ class Machine:
         if failures < attempts_allowed(outcome, self.course.max_attempts):
             self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
         else:
-            self._commands.append(Quarantine(one.id, failures, hosts))
+            self._commands.append(Quarantine(one.id, one.device, failures, hosts))
             self._ended(one.round_number, one.device)
 
     def _settle(self, assignment_ids: Iterable[str]) -> None:
@@ -316,7 +316,7 @@ class Machine:
     def _next_thoughts(self) -> list[Plan | Learn]:
         draws: list[Plan | Learn] = [
             self._plan(device, number)
-            for number in range(_DRAWN_ROUNDS)
+            for number in range(DRAWN_ROUNDS)
             for device in self.course.devices
             if self.next_round[device] <= number
         ]

@@ -42,14 +42,22 @@ class Pace:
     def learned(self, seconds: float) -> None:
         self._learned.append(seconds)
 
-    def eta_s(self, ended: Counter[str], number: int) -> float | None:
+    def eta_s(self, ended: Counter[str], number: int, workers: Counter[str]) -> float | None:
+        """Seconds to the end of the campaign; None while nothing is known yet.
+
+        Args:
+            ended: assignments that have ended, by device.
+            number: the earliest round that is not closed.
+            workers: how many there are, by device.
+        """
         everything = [s for times in self._measured.values() for s in times]
         if not everything:
             return None
         total = 0.0
         for device, times in self._measured.items():
             each = float(np.mean(times or everything))
-            total += each * (self._spec.budget(device) - ended[device])
+            left = self._spec.budget(device) - ended[device]
+            total += each * left / max(1, workers[device])
         rounds_left = 2 + self._spec.rounds.count - max(number, 1)
         return total + rounds_left * float(np.mean(self._learned or [0.0]))
 

@@ -1,14 +1,14 @@
-"""The campaign's crew and learner, provided by Ray actors.
+"""The campaign's crew, provided by Ray actors.
 
-A worker that dies is news, not the end: Ray starts its actor again (`max_restarts=-1`), while the
-measurement that was lost is not repeated by Ray (`max_task_retries=0`): the loop decides that.
+A worker that dies is news, not the end. Ray neither starts its actor again nor repeats its
+measurement: another profiler is recruited, and the campaign decides what it measures.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,23 +20,22 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from cluster.crew import (
-    Choice,
-    Finished,
-    OnProgress,
-    ProfiledGraph,
-    Task,
-    TrainingLabel,
-    Worker,
-)
+from cluster.crew import Finished, ProfiledGraph, Task
+from cluster.events import Worker
 from cluster.graphs import ENDED_ITS_PROCESS, profile_graph
-from cluster.rehearsal import runs_nothing
-from cluster.runtime import here, placement
+from cluster.runtime import Placement, first_line, on_node, placement
 from profiler.errors import CampaignError, TrappmError
-from profiler.records import Configuration, is_cpu_device
 from profiler.records import Protocol as MeasuringProtocol
 
 POLL_S = 0.2
+
+RECRUIT_S = 1.0
+"""How often the cluster is looked at for nodes that came."""
+
+ASK_S = 10.0
+"""How often a profiler is asked whether it is there."""
+
+MANY = 1 << 30
 
 
 def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
@@ -62,78 +61,171 @@ def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
                     yield ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
             except RayError as error:
                 raise CampaignError(
-                    f"the cluster makes no static profiles ({_first_line(error)}); nothing made is "
+                    f"the cluster makes no static profiles ({first_line(error)}); nothing made is "
                     "lost, and the same command goes on"
                 ) from error
 
 
+@dataclass(eq=False)
+class _Profiler:
+    """A profiler actor; its worker is known once it has joined."""
+
+    actor: Any
+    device: str
+    node_id: str | None
+    """Where it was put; None: wherever Ray finds a GPU of its kind."""
+    worker: Worker | None = None
+    asked_at: float = 0.0
+    """When it was asked last whether it is still there."""
+
+
 class RayCrew:
-    """One profiler actor for each device, placed by node label."""
+    """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        from cluster.actors import ProfilerActor
+    On nodes that come, profilers start within a second or so. Where the cluster may grow, one more
+    profiler of each kind that has work waits for a GPU, which is what an autoscaler acts upon.
 
-        self._actors: dict[str, Any] = {}
-        self._joining: dict[Any, str] = {}
-        self._workers: dict[str, Worker] = {}
+    Args:
+        devices: what to measure on.
+        may_grow: nodes that nobody sees yet may join.
+    """
+
+    def __init__(self, devices: Sequence[str], *, may_grow: bool) -> None:
+        self._devices = devices
+        self._may_grow = may_grow
+        self._waiting: dict[str, int] = dict.fromkeys(devices, MANY)
+        self._profilers: dict[str, _Profiler] = {}
+        self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
-        for device in devices:
-            self._actors[device] = (
-                ray.remote(ProfilerActor)
-                .options(max_restarts=-1, max_task_retries=0, **placement(device))
-                .remote(device)
-            )
-            self._ask_to_join(device)
-
-    def _ask_to_join(self, device: str) -> None:
-        self._joining[self._actors[device].describe.remote()] = device
+        self._asked: dict[Any, _Profiler] = {}
+        self._recruited_at = -RECRUIT_S
+        self._recruit()
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
 
+    # Who is there.
+
     def workers(self) -> Sequence[Worker]:
+        self._recruit()
         if self._joining:
-            # On a cluster that scales from zero the first node takes minutes to come.
-            joined, _ = ray.wait(
-                list(self._joining), num_returns=len(self._joining), timeout=POLL_S
-            )
+            joined, _ = ray.wait(list(self._joining), num_returns=len(self._joining), timeout=0)
             for reference in joined:
-                device = self._joining.pop(reference)
-                try:
-                    facts = _result(reference)
-                except RayActorError:  # it died before it had joined, and is starting again
-                    self._ask_to_join(device)
-                    continue
-                self._workers[device] = Worker(name=f"profiler-{device}", device=device, **facts)
-        return list(self._workers.values())
+                self._welcome(reference)
+        return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 
     def awaited(self) -> Sequence[str]:
-        return list(self._joining.values())
+        joining = [profiler.device for profiler in self._joining.values()]
+        there = {profiler.device for profiler in self._profilers.values()}
+        absent = [device for device in self._devices if device not in there]
+        return joining + (absent if self._may_grow else [])
 
-    def idle(self) -> Sequence[Worker]:
-        busy = {worker.name for worker, _ in self._running.values()}
-        busy_cores = {w.host for w, _ in self._running.values() if uses_cores(w.device)}
-        return [
-            worker
-            for worker in self.workers()
-            if worker.name not in busy
-            and not (uses_cores(worker.device) and worker.host in busy_cores)
-        ]
+    def want(self, waiting: Mapping[str, int]) -> None:
+        self._waiting = dict(waiting)
+
+    def _recruit(self) -> None:
+        """Starts the profilers that the cluster has room for, and no more than have work."""
+        if time.monotonic() - self._recruited_at < RECRUIT_S:
+            return
+        self._recruited_at = time.monotonic()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        for device in self._devices:
+            where = placement(device)
+            if where.needs_gpu:
+                self._recruit_on_gpus(device, where, nodes)
+            else:
+                self._recruit_on_hosts(device, where, nodes)
+
+    def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+        """Ray finds the GPUs: as many profilers wait for one as there may be free ones."""
+        offered = sum(int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n))
+        there = sum(profiler.device == device for profiler in self._profilers.values())
+        joining = [r for r, profiler in self._joining.items() if profiler.device == device]
+        wanted = max(offered - there, int(self._may_grow))
+        wanted = min(wanted, self._waiting.get(device, 0))
+        for _ in range(wanted - len(joining)):
+            self._start_profiler(device, where.options, None)
+        if not wanted:
+            for reference in joining:  # so that no node is started for nothing
+                ray.kill(self._joining.pop(reference).actor)
+
+    def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+        everybody = [*self._profilers.values(), *self._joining.values()]
+        taken = {profiler.node_id for profiler in everybody if profiler.device == device}
+        for node in nodes:
+            node_id = node["NodeID"]
+            if where.suits(node) and node_id not in taken:
+                self._start_profiler(device, on_node(node_id), node_id)
+
+    def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
+        from cluster.actors import ProfilerActor
+
+        # A second thread answers while the first measures.
+        actor = ray.remote(ProfilerActor).options(max_concurrency=2, **options).remote(device)
+        profiler = _Profiler(actor, device, node_id, asked_at=time.monotonic())
+        self._joining[actor.describe.remote()] = profiler
+
+    def _welcome(self, reference: Any) -> None:
+        profiler = self._joining[reference]
+        try:
+            facts = _result(reference)
+        except RayActorError:  # it died before it had joined: the next one is recruited
+            del self._joining[reference]
+            return
+        name = "-".join([profiler.device, facts["host"][:8], *facts["gpus"]])
+        if name in self._profilers:
+            return  # one that died there has not been noticed yet
+        del self._joining[reference]
+        profiler.node_id = facts["host"]
+        profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
+        self._profilers[name] = profiler
+
+    def answering(self) -> Sequence[Worker]:
+        """Asks everybody now and then; who is gone though it had nothing to do is found so."""
+        seen = []
+        if self._asked:
+            answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+            for reference in answered:
+                worker = self._asked.pop(reference).worker
+                assert worker is not None  # noqa: S101  (it has joined)
+                try:
+                    ray.get(reference)
+                    seen.append(worker)
+                except RayError:
+                    if all(worker is not busy for busy, _ in self._running.values()):
+                        self._profilers.pop(worker.name, None)
+        now, waiting = time.monotonic(), set(self._asked.values())
+        for profiler in self._profilers.values():
+            if profiler not in waiting and now - profiler.asked_at > ASK_S:
+                profiler.asked_at = now
+                self._asked[profiler.actor.is_there.remote()] = profiler
+        return seen
+
+    def dismiss(self, worker: Worker) -> None:
+        profiler = self._profilers.pop(worker.name, None)
+        if profiler is not None:
+            ray.kill(profiler.actor)
+        self._asked = {r: p for r, p in self._asked.items() if p is not profiler}
+        self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
+
+    # What they measure.
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
-        reference = self._actors[worker.device].measure.remote(
-            task.configuration, protocol, task.attempt_key
-        )
+        actor = self._profilers[worker.name].actor
+        reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
         self._running[reference] = (worker, task)
 
     def running(self) -> Sequence[tuple[Worker, Task]]:
         return list(self._running.values())
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        if not self._running:
-            time.sleep(min(timeout_s, POLL_S) if self._joining else 0)
+        awaited = [*self._running, *self._joining]
+        if not awaited:
             return []
-        ready, _ = ray.wait(list(self._running), timeout=timeout_s)
+        ray.wait(awaited, timeout=timeout_s)
+        if not self._running:
+            return []
+        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
         return [self._collect(reference) for reference in ready]
 
     def _collect(self, reference: Any) -> Finished:
@@ -143,73 +235,10 @@ class RayCrew:
         except RayTaskError as error:
             return Finished(worker, task, None, f"the profiler failed: {error.cause}")
         except RayError as error:
-            # Started again, it may be on another node: it joins anew, with its new facts.
-            del self._workers[worker.device]
-            self._ask_to_join(worker.device)
-            return Finished(worker, task, None, f"the profiler died: {_first_line(error)}")
-
-
-class LearnerProxy:
-    """The learner actor behind the loop's `Learner` interface."""
-
-    def __init__(self, **arguments: Any) -> None:
-        from cluster.actors import LearnerActor
-
-        options = {**here(), "max_concurrency": 2}
-        self._actor = ray.remote(LearnerActor).options(**options).remote(**arguments)
-
-    def set_pool(
-        self,
-        pool: Sequence[tuple[Configuration, bytes]],
-        on_progress: OnProgress,
-        steps: Mapping[tuple[str, int], bytes] | None = None,
-    ) -> None:
-        self._call("set_pool", pool, steps=steps, on_progress=on_progress)
-
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
-        report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
-        return report
-
-    def choose(
-        self,
-        device: str,
-        count: int,
-        *,
-        candidates: Sequence[str],
-        labelled: Sequence[str],
-        seed: Sequence[int],
-    ) -> Sequence[Choice]:
-        choices: Sequence[Choice] = self._call(
-            "choose", device, count, candidates=candidates, labelled=labelled, seed=seed
-        )
-        return choices
-
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        info: dict[str, Any] = self._call("publish", registry, fields)
-        return info
-
-    def _call(
-        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, **keywords: Any
-    ) -> Any:
-        reference = self._actor.call.remote(method, arguments, keywords)
-        try:
-            while not ray.wait([reference], timeout=POLL_S)[0]:
-                if on_progress is not None:
-                    on_progress(*ray.get(self._actor.progress.remote()))
-            return ray.get(reference)
-        except RayTaskError as error:
-            if isinstance(error.cause, TrappmError):
-                raise error.cause from error
-            raise CampaignError(f"the learner failed: {error.cause}") from error
-        except RayActorError as error:
-            raise CampaignError(
-                f"the learner died ({_first_line(error)}); nothing recorded is lost"
-            ) from error
-
-
-def uses_cores(device: str) -> bool:
-    """Whether its measurements keep the host's cores busy, and so disturb others of the kind."""
-    return is_cpu_device(device) or runs_nothing(device)
+            profiler = self._profilers.pop(worker.name, None)
+            if profiler is not None:
+                ray.kill(profiler.actor)  # if only its answer was lost
+            return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
 
 
 def _result(reference: Any) -> Any:
@@ -220,7 +249,3 @@ def _result(reference: Any) -> Any:
         if isinstance(error.cause, TrappmError):
             raise error.cause from error
         raise
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

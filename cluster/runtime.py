@@ -14,7 +14,8 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,72 @@ CPU_LABEL = "trappm/cpu-device"
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 
+NODE_LABEL = "ray.io/node-id"
+
 NAMESPACE = "trappm"
 
 _FOLDER_PREFIX = "trappm-ray-"
 
 
-def placement(device: str) -> dict[str, Any]:
-    """Ray options that put a profiler actor on a node that has this device.
+@dataclass(frozen=True)
+class Placement:
+    """Which nodes have a device, and the Ray options that put a profiler actor on one of them."""
 
-    One that runs nothing needs no such node, and stays here, where its file is.
+    labels: Mapping[str, str]
+    needs_gpu: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        gpu = {"num_gpus": 1} if self.needs_gpu else {"num_cpus": 0}
+        return {**gpu, "label_selector": dict(self.labels)}
+
+    def suits(self, node: Mapping[str, Any]) -> bool:
+        """Whether a node, as `ray.nodes` tells of it, has the device."""
+        return bool(node.get("Labels", {}).items() >= self.labels.items())
+
+
+def placement(device: str) -> Placement:
+    """Where profilers of this device are put.
+
+    One that runs nothing stays here, where its file is; but a simulated GPU takes the place of the
+    real one where a node has that, so that a campaign on a cluster can be rehearsed on it.
     """
+    if device.startswith("simulated:"):
+        real = placement(device.removeprefix("simulated:"))
+        if any(real.suits(node) for node in _nodes()):
+            return real
     if runs_nothing(device):
-        return here()
+        return Placement({NODE_LABEL: _this_node()}, needs_gpu=False)
     if is_cpu_device(device):
-        return {"num_cpus": 0, "label_selector": {CPU_LABEL: "true"}}
-    return {"num_gpus": 1, "label_selector": {ACCELERATOR_LABEL: device.upper()}}
+        return Placement({CPU_LABEL: "true"}, needs_gpu=False)
+    return Placement({ACCELERATOR_LABEL: device.upper()}, needs_gpu=True)
 
 
 def here() -> dict[str, Any]:
     """Ray options that keep an actor on the caller's node, where the label store is."""
+    return on_node(_this_node())
+
+
+def on_node(node_id: str) -> dict[str, Any]:
+    """Ray options that put an actor on this node, whatever runs there."""
+    return {"num_cpus": 0, "label_selector": {NODE_LABEL: node_id}}
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Ray's says, without the pages that follow."""
+    return str(error).strip().splitlines()[0]
+
+
+def _this_node() -> str:
     import ray
 
-    node_id = ray.get_runtime_context().get_node_id()
-    return {"num_cpus": 0, "label_selector": {"ray.io/node-id": node_id}}
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def require_nodes(devices: tuple[str, ...]) -> None:
@@ -60,13 +104,11 @@ def require_nodes(devices: tuple[str, ...]) -> None:
 
     Ray lets an actor that nothing can satisfy pend for ever, so we look first.
     """
-    import ray
-
-    nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
+    nodes = [node.get("Labels", {}) for node in _nodes()]
     for device in devices:
         if runs_nothing(device):
             continue
-        ((key, value),) = placement(device)["label_selector"].items()
+        ((key, value),) = placement(device).labels.items()
         if any(labels.get(key) == value for labels in nodes):
             continue
         have = sorted({labels[key] for labels in nodes if key in labels})

@@ -73,6 +73,11 @@ class Campaigns(Database):
         there_are = ", ".join(c.id for c in known[:10]) or "none yet"
         raise InputError(f"no campaign {campaign_id!r}; there are: {there_are}")
 
+    def campaign_state(self, campaign_id: str) -> CampaignState:
+        """Where a campaign stands; raises CampaignError if there is none of this id."""
+        with self._reading() as session:
+            return _existing(session, campaign_id, to_change=False).state
+
     def campaigns(self) -> list[CampaignRecord]:
         """All campaigns, the latest first."""
         with self._reading() as session:
@@ -141,24 +146,29 @@ class Campaigns(Database):
         purpose: Purpose | str,
         planned: Sequence[PlannedAssignment],
     ) -> None:
-        """Writes a round and all its assignments down; a round that exists is left as it is.
+        """Writes a round down, or the parts of it that other devices have.
+
+        A device's part is planned once: one that has assignments in this round is left as it is.
 
         Raises:
             StoreError: a configuration is not in the campaign's pool, or planned for a second time
                 on the same device; nothing is written.
         """
         with self._writing() as session:
-            if session.get(RoundRow, (campaign_id, number)) is not None:
-                return
-            session.add(
-                RoundRow(
-                    campaign_id=campaign_id,
-                    number=number,
-                    purpose=Purpose(purpose),
-                    state=RoundState.OPEN,
+            _existing(session, campaign_id)  # one planner at a time
+            if session.get(RoundRow, (campaign_id, number)) is None:
+                session.add(
+                    RoundRow(
+                        campaign_id=campaign_id,
+                        number=number,
+                        purpose=Purpose(purpose),
+                        state=RoundState.OPEN,
+                    )
                 )
-            )
-            session.flush()
+                session.flush()
+            query = select(AssignmentRow.device_key).distinct()
+            query = query.filter_by(campaign_id=campaign_id, round_number=number)
+            are_planned = set(session.scalars(query))
             session.add_all(
                 AssignmentRow(
                     id=uuid.uuid4().hex,
@@ -171,6 +181,7 @@ class Campaigns(Database):
                     reason=dict(one.reason),
                 )
                 for one in planned
+                if one.device not in are_planned
             )
 
     def rounds(self, campaign_id: str) -> list[RoundRecord]:
@@ -211,6 +222,7 @@ class Campaigns(Database):
         *,
         device: str | None = None,
         state: AssignmentState | str | None = None,
+        round_number: int | None = None,
     ) -> list[Assignment]:
         """The campaign's assignments in the order in which they were planned."""
         query = (
@@ -223,6 +235,8 @@ class Campaigns(Database):
             query = query.where(AssignmentRow.device_key == device)
         if state is not None:
             query = query.where(AssignmentRow.state == AssignmentState(state))
+        if round_number is not None:
+            query = query.where(AssignmentRow.round_number == round_number)
         with self._reading() as session:
             return [assignment_of(row, what) for row, what in session.execute(query)]
 
@@ -294,8 +308,8 @@ def assignment_of(row: AssignmentRow, configuration: ConfigurationRow) -> Assign
     )
 
 
-def _existing(session: Session, campaign_id: str) -> CampaignRow:
-    row = session.get(CampaignRow, campaign_id, with_for_update=True)
+def _existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
+    row = session.get(CampaignRow, campaign_id, with_for_update=to_change)
     if row is None:
         raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign list")
     return row

@@ -12,7 +12,8 @@ import numpy as np
 import yaml
 
 from cluster.campaign import Campaign
-from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph, Worker
+from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
+from cluster.events import Worker
 from cluster.launch import spec_of
 from cluster.spec import CampaignSpec, parse_spec
 from profiler.environment import utc_now
@@ -90,8 +91,14 @@ class FakeCrew:
     def awaited(self):
         return []
 
-    def idle(self):
-        return [] if self._running else self.workers()
+    def want(self, waiting):
+        pass
+
+    def answering(self):
+        return self.workers()
+
+    def dismiss(self, worker):
+        raise AssertionError("everybody answers")
 
     def running(self):
         return list(self._running)

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from campaign_crew import BUDGET, SPEC, FakeCrew, FakeLearner, campaign, labels_by_device, spec
 
-from cluster.campaign import CampaignStopped
 from cluster.launch import check_spec
+from cluster.telling import CampaignStopped
 from profiler.errors import CampaignError, InputError
 from profiler.pool import build_pool
 from store import Store
@@ -133,10 +133,7 @@ def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):
 
 def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(store):
     crew = FakeCrew()
-    run = campaign(store, crew)
-    run.spec = run.spec.model_copy(
-        update={"initial": run.spec.initial.model_copy(update={"source": 500})}
-    )
+    run = campaign(store, crew, initial={"source": 500, "target": 2})
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         run.run()
     assert crew.starts == []

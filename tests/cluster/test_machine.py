@@ -229,7 +229,7 @@ def test_a_poisoned_assignment_is_given_up_after_as_many_hosts_as_attempts():
             if "a100/0/0" not in desk.doing().values():
                 desk.measured(other)
     assert len(set(died_on)) == 3
-    assert of(desk.commands, Quarantine) == [Quarantine("a100/0/0", 3, tuple(died_on))]
+    assert of(desk.commands, Quarantine) == [Quarantine("a100/0/0", "a100", 3, tuple(died_on))]
 
 
 def test_what_runs_into_its_time_limit_is_tried_twice_only():

@@ -69,8 +69,9 @@ def test_ray_rejects_a_spoilt_file(config, spoil):
 def test_a_worker_group_offers_what_the_device_asks_for(config, device):
     wanted = placement(device)
     group = _validate(config)["available_node_types"][device]
-    assert group["labels"].items() >= wanted["label_selector"].items()
-    assert group["resources"]["GPU"] == wanted["num_gpus"] == 1
+    assert group["labels"].items() >= wanted.labels.items()
+    assert wanted.options == {"num_gpus": 1, "label_selector": group["labels"]}
+    assert group["resources"]["GPU"] == 1
     assert group["min_workers"] == 0
     assert group["max_workers"] >= 1
 

@@ -105,6 +105,36 @@ def test_a_round_is_planned_once(store):
     assert [r.purpose for r in store.rounds(campaign_id)] == ["initial"]
 
 
+def test_each_device_has_its_part_of_a_round_planned_by_itself(store):
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    for _ in "twice":
+        other = planned([configuration(2)], device="a100")
+        store.plan_round(campaign_id, 0, "initial", other)
+    found = [(a.device, a.configuration.batch_size) for a in store.assignments(campaign_id)]
+    assert sorted(found) == [("a100", 2), (DEVICE, 1), (DEVICE, 2)]
+    (late,) = store.assignments(campaign_id, device="a100", round_number=0)
+    assert late.state == "open"
+    assert store.assignments(campaign_id, round_number=1) == []
+
+
+def test_named_assignments_are_leased_together_or_not_at_all(store):
+    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 3)])
+    first, second, third = store.assignments(campaign_id)
+    wanted = [(third.id, "two"), (first.id, "one")]
+    leases = store.lease_these(wanted, 60)
+    assert [(a.id, a.worker, a.attempts) for a in leases] == [(i, w, 1) for i, w in wanted]
+    assert store.lease_these(wanted, 60)[0].attempts == 1  # asked again, after an answer was lost
+    for impossible in ((first.id, "other"), ("nothing", "other")):
+        with pytest.raises(StoreError):
+            store.lease_these([(second.id, "other"), impossible], 60)
+    states = {a.id: a.state for a in store.assignments(campaign_id)}
+    assert states == {first.id: "leased", second.id: "open", third.id: "leased"}
+    store.record(measurement(configuration(3), attempt_key=leases[0].attempt_key),
+                 assignment_id=third.id)  # fmt: skip
+    with pytest.raises(StoreError, match="done"):
+        store.lease_these([(third.id, "two")], 60)
+
+
 @pytest.mark.parametrize(
     "wrong", [[configuration(1), configuration(99)], [configuration(3), configuration(1)]]
 )

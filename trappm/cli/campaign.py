@@ -29,6 +29,9 @@ Address = Annotated[
     str | None,
     typer.Option(help="A running Ray cluster, such as auto; by default Ray starts here."),
 ]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="With --address: leave it to the cluster at once.")
+]
 CampaignId = Annotated[
     str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its id; the latest one by default.")
 ]
@@ -43,6 +46,7 @@ def launch(
         str | None, typer.Option(help="A campaign file that ships with TraPPM: laptop.")
     ] = None,
     address: Address = None,
+    detach: Detach = False,
 ) -> None:
     """Run a campaign: measure, learn, publish a snapshot.
 
@@ -60,11 +64,11 @@ def launch(
     with Store.open(home.database_url) as store:
         check_spec(store, spec, address)
         campaign, spec = start_or_continue(store, spec)
-    _run(home, campaign.id, spec, address)
+    _run(home, campaign.id, spec, address, detach)
 
 
 @app.command(epilog="Example: trappm campaign resume")
-def resume(campaign_id: CampaignId = None, address: Address = None) -> None:
+def resume(campaign_id: CampaignId = None, address: Address = None, detach: Detach = False) -> None:
     """Go on with a campaign that was stopped or killed; no label is lost or measured twice."""
     from store import Home, Store
 
@@ -73,7 +77,7 @@ def resume(campaign_id: CampaignId = None, address: Address = None) -> None:
 
     with Store.open(home.database_url) as store:
         campaign = to_resume(store, campaign_id)
-    _run(home, campaign.id, spec_of(campaign), address)
+    _run(home, campaign.id, spec_of(campaign), address, detach)
 
 
 @app.command("list", epilog="Example: trappm campaign list")
@@ -124,15 +128,25 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
         report.print_report(facts)
 
 
-def _run(home: Home, campaign_id: str, spec: CampaignSpec, address: str | None) -> None:
-    from cluster.launch import run_campaign
+def _run(
+    home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
+) -> None:
+    from cluster.launch import End, run_campaign
     from trappm import report
     from trappm.asking import store_to_read
     from trappm.display import Display
 
     with Display(campaign_id, spec) as display:
-        ended = run_campaign(home, campaign_id, spec, address=address, watch=display.show)
-    if not ended:
+        end = run_campaign(
+            home, campaign_id, spec, address=address, watch=display.show, detach=detach
+        )
+    if end is End.LEFT:
+        typer.echo(
+            f"\nThe campaign goes on by itself. See it with: trappm campaign watch {campaign_id}; "
+            f"stop it with: trappm campaign pause {campaign_id}"
+        )
+        return
+    if end is End.STOPPED:
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with store_to_read(home) as store:

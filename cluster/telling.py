@@ -1,0 +1,50 @@
+"""Keeps what a campaign tells of itself, and passes on that it is to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cluster.crew import OnProgress
+from cluster.progress import Progress
+
+
+class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
+    """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class Teller:
+    """The progress of a campaign: told by its loop and its learner's thread, watched by others."""
+
+    def __init__(self, watch: Callable[[Progress], None]) -> None:
+        self.progress = Progress()
+        self.stop = threading.Event()
+        self._watch = watch
+        self._lock = threading.Lock()
+
+    def tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
+        """Changes what is told: the stage and its counts, and adds a line of news."""
+        with self._lock:
+            before = self.progress
+            lines = before.lines + ((news,) if news else ())
+            if stage is not None and stage != before.stage:
+                values = {"done": 0, "total": 0, "current": ()} | values
+            self.progress = replace(before, stage=stage or before.stage, lines=lines, **values)
+            self._watch(self.progress)
+
+    def check_stop(self) -> None:
+        """Raises CampaignStopped if the campaign was asked to stop."""
+        if self.stop.is_set():
+            raise CampaignStopped
+
+    def on_progress(self, stage: str, *, is_shown: bool = True) -> OnProgress:
+        """For a learner: shows how far it is, and lets it be stopped."""
+
+        def tell(done: int, total: int) -> None:
+            self.check_stop()
+            if is_shown:
+                self.tell(stage, done=done, total=total)
+
+        return tell

@@ -1,0 +1,145 @@
+"""The learner at work in a thread of its own, beside the measurements that the loop follows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cluster.crew import Learner, TrainingLabel
+from cluster.planning import Planner, Request
+from cluster.progress import Pace
+from cluster.telling import Teller
+from profiler.records import METRICS, Configuration
+from store import PlannedAssignment, Store
+
+OnPlanned = Callable[[str, int, Sequence[PlannedAssignment]], None]
+OnLearned = Callable[[dict[str, Any], bool], None]
+
+
+class Thinker:
+    """Asks the learner one thing at a time, and hands on its answers when the loop asks for them.
+
+    Args:
+        on_planned: called with device, round and what was chosen.
+        on_learned: called with the learner's report, and what `learn` was told of the initial draw.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        teller: Teller,
+        pace: Pace,
+        on_planned: OnPlanned,
+        on_learned: OnLearned,
+    ) -> None:
+        self._learner = learner
+        self._teller = teller
+        self._pace = pace
+        self._on_planned = on_planned
+        self._on_learned = on_learned
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._asked: tuple[Future[Any], Callable[[Any], None]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._teller.stop.set()  # the learner hears of it with its next progress
+        self._thread.shutdown()
+
+    def prepare(self, store: Store, pool: Sequence[tuple[Configuration, bool]]) -> None:
+        """Gives the learner the pool; waits until its encoder is ready."""
+        pairs = {(c.architecture, c.input_size) for c, _ in pool}
+        templates = store.graph_templates(pairs)
+        self._teller.tell("encoder", total=0)
+        self._learner.set_pool(
+            [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
+            self._teller.on_progress("encoder"),
+            steps=store.step_profiles(pairs),
+        )
+        self._teller.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+
+    def choose(self, request: Request) -> None:
+        """Begins to choose a device's part of a round."""
+        self._ask(
+            lambda: self._learner.choose(
+                request.device,
+                request.count,
+                candidates=list(request.candidates),
+                labelled=request.labelled,
+                seed=request.seed,
+            ),
+            lambda choices: self._on_planned(
+                request.device, request.round_number, Planner.chosen(request, choices)
+            ),
+        )
+
+    def learn(self, labels: Sequence[TrainingLabel], initial_ended: bool, is_alone: bool) -> None:
+        """Begins to train; its progress is shown if nothing else goes on."""
+        if is_alone:
+            self._teller.tell("learning", total=0)
+        begin = time.monotonic()
+        on_progress = self._teller.on_progress("learning", is_shown=is_alone)
+
+        def learned(report: dict[str, Any]) -> None:
+            self._pace.learned(time.monotonic() - begin)
+            self._on_learned(report, initial_ended)
+
+        self._ask(lambda: self._learner.fit(labels, on_progress), learned)
+
+    def follow(self, patience_s: float) -> None:
+        """Hands on the learner's answer, if there is one within so many seconds.
+
+        Raises:
+            TrappmError: the learner failed.
+        """
+        if self._asked is None:
+            return
+        future, answer = self._asked
+        if patience_s:
+            wait([future], timeout=patience_s)
+        if future.done():
+            self._asked = None
+            answer(future.result())
+
+    def publish(
+        self, registry: Path, campaign_id: str, labels: Sequence[TrainingLabel], errors: Any
+    ) -> dict[str, Any]:
+        """Publishes a snapshot; its id, folder and manifest."""
+        evaluated = Counter(label.device for label in labels if label.role == "evaluate")
+        fields = {
+            "campaign": campaign_id,
+            "errors": errors,
+            "split": "whole architectures held out, uniform draw",
+            "evaluation_labels": dict(evaluated),
+        }
+        return self._learner.publish(registry, fields)
+
+    def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        self._asked = self._thread.submit(question), answer
+
+
+def training_labels(store: Store, campaign_id: str) -> list[TrainingLabel]:
+    """All labels that a campaign has by now."""
+    return [
+        TrainingLabel(
+            configuration_id=label.configuration.id,
+            device=label.device,
+            role=str(label.role),
+            values=tuple(getattr(label, metric) for metric in METRICS),
+            provenance=label.provenance,
+            memory_above_mib=label.memory_above_mib,
+        )
+        for label in store.campaign_labels(campaign_id)
+    ]
