@@ -24,6 +24,10 @@ MAX_FAMILIES = 20
 """So many have a bar or a colour of their own, the largest ones."""
 
 
+LEAST_POINTS = 5
+"""Fewer architectures have no neighbourhoods to show."""
+
+
 def check_plots(folder: Path) -> None:
     """Raises InputError if plots cannot be drawn there."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -144,7 +148,7 @@ def _families(evaluation: Evaluation, kind: SplitKind) -> Figure:
 def _embeddings(evaluation: Evaluation) -> Figure | None:
     """The encoder's embeddings in two dimensions, one point for each architecture."""
     found = embeddings(evaluation)
-    if found is None or len(found[1]) < 10:
+    if found is None or len(found[1]) < LEAST_POINTS:
         return None
     points = projected(found[0], np.random.default_rng(evaluation.report["seeds"][0]))
     families = np.array(found[1])

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.evaluation import MAX_PAIRED, accuracy, kendall_tau, split_architectures
+from learner.evaluation import (
+    MAX_PAIRED,
+    accuracy,
+    kendall_tau,
+    projected,
+    split_architectures,
+)
 from profiler.errors import InputError
 from profiler.families import family_of
 from profiler.records import Configuration
@@ -63,6 +69,18 @@ def test_kendalls_tau_of_many_points_stays_cheap():
 def test_what_cannot_be_evaluated_is_refused(measured, predicted, told):
     with pytest.raises(InputError, match=told):
         accuracy(measured, predicted)
+
+
+def test_what_is_far_apart_stays_apart_in_two_dimensions():
+    generator = np.random.default_rng(0)
+    embeddings = np.repeat([[0.0, 1e6, 3.0], [9.0, 2e6, 3.0]], 12, axis=0)
+    embeddings[:, :2] *= generator.uniform(0.99, 1.01, (24, 2))
+    points = projected(embeddings.astype(np.float32), np.random.default_rng(1))
+    again = projected(embeddings.astype(np.float32), np.random.default_rng(1))
+    np.testing.assert_array_equal(points, again)
+    first, second = points[:12], points[12:]
+    between = np.linalg.norm(first.mean(axis=0) - second.mean(axis=0))
+    assert between > 2 * np.linalg.norm(first - first.mean(axis=0), axis=1).mean()
 
 
 POOL = [
