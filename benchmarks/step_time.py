@@ -27,6 +27,7 @@ from profiler.errors import TrappmError
 from profiler.families import family_of
 from profiler.kernel_profile import KernelProfile, kernel_profile
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from profiler.zoo import current_name
 
 Array = npt.NDArray[np.float64]
 
@@ -77,7 +78,7 @@ class Labels:
 
     def groups(self, split: str) -> npt.NDArray[np.str_]:
         if split == "architectures":
-            return self.architectures
+            return np.array([current_name(name) for name in self.architectures.tolist()])
         return np.array([family_of(name) for name in self.architectures.tolist()])
 
 
@@ -193,9 +194,10 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...]) -> dict[str, obje
     first, second = spec_of("rtx3090"), spec_of("rtx4090")
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in seeds:
-        test = held_out(new.architectures, seed)
+        names = new.groups("architectures")
+        test = held_out(names, seed)
         unseen = [w for w, t in zip(new.workloads, test, strict=True) if t]
-        known = ~np.isin(old.architectures, new.architectures[test])
+        known = ~np.isin(old.groups("architectures"), names[test])
         source = StepTimePrior(first).refit(*_labelled(old, known))
         moved = StepTimePrior(second).started_from(source)
         order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))

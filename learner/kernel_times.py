@@ -32,6 +32,8 @@ STEP_MS = 0.1
 """What a step costs beside its kernels, before labels say better."""
 MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
+BOUND = 6.0
+"""How sharply a kernel's slowdown ends at the peak of the device."""
 SHARPNESS = 8.0
 """Of the choice among tiles, and of the larger of device's and host's time."""
 
@@ -52,35 +54,42 @@ class Group:
 # Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
-    Group("peak", (2,), 0.0, 0.7, common=True),
-    Group("bandwidth", (), 0.15, 0.7, common=True),
+    Group("peak", (2,), 0.0, 0.5, common=True),
+    Group("bandwidth", (), 0.1, 0.5, common=True),
     Group("launch", (3,), 0.5, 0.7, common=True),
     Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
     Group("step", (), 0.0, 1.0, common=True),
-    Group("stream", (STREAMS,), 0.1, 1.05),
-    Group("stream_backward", (STREAMS,), 0.0, 0.75),
-    Group("stream_half", (STREAMS,), 0.0, 0.75),
-    Group("stream_last", (STREAMS,), 0.0, 0.9),
-    Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 1.2),
-    Group("stream_columns", (STREAMS,), 1.5, 2.1),
-    Group("optimizer", (), 0.3, 2.1),
-    Group("slowdown", (PRODUCTS, PASSES), _SLOWDOWN, 1.5),
-    Group("slowdown_detail", (DETAIL_COUNT, PASSES), 0.0, 1.2),
-    Group("slowdown_last", (PRODUCTS, PASSES), -0.1, 1.2),
-    Group("slowdown_last_detail", (DETAIL_COUNT, PASSES), 0.0, 1.2),
-    Group("traffic", (PRODUCTS, PASSES), 0.1, 0.9),
-    Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.9),
-    Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 1.5),
-    Group("reorder", (PRODUCTS, PASSES), -1.0, 2.1),
-    Group("columns", (PRODUCTS, PASSES), 2.5, 2.1),
-    Group("depth", (PRODUCTS, PASSES), 3.5, 2.1),
-    Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.6),
-    Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.9),
-    Group("pixels", (PRODUCTS, PASSES), 1.5, 2.1),
-    Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.6),
-    Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.9),
-    Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.6),
-    Group("overlap", (), 0.3, 0.9),
+    Group("stream", (STREAMS,), 0.0, 0.49),
+    Group("stream_backward", (STREAMS,), 0.0, 0.21),
+    Group("stream_half", (STREAMS,), 0.0, 0.28),
+    Group("stream_last", (STREAMS,), 0.0, 0.28),
+    Group("stream_columns", (STREAMS,), 1.5, 1),
+    Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.35),
+    Group("optimizer", (), 0.3, 0.7),
+    Group("slowdown", (PRODUCTS,), _SLOWDOWN, 0.49),
+    Group("slowdown_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("slowdown_last", (PRODUCTS,), -0.1, 0.35),
+    Group("slowdown_last_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("detail", (DETAIL_COUNT,), 0.0, 0.56),
+    Group("detail_pass", (DETAIL_COUNT, PASSES), 0.0, 0.42),
+    Group("detail_last", (DETAIL_COUNT,), 0.0, 0.42),
+    Group("detail_last_pass", (DETAIL_COUNT, PASSES), 0.0, 0.42),
+    Group("traffic", (PRODUCTS,), 0.0, 0.35),
+    Group("traffic_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.35),
+    Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 0.7),
+    Group("reorder", (PRODUCTS, PASSES), -1.0, 0.7),
+    Group("columns", (PRODUCTS,), 2.5, 0.7),
+    Group("columns_pass", (PRODUCTS, PASSES), 0.0, 0.49),
+    Group("depth", (PRODUCTS,), 3.5, 0.7),
+    Group("depth_pass", (PRODUCTS, PASSES), 0.0, 0.49),
+    Group("pixels", (PRODUCTS, PASSES), 1.5, 0.84),
+    Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
+    Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.35),
+    Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.21),
+    Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
+    Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.21),
+    Group("overlap", (), 0.3, 0.42),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -223,9 +232,9 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     def pick(name: str, index: Tensor = terms.base) -> Tensor:
         return lookup.pick(name, index, terms.owner)
 
-    def narrow(name: str, size: Tensor) -> Tensor:
+    def narrow(constant: Tensor, size: Tensor) -> Tensor:
         """Logarithm of how much slower: twice where the size is the constant."""
-        return torch.log1p(pick(name).exp() / size)
+        return torch.log1p(constant.exp() / size)
 
     def misaligned(even: str, odd: str) -> Tensor:
         slower = torch.zeros_like(terms.log_bytes)
@@ -239,20 +248,25 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
     penalty = (
-        pick("slowdown")
-        + pick("slowdown_detail", terms.detail)
-        + terms.last * (pick("slowdown_last") + pick("slowdown_last_detail", terms.detail))
-        + narrow("columns", terms.columns)
-        + narrow("depth", terms.depth)
-        + narrow("pixels", terms.pixels)
+        pick("slowdown", kinds)
+        + pick("slowdown_pass")
+        + terms.last * (pick("slowdown_last", kinds) + pick("slowdown_last_pass"))
+        + pick("detail", terms.detail // PASSES)
+        + pick("detail_pass", terms.detail)
+        + terms.last * pick("detail_last", terms.detail // PASSES)
+        + terms.last * pick("detail_last_pass", terms.detail)
+        + narrow(pick("columns", kinds) + pick("columns_pass"), terms.columns)
+        + narrow(pick("depth", kinds) + pick("depth_pass"), terms.depth)
+        + narrow(pick("pixels"), terms.pixels)
         - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
         + misaligned("even", "odd")
     )
-    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
-    traffic = (
-        pick("traffic")
+    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(_slower(penalty) / MOST_PENALTY)
+    traffic = _slower(
+        pick("traffic", kinds)
+        + pick("traffic_pass")
         + terms.last * pick("traffic_last")
-        + narrow("traffic_columns", terms.narrowest)
+        + narrow(pick("traffic_columns"), terms.narrowest)
         + misaligned("traffic_even", "traffic_odd")
     )
     memory = terms.log_bytes + bandwidth + traffic
@@ -261,6 +275,11 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     reorder = terms.reordered * (terms.log_bytes + pick("reorder") + bandwidth).exp()
     each: Tensor = product + reorder + _launch(pick("launch", zeros), spec)
     return terms.count * each
+
+
+def _slower(penalty: Tensor) -> Tensor:
+    """The penalty, but never much below 0: nothing is faster than the device's peak."""
+    return torch.nn.functional.softplus(penalty, beta=BOUND)
 
 
 def _stream_times(terms: Streams, lookup: Lookup, spec: DeviceSpec) -> Tensor:
@@ -275,10 +294,10 @@ def _stream_times(terms: Streams, lookup: Lookup, spec: DeviceSpec) -> Tensor:
         + terms.half * pick("stream_half")
         + terms.last * pick("stream_last")
     )
+    narrow = torch.log1p(pick("stream_columns").exp() / terms.columns.clamp(min=1))
+    slower = _slower(slower + narrow * (terms.columns > 0))
     for knot in range(len(CACHE_KNOTS) - 1):
         slower = slower + terms.cache[:, knot] * pick("cache", zeros + knot)
-    narrow = torch.log1p(pick("stream_columns").exp() / terms.columns.clamp(min=1))
-    slower = slower + narrow * (terms.columns > 0)
     bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     moving = (terms.log_bytes + bandwidth + slower).exp()
     each: Tensor = moving + _launch(pick("launch", zeros + 1), spec)

@@ -56,6 +56,8 @@ def current_name(name: str) -> str:
     if name in _names() or any(mark in name for mark in _WILD):
         return name
     bare = name.partition(".")[0]
+    if bare.startswith("ig_resnext101_"):
+        return bare.removeprefix("ig_")  # timm's table takes all widths of these for the least
     # timm has no public way to ask; without it, old names are unknown ones.
     renamed: dict[str, str] = getattr(_registry, "_deprecated_models", {})
     return renamed.get(bare, bare).partition(".")[0]

@@ -25,6 +25,12 @@ def test_tags_and_old_names_lead_to_the_architecture_of_today(name, now):
     assert zoo.current_name(name) == now
 
 
+def test_widths_that_timm_renames_wrongly_are_kept_apart():
+    assert zoo.current_name("ig_resnext101_32x16d") == "resnext101_32x16d"
+    with pytest.raises(UnknownArchitectureError):
+        zoo.check("ig_resnext101_32x48d")  # exists no longer
+
+
 def test_old_names_and_tags_can_be_built_and_mean_the_same_model():
     with torch.device("meta"):
         old, new = (zoo.create_model(n, 64) for n in ("tv_resnet34", "resnet34.tv_in1k"))
