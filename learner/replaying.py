@@ -36,8 +36,8 @@ LEAST_DOUBT = 0.1
 """Deviation, in the logarithm, with which it is foretold at least whether a run will die."""
 NEED_HEADS = frozenset({"uncertainty"})
 """Strategies that begin with a uniform draw."""
-NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty", "badge"})
-"""Strategies that ask what runs are expected to cost, whether they die, or how sure that is."""
+NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
+"""Strategies that ask what runs are expected to cost, or how sure that is."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     for budget in budgets:
         first = not len(labelled) and strategy in NEED_HEADS
         generator = np.random.default_rng([seed, budget])
-        asked = view.request(labelled, budget, generator, strategy in NEED_PREDICTIONS)
+        guards = strategy == "ours" and bench.capacity is not None
+        predicted = guards or strategy in NEED_PREDICTIONS
+        asked = view.request(labelled, budget, generator, predicted)
         picks = (strategy_named("random") if first else chooser).select(asked)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
@@ -136,8 +138,8 @@ class _View:
         predicted: bool,
     ) -> AcquisitionRequest:
         """What is asked; with predictions of the whole pool only where they are needed."""
-        said = self._quick.predict(self._workloads) if predicted else None
         capacity = self._bench.capacity
+        said = self._quick.predict(self._workloads) if predicted else None
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
             embeddings=self._points,
