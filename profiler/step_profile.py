@@ -6,14 +6,13 @@ The record needs NumPy only, so that whoever reads one from the store predicts w
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler.array_archive import pack, unpack
 from profiler.errors import TrappmError, one_line
 from profiler.memory_simulation import SimulatedMemory, simulate_memory
 from profiler.model_input import Sample
@@ -35,7 +34,6 @@ _TRACE: dict[str, npt.DTypeLike] = {
 _NUMBERS = "numbers"
 """One more array: batch sizes, saved bytes, parameters."""
 _NUMBER_COUNT = 6
-_MAX_ARCHIVE_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 
 
@@ -80,9 +78,7 @@ class StepProfile:
         )
         arrays: dict[str, Any] = {name: getattr(self.trace, name) for name in _TRACE}
         arrays[_NUMBERS] = np.array(numbers, dtype=np.int64)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return buffer.getvalue()
+        return pack(arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -92,11 +88,8 @@ class StepProfile:
             TrappmError: the bytes are damaged, or ask for more memory than a step profile takes.
         """
         try:
-            if len(data) > _MAX_ARCHIVE_BYTES:
-                raise ValueError(f"{len(data)} bytes, of at most {_MAX_ARCHIVE_BYTES}")
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                arrays = {name: _read(archive, name, kind) for name, kind in _TRACE.items()}
-                numbers = _read(archive, _NUMBERS, np.int64).tolist()
+            arrays = unpack(data, {**_TRACE, _NUMBERS: np.int64}, _MAX_ARRAY_BYTES)
+            numbers = arrays.pop(_NUMBERS).tolist()
             if len(numbers) != _NUMBER_COUNT or min(numbers[2:]) < 0:
                 raise ValueError(f"the numbers {numbers}")
             first, second, constant, slope, trainable, frozen = numbers
@@ -110,22 +103,6 @@ class StepProfile:
             raise TrappmError(
                 f"a stored step profile is damaged ({one_line(error)}); profile the model again"
             ) from error
-
-
-def _read(archive: zipfile.ZipFile, name: str, kind: npt.DTypeLike) -> Any:
-    """One array of an archive, without believing what its headers promise."""
-    entry = archive.getinfo(f"{name}.npy")
-    if entry.file_size > _MAX_ARRAY_BYTES:
-        raise ValueError(f"{name} takes {entry.file_size} bytes, of at most {_MAX_ARRAY_BYTES}")
-    with archive.open(entry) as stream:
-        content = io.BytesIO(stream.read(entry.file_size))
-    if np.lib.format.read_magic(content) != (1, 0):
-        raise ValueError(f"{name} is in an unknown version of NumPy's format")
-    shape, by_column, found = np.lib.format.read_array_header_1_0(content)
-    if found != np.dtype(kind):
-        raise ValueError(f"{name} is of type {found}, not {np.dtype(kind)}")
-    values: npt.NDArray[Any] = np.frombuffer(content.read(), dtype=found)
-    return values.reshape(shape, order="F" if by_column else "C")
 
 
 def step_profile(
