@@ -6,7 +6,6 @@ have not been traced. A new metric is an entry in `physics.PRIORS`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from learner.graph_features import OPERATORS, operator_shares
 from learner.physics import PRIORS, term_matrix
 from learner.term_prior import TermPrior
 from learner.workload import Workload
@@ -26,15 +26,6 @@ FORWARD_SHARE = 1 / 3
 """Of a training step: the backward pass computes two products for each one of the forward pass."""
 WORK = frozenset({"step_time_ms", "energy_j"})
 """Metrics that are sums of work, of which inference does the forward pass only."""
-
-OPERATORS = (
-    "Conv", "MatMul", "Gemm", "Einsum", "Attention", "LSTM",
-    "BatchNormalization", "LayerNormalization", "GroupNormalization",
-    "Relu", "Sigmoid", "HardSwish", "HardSigmoid", "Gelu", "Erf", "Tanh", "Softmax", "Clip",
-    "Add", "Mul", "Div", "Pow", "ReduceMean", "MaxPool", "AveragePool", "GlobalAveragePool",
-    "Transpose", "Concat", "Slice", "Split", "Gather", "Resize",
-)  # fmt: skip
-"""Whose share of the nodes a residual sees: those that whole families of models differ by."""
 
 
 class GraphPrior(TermPrior):
@@ -65,7 +56,6 @@ class GraphPrior(TermPrior):
         rows = []
         for workload, size, parts in zip(workloads, sizes, shares, strict=True):
             graph = workload.graph
-            counts = Counter(graph.operators)
             nodes = max(graph.node_count, 1)
             image = float(np.prod(np.maximum(graph.input_shapes[0, 1:], 1))) if nodes else 1.0
             rows.append(
@@ -75,7 +65,7 @@ class GraphPrior(TermPrior):
                     np.log(nodes),
                     np.log(image),
                     *parts,
-                    *(counts[operator] / nodes for operator in OPERATORS),
+                    *operator_shares(graph),
                     workload.precision is not Precision.FP32,
                     workload.memory_format is MemoryFormat.CHANNELS_LAST,
                     workload.phase is Phase.INFER,

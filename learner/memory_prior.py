@@ -18,6 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from learner.graph_features import (
+    CONVOLUTION_FEATURES,
+    OPERATORS,
+    convolution_scratch,
+    operator_shares,
+)
 from learner.physics import PriorSpec, TermSpec
 from learner.step_memory import (
     CONVOLUTION_KINDS,
@@ -48,7 +54,15 @@ SPEC = PriorSpec(
 BETWEEN = 0.1
 """Our protocol frees gradients between steps; published loops keep them, or momenta."""
 
-FEATURE_GROUPS = (6, len(SPEC.terms), 2 * SCRATCH_KINDS, 2 * CONVOLUTION_KINDS, 7)
+FEATURE_GROUPS = (
+    6,
+    len(SPEC.terms),
+    2 * SCRATCH_KINDS,
+    2 * CONVOLUTION_KINDS,
+    7,
+    len(OPERATORS),
+    CONVOLUTION_FEATURES,
+)
 
 
 class MemoryPrior(TermPrior):
@@ -121,4 +135,6 @@ def _features(
         memory.kept,
         memory.peak_at,
         memory.small,
+        *operator_shares(graph),
+        *convolution_scratch(graph),
     ]

@@ -1,0 +1,113 @@
+"""Intervals hold on new architectures, widen with the stated deviation, and know their limits."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.conformal import LEVELS, Calibration, Familiarity
+from profiler.errors import InputError
+
+
+def errors(architectures, seed, labels=4):
+    """Heavy-tailed errors with a part common to an architecture, and deviations half the truth."""
+    generator = np.random.default_rng(seed)
+    scale = np.exp(generator.normal(size=architectures * labels))
+    common = np.repeat(generator.standard_t(4, architectures), labels)
+    own = generator.standard_t(4, architectures * labels)
+    groups = np.repeat(np.arange(architectures), labels).astype(str)
+    return scale * (common + own + 0.3), 0.5 * scale, list(groups)
+
+
+@pytest.mark.parametrize("architectures", [150, 600])
+def test_intervals_hold_as_often_as_they_say(architectures):
+    held = []
+    for seed in range(8):
+        low, high = Calibration.fit(*errors(architectures, seed)).interval()
+        found, deviation, _ = errors(2000, seed + 100, labels=1)
+        held.append(np.mean((low * deviation <= found) & (found <= high * deviation)))
+    assert 0.88 < np.mean(held) < 0.92
+
+
+@pytest.mark.parametrize("architectures", [0, 1, 3, 10])
+def test_few_errors_give_cautious_intervals(architectures):
+    found, deviation, groups = errors(architectures, 1)
+    low, high = Calibration.fit(found, deviation, groups).interval()
+    assert low < -1
+    assert high > 1
+
+
+def test_batch_sizes_of_one_architecture_have_one_vote():
+    found, deviation, groups = errors(200, 0, labels=1)
+    one = Calibration.fit(found, deviation, groups)
+    copies = [groups[0]] * 500
+    many = Calibration.fit(
+        np.append(found, np.full(500, found[0])), np.append(deviation, np.full(500, deviation[0])),
+        groups + copies,
+    )  # fmt: skip
+    np.testing.assert_allclose(one.interval(), many.interval(), rtol=0.05)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=20))
+def test_the_probability_of_more_falls_and_is_one(ratios):
+    calibration = Calibration.fit(*errors(50, 0))
+    rising = np.sort(np.array(ratios))
+    found = calibration.exceeding(rising)
+    assert np.all((found >= 0) & (found <= 1))
+    assert np.all(np.diff(found) <= 1e-12)
+
+
+def test_the_probability_of_more_is_what_happens():
+    calibration = Calibration.fit(*errors(800, 0))
+    found, deviation, _ = errors(4000, 5, labels=1)
+    for ratio in (-3.0, 0.0, 2.0, 6.0):
+        happened = np.mean(found / deviation > ratio)
+        assert calibration.exceeding(np.array([ratio]))[0] == pytest.approx(happened, abs=0.03)
+
+
+def test_wrong_errors_are_told():
+    with pytest.raises(InputError, match="not one of each"):
+        Calibration.fit(np.zeros(3), np.ones(2), ["a"] * 3)
+    with pytest.raises(InputError, match="not positive"):
+        Calibration.fit(np.zeros(3), np.zeros(3), ["a"] * 3)
+
+
+def test_tensors_hold_the_calibration_and_damage_is_told():
+    calibration = Calibration.fit(*errors(50, 0))
+    again = Calibration.from_tensors(calibration.tensors())
+    np.testing.assert_array_equal(again.quantiles, calibration.quantiles)
+    with pytest.raises(ValueError, match="must rise"):
+        Calibration.from_tensors({"quantiles": calibration.tensors()["quantiles"].flip(0)})
+    with pytest.raises(ValueError, match="must rise"):
+        Calibration.from_tensors({"quantiles": torch.zeros(len(LEVELS) + 1)})
+
+
+def known(seed=0):
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(60, 5))
+    features = np.repeat(centres, 4, axis=0) + 0.01 * generator.normal(size=(240, 5))
+    return features, list(np.repeat(np.arange(60), 4).astype(str))
+
+
+def test_new_architectures_of_the_same_kind_are_inside_and_others_are_not():
+    familiarity = Familiarity.fit(*known())
+    new = np.random.default_rng(9).normal(size=(300, 5))
+    assert familiarity.outside(new).mean() < 0.1
+    assert familiarity.outside(new + 12.0).all()
+
+
+def test_near_copies_do_not_make_it_narrow():
+    features, groups = known()
+    grouped = Familiarity.fit(features, groups)
+    apart = Familiarity.fit(features, [str(i) for i in range(len(groups))])
+    assert grouped.reach > 3 * apart.reach
+
+
+def test_tensors_hold_the_familiarity():
+    familiarity = Familiarity.fit(*known())
+    again = Familiarity.from_tensors(familiarity.tensors())
+    asked = 3 * np.random.default_rng(9).normal(size=(300, 5))
+    np.testing.assert_array_equal(again.outside(asked), familiarity.outside(asked))
+    with pytest.raises(ValueError, match="one scale for each column"):
+        Familiarity.from_tensors({**familiarity.tensors(), "scale": torch.ones(2)})

@@ -1,0 +1,172 @@
+"""The prior of memory: what it says without labels, and what few labels make of its constants."""
+
+import numpy as np
+import pytest
+import torch
+
+from learner.estimator import Targets
+from learner.graph_prior import GraphPrior
+from learner.head import Head, Ours
+from learner.memory_prior import PROCESS_MIB, MemoryPrior
+from learner.step_memory import step_memory
+from learner.workload import Workload
+from profiler.errors import InputError
+from profiler.records import Optimizer, Phase, Precision
+from profiler.static import static_profile
+
+NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Real workloads, three batch sizes each, and their architectures."""
+    found, names = [], []
+    for name in NAMES:
+        profile = static_profile(name, 96)
+        for batch_size in (8, 64, 256):
+            found.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
+            names.append(name)
+    return found, names
+
+
+def with_settings(workload, **settings):
+    return Workload(graph=workload.graph, step=workload.step, **settings)
+
+
+def test_without_labels_it_is_process_and_simulated_memory(traced):
+    workloads, _ = traced
+    said = np.exp(MemoryPrior().log_values(workloads))
+    for mib, workload in zip(said, workloads, strict=True):
+        simulated = workload.step.memory(workload.batch_size)
+        assert PROCESS_MIB + simulated.reserved_mib <= mib * 1.0001
+        kept = workload.step.memory(workload.batch_size, gradients_kept=True)
+        assert mib < PROCESS_MIB + kept.reserved_with_workspace_mib + 100
+
+
+def test_the_curve_of_live_bytes_is_that_of_the_simulation(traced):
+    for workload in traced[0]:
+        found = step_memory(workload)
+        step, batch_size = workload.step, workload.batch_size
+        simulated = step.memory(batch_size)
+        assert found.live_mib == pytest.approx(simulated.live_mib)
+        kept = step.memory(batch_size, gradients_kept=True).live_mib
+        assert found.between_mib == pytest.approx(kept - simulated.live_mib, abs=1.0 + 0.03 * kept)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_labels_find_the_constants_of_another_device(traced, seed):
+    """A device with a small process that keeps gradients, such as a CPU or another loop."""
+    workloads, _ = traced
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5, 10.0]))
+    generator = np.random.default_rng(seed)
+    logs = truth.log_values(workloads) + 0.01 * generator.standard_t(4, len(workloads))
+    chosen = generator.permutation(len(workloads))[:8].tolist()
+    fitted = MemoryPrior().refit([workloads[i] for i in chosen], logs[chosen])
+    off = np.abs(np.expm1(fitted.log_values(workloads) - truth.log_values(workloads)))
+    assert np.median(off) < 0.03
+
+
+def test_a_run_that_died_lifts_the_prior_and_one_that_had_room_does_not(traced):
+    workloads, _ = traced
+    logs = MemoryPrior().log_values(workloads)
+    missing = np.full(len(logs), np.nan)
+    values = logs.copy()
+    values[-1] = np.nan
+
+    def after(bound):
+        bounds = missing.copy()
+        bounds[-1] = bound
+        return MemoryPrior().refit(workloads, values, log_above=bounds).log_values(workloads)[-1]
+
+    assert after(logs[-1] - 1.0) == pytest.approx(after(-5.0), abs=1e-6)
+    assert after(logs[-1] + 0.1) > after(-5.0) + 1e-4
+
+
+def test_more_of_anything_needs_more(traced):
+    workload = traced[0][1]
+
+    def mib(**settings):
+        return np.exp(MemoryPrior().log_values([with_settings(workload, **settings)]))[0]
+
+    assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
+    assert mib() > mib(phase=Phase.INFER) > PROCESS_MIB
+
+
+def test_without_a_traced_step_rules_answer(traced):
+    for workload in traced[0]:
+        by_rules = Workload(graph=workload.graph)
+        traced_log, ruled_log = MemoryPrior().log_values([workload, by_rules])
+        assert abs(traced_log - ruled_log) < 0.25
+        assert MemoryPrior().features([by_rules]).shape == MemoryPrior().features([workload]).shape
+
+
+@pytest.mark.parametrize(
+    "prior", [MemoryPrior(), GraphPrior("step_time_ms"), GraphPrior("power_w")]
+)
+def test_features_are_finite_and_of_the_told_width(prior, traced):
+    features = prior.features(traced[0])
+    assert features.shape == (len(traced[0]), sum(prior.feature_groups))
+    assert np.isfinite(features).all()
+    assert prior.features([]).shape == (0, sum(prior.feature_groups))
+
+
+@pytest.mark.parametrize("prior", [MemoryPrior(), GraphPrior("energy_j")])
+def test_tensors_hold_the_prior_and_damage_is_told(prior, traced):
+    moved = prior.moved(np.linspace(-0.5, 0.5, len(prior.log_constants)))
+    again = type(prior).from_tensors(moved.tensors())
+    np.testing.assert_array_equal(again.log_values(traced[0]), moved.log_values(traced[0]))
+    with pytest.raises(ValueError, match="finite constants"):
+        type(prior).from_tensors({**moved.tensors(), "log_constants": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("prior", [MemoryPrior(), GraphPrior("step_time_ms")])
+def test_sensitivities_are_how_far_it_moves(prior, traced):
+    rows = prior.sensitivities(traced[0])
+    step = np.zeros(rows.shape[1])
+    step[1] = 1e-5
+    moved = (prior.moved(step).log_values(traced[0]) - prior.log_values(traced[0])) / 1e-5
+    np.testing.assert_allclose(rows[:, 1], moved, rtol=1e-3, atol=1e-8)
+
+
+def test_a_head_needs_no_label_at_all(traced):
+    workloads, _ = traced
+    none = Targets(np.zeros(0), np.zeros(0), [])
+    head = Ours(MemoryPrior()).fit([], none, np.random.default_rng(0))
+    estimate = head.predict(workloads)
+    np.testing.assert_allclose(estimate.median, np.exp(MemoryPrior().log_values(workloads)))
+    assert np.all((estimate.low < estimate.median) & (estimate.median < estimate.high))
+    again = Head.from_tensors(MemoryPrior, head.tensors())
+    np.testing.assert_array_equal(again.predict(workloads).high, estimate.high)
+
+
+def test_a_head_that_starts_from_another_is_no_worse_with_two_labels(traced):
+    workloads, names = traced
+    generator = np.random.default_rng(0)
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5, 10.0]))
+    values = np.exp(truth.log_values(workloads))
+    missing = np.full(len(values), np.nan)
+    source = Ours(MemoryPrior()).fit(workloads, Targets(values, missing, names), generator)
+    few = Targets(1.02 * values[:2], missing[:2], names[:2])
+    off = [
+        np.abs(
+            Ours(MemoryPrior()).fit(workloads[:2], few, generator, start).predict(workloads).median
+            / (1.02 * values) - 1
+        ).mean()
+        for start in (source, None)
+    ]  # fmt: skip
+    assert off[0] < 0.03
+    assert off[0] <= off[1]
+
+
+def test_wrong_labels_are_told(traced):
+    workloads, names = traced
+    good, missing = np.full(15, 2000.0), np.full(15, np.nan)
+    estimator, generator = Ours(MemoryPrior()), np.random.default_rng(0)
+    with pytest.raises(InputError, match="shapes"):
+        estimator.fit(workloads, Targets(good[:3], missing, names), generator)
+    with pytest.raises(InputError, match="missing, zero"):
+        estimator.fit(workloads, Targets(missing, missing, names), generator)
+    with pytest.raises(InputError, match="missing, zero"):
+        estimator.fit(workloads, Targets(-good, missing, names), generator)
+    with pytest.raises(InputError, match="no head to start from"):
+        estimator.fit(workloads, Targets(good, missing, names), generator, object())
