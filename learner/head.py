@@ -142,7 +142,7 @@ class Ours:
         _check(workloads, targets)
         if start is not None and not isinstance(start, Head):
             raise InputError(f"a {type(start).__name__} is no head to start from")
-        centre = self.prior if start is None else start.prior
+        centre = self.prior if start is None else self.prior.started_from(start.prior)
         tightness = 1.0 if start is None else TRANSFER_TIGHTNESS
         n = len(workloads)
         log_values, log_above = np.log(targets.values), np.log(targets.above)

@@ -39,6 +39,10 @@ class Prior(Protocol):
         """
         ...
 
+    def started_from(self, other: Self) -> Self:
+        """The formula for the device of this one, with what labels taught another device's."""
+        ...
+
     def refit(
         self,
         workloads: Sequence[Workload],

@@ -51,6 +51,9 @@ class TermPrior(ABC):
         found: Array = parts / parts.sum(axis=1, keepdims=True)
         return found
 
+    def started_from(self, other: Self) -> Self:
+        return self.with_constants(other.log_constants)
+
     def refit(
         self,
         workloads: Sequence[Workload],
