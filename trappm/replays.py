@@ -103,15 +103,13 @@ class Results:
     def add(self, job: Job, points: Sequence[Point]) -> None:
         self.points[job] = list(points)
         row = {"of": self.identity, **asdict(job), "points": [asdict(p) for p in points]}
-        data = (json.dumps(row) + "\n").encode()
-        with self.path.open("ab+") as file:
+        self.path.touch()
+        with self.path.open("rb+") as file:
             # What a killed process left of its last line must not spoil this one.
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    data = b"\n" + data
-            file.write(data)
+            whole = file.read().rfind(b"\n") + 1
+            file.seek(whole)
+            file.truncate()
+            file.write((json.dumps(row) + "\n").encode())
 
 
 def run(plan: Plan, results: Results, *, processes: int, watch: Watch) -> None:

@@ -1,0 +1,130 @@
+"""`trappm campaign replay`: kept results, pairs, areas, and what is told of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from learner.replaying import Point
+from profiler.errors import InputError
+from trappm.cli import run
+from trappm.replay_tables import area, draw, labels_to, print_summary, summary
+from trappm.replays import Job, Plan, Results
+
+
+@pytest.fixture
+def plan(tmp_path):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("made up")
+    return Plan(
+        labels=labels, metric="step_time_ms", strategies=("random", "ours"), seeds=range(6),
+        budgets=(20, 40, 80),
+    )  # fmt: skip
+
+
+def campaign(factor, seed, seconds=100.0):
+    """Errors that fall with the root of labels; seeds differ, strategies by a factor."""
+    start = 20.0 + np.random.default_rng(seed).normal()
+    return [
+        Point(n, factor * start * (20 / n) ** 0.5, start / 2, seconds * n / 20, 0)
+        for n in (20, 40, 80)
+    ]
+
+
+def filled(plan, path):
+    results = Results(path, plan.identity)
+    for seed in plan.seeds:
+        results.add(Job(seed, "quick", "random"), campaign(1.0, seed))
+        results.add(Job(seed, "quick", "ours"), campaign(0.8, seed, seconds=50.0))
+    return results
+
+
+def test_results_come_back_and_others_are_left_alone(plan, tmp_path):
+    path = tmp_path / "results.jsonl"
+    kept = filled(plan, path)
+    assert Results.read(path, plan.identity).points == kept.points
+    assert Results.read(path, "of other labels").points == {}
+    assert Results.read(tmp_path / "none.jsonl", plan.identity).points == {}
+
+
+def test_a_line_cut_off_costs_that_campaign_only(plan, tmp_path):
+    path = tmp_path / "results.jsonl"
+    kept = filled(plan, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    again = Results.read(path, plan.identity)
+    assert len(again.points) == len(kept.points) - 1
+    lost = set(kept.points) - set(again.points)
+    again.add(lost.pop(), campaign(0.8, 5, seconds=50.0))
+    assert Results.read(path, plan.identity).points == kept.points
+    assert path.read_bytes() == whole
+
+
+def test_other_labels_or_budgets_are_another_identity(plan, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("made up too")
+    changed = [
+        Plan(labels=other, metric=plan.metric, strategies=(), seeds=(), budgets=plan.budgets),
+        Plan(labels=plan.labels, metric="power_w", strategies=(), seeds=(), budgets=plan.budgets),
+        Plan(labels=plan.labels, metric=plan.metric, strategies=(), seeds=(), budgets=(20,)),
+    ]
+    assert len({plan.identity, *(p.identity for p in changed)}) == 4
+
+
+def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
+    results = filled(plan, tmp_path / "results.jsonl")
+    del results.points[Job(3, "quick", "ours")]
+    rows = {row["strategy"]: row for row in summary(results, plan)}
+    assert rows["ours"]["seeds"] == 5
+    assert rows["random"]["seeds"] == 6
+    assert rows["random"]["area_percent"] == pytest.approx(0.0)
+    # Every pair differs by a fifth, however much the seeds differ.
+    assert rows["ours"]["area_percent"] == pytest.approx(-20.0)
+    assert rows["ours"]["area_error"] == pytest.approx(0.0, abs=1e-9)
+    # At the same error: 0.64 of the labels, each of half the seconds.
+    assert rows["ours"]["seconds_percent"] == pytest.approx(-68.0, abs=2.0)
+
+
+def test_area_is_the_mean_over_the_logarithm():
+    flat = area(np.log([20, 80, 300]), np.array([[3.0, 3.0, 3.0], [4.0, 2.0, 2.0]]))
+    assert flat[0] == pytest.approx(3.0)
+    assert 2.0 < flat[1] < 3.0
+
+
+def test_labels_to_a_target_lie_between_budgets():
+    row = {"budgets": [{"labels": n, "mape": e} for n, e in ((20, 12.0), (40, 8.0), (80, 6.0))]}
+    assert labels_to(row, 15.0) == 20
+    assert 20 < labels_to(row, 10.0) < 40
+    assert labels_to(row, 8.0) == pytest.approx(40)
+    assert labels_to(row, 1.0) is None
+
+
+def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
+    rows = summary(filled(plan, tmp_path / "results.jsonl"), plan)
+    print_summary(rows, plan.metric)
+    told = capsys.readouterr().out
+    assert "ours" in told
+    assert "-20.0" in told
+    draw(rows, tmp_path / "curves.png", "made up")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(InputError, match="cannot be written"):
+        draw(rows, tmp_path / "none" / "curves.png", "made up")
+
+
+def test_the_command_replays_what_is_kept_without_preparing_anything(
+    plan, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    command = ["campaign", "replay", "--labels", str(plan.labels), "--metric", "step-time",
+               "--budget", "50", "--seeds", "1",
+               "--results", str(tmp_path / "r.jsonl")]  # fmt: skip
+    kept = Plan(labels=plan.labels, metric=plan.metric, strategies=(), seeds=(),
+                budgets=[20, 30, 50])  # fmt: skip
+    results = Results(tmp_path / "r.jsonl", kept.identity)
+    for strategy in ("random", "ours"):
+        points = [Point(n, 5.0, 4.0, 1.0, 0) for n in (20, 30, 50)]
+        results.add(Job(1337, "quick", strategy), points)
+    assert run([*command, "--json"], debug=True) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
+    assert run([*command, "--strategy", "rndom"], debug=False) == 2
+    assert "did you mean" in capsys.readouterr().err
