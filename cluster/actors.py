@@ -146,7 +146,7 @@ class CampaignActor:
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self) -> bool:
-        from store import Home, Patience, Store
+        from store import CampaignState, Home, Patience, Store
 
         home = Home(self._home_path)
         spec = self._spec
@@ -155,6 +155,12 @@ class CampaignActor:
             campaign_lock(home, self._campaign_id),
             Store.open(home.database_url, patience) as store,
         ):
+            context = ray.get_runtime_context()
+            if (
+                context.was_current_actor_reconstructed
+                and store.campaign_state(self._campaign_id) != CampaignState.RUNNING
+            ):
+                return False  # it was stopped while it was not there
             crew = RayCrew(spec.devices.keys, may_grow=self._may_grow)
             learner = LearnerProxy(
                 preset=spec.learner,

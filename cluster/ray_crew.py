@@ -88,11 +88,17 @@ class RayCrew:
     Args:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
+        profiler: the class of the actors, if it is not `cluster.actors.ProfilerActor`.
     """
 
-    def __init__(self, devices: Sequence[str], *, may_grow: bool) -> None:
+    def __init__(
+        self, devices: Sequence[str], *, may_grow: bool, profiler: type[Any] | None = None
+    ) -> None:
+        from cluster.actors import ProfilerActor
+
         self._devices = devices
         self._may_grow = may_grow
+        self._class = ray.remote(profiler or ProfilerActor)
         self._waiting: dict[str, int] = dict.fromkeys(devices, MANY)
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
@@ -158,10 +164,8 @@ class RayCrew:
                 self._start_profiler(device, on_node(node_id), node_id)
 
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
-        from cluster.actors import ProfilerActor
-
         # A second thread answers while the first measures.
-        actor = ray.remote(ProfilerActor).options(max_concurrency=2, **options).remote(device)
+        actor = self._class.options(max_concurrency=2, **options).remote(device)
         profiler = _Profiler(actor, device, node_id, asked_at=time.monotonic())
         self._joining[actor.describe.remote()] = profiler
 

@@ -35,6 +35,8 @@ NODE_LABEL = "ray.io/node-id"
 
 NAMESPACE = "trappm"
 
+START_TRIES = 3
+
 _FOLDER_PREFIX = "trappm-ray-"
 
 
@@ -138,7 +140,6 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     import ray
-    from ray.exceptions import RayError
 
     options: dict[str, Any] = {
         "namespace": NAMESPACE,
@@ -158,16 +159,27 @@ def ray_runtime(address: str | None) -> Iterator[None]:
             "_temp_dir": folder,
         }
     try:
-        ray.init(address=address or "local", **options)
-    except (RayError, OSError, RuntimeError, ValueError) as error:
-        where = "a local Ray" if address is None else f"the Ray cluster at {address!r}"
-        raise CampaignError(f"cannot start or reach {where}: {error}") from error
-    try:
+        _init(address, options)
         yield
     finally:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _init(address: str | None, options: Mapping[str, Any]) -> None:
+    import ray
+
+    # On a machine that is very busy a local Ray may not be up in the half minute that it has.
+    for tries_left in reversed(range(1 if address else START_TRIES)):
+        try:
+            ray.init(address=address or "local", **options)
+            return
+        except Exception as error:  # Ray raises anything here, of no class of its own
+            ray.shutdown()
+            if not tries_left:
+                where = f"the Ray cluster at {address!r}" if address else "a local Ray"
+                raise CampaignError(f"cannot start or reach {where}: {error}") from error
 
 
 def _local_devices() -> dict[str, Any]:

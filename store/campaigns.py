@@ -254,8 +254,15 @@ class Campaigns(Database):
                 counts.setdefault(device, {})[state] = count
         return counts
 
-    def outcome_counts(self, campaign_id: str) -> dict[str, dict[str, int]]:
-        """How many attempts of this campaign ended in each outcome, by device key."""
+    def outcome_counts(
+        self, campaign_id: str, *, since: str | None = None
+    ) -> dict[str, dict[str, int]]:
+        """How many attempts of this campaign ended in each outcome, by device key.
+
+        Args:
+            campaign_id: of the campaign.
+            since: only those that began at this time, ISO 8601, or later.
+        """
         query = (
             select(DeviceRow.key, MeasurementRow.outcome, func.count())
             .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
@@ -263,6 +270,8 @@ class Campaigns(Database):
             .group_by(DeviceRow.key, MeasurementRow.outcome)
             .order_by(DeviceRow.key, MeasurementRow.outcome)
         )
+        if since is not None:
+            query = query.where(MeasurementRow.started_at >= since)
         counts: dict[str, dict[str, int]] = {}
         with self._reading() as session:
             for device, outcome, count in session.execute(query):

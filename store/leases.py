@@ -21,10 +21,17 @@ from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from profiler.errors import StoreError
+from profiler.records import Outcome
 from store.campaigns import add_event, assignment_of
 from store.database import Database
 from store.records import Assignment, AssignmentState, RoundState
-from store.schema import AssignmentRow, ConfigurationRow, RoundRow
+from store.schema import (
+    AssignmentLabelRow,
+    AssignmentRow,
+    ConfigurationRow,
+    MeasurementRow,
+    RoundRow,
+)
 
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is given up, unless the caller says otherwise."""
@@ -188,6 +195,41 @@ class Leases(Database):
             rows = session.scalars(query.with_for_update()).all()
             for row in rows:
                 row.state, row.failures = AssignmentState.OPEN, 0
+            return len(rows)
+
+    def reopen(self, campaign_id: str, outcome: Outcome | None) -> int:
+        """Opens assignments again that ended without a label, and their rounds with them.
+
+        Args:
+            campaign_id: of a campaign that nobody runs.
+            outcome: of the last attempt that came to an end; None: none did.
+
+        Returns:
+            How many there were.
+        """
+        attempt = select(func.max(MeasurementRow.id)).where(
+            MeasurementRow.assignment_id == AssignmentRow.id
+        )
+        last = select(MeasurementRow.outcome).where(
+            MeasurementRow.id == attempt.correlate(AssignmentRow).scalar_subquery()
+        )
+        labelled = select(AssignmentLabelRow.assignment_id)
+        query = select(AssignmentRow).where(
+            AssignmentRow.campaign_id == campaign_id,
+            AssignmentRow.state.in_([AssignmentState.FAILED, AssignmentState.DONE]),
+            AssignmentRow.id.not_in(labelled),
+            last.correlate(AssignmentRow).scalar_subquery().is_not_distinct_from(outcome),
+        )
+        with self._writing() as session:
+            rows = session.scalars(query.with_for_update()).all()
+            for row in rows:
+                row.state, row.failures = AssignmentState.OPEN, 0
+            session.execute(
+                update(RoundRow)
+                .where(RoundRow.campaign_id == campaign_id)
+                .where(RoundRow.number.in_({row.round_number for row in rows}))
+                .values(state=RoundState.OPEN, report=None)
+            )
             return len(rows)
 
 

@@ -23,7 +23,7 @@ def campaign_rows(store: Store, home: Home) -> list[dict[str, Any]]:
         {
             "id": campaign.id,
             "name": campaign.name,
-            "state": _state(campaign, home),
+            "state": campaign_state(campaign, home),
             "labels": len(store.campaign_labels(campaign.id)),
             "seed": campaign.seed,
             "created_at": campaign.created_at,
@@ -79,7 +79,7 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
     return {
         "id": campaign.id,
         "name": campaign.name,
-        "state": _state(campaign, home),
+        "state": campaign_state(campaign, home),
         "seed": campaign.seed,
         "spec": campaign.spec,
         "assignments": store.assignment_counts(campaign_id),
@@ -122,7 +122,7 @@ def canary_rows(readings: Iterable[CanaryReading]) -> list[dict[str, Any]]:
     ]
 
 
-def _state(campaign: CampaignRecord, home: Home) -> str:
+def campaign_state(campaign: CampaignRecord, home: Home) -> str:
     """Its state; one that says it is running, but whose process is gone, was interrupted."""
     from cluster.lock import is_running
 

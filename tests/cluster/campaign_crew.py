@@ -134,33 +134,44 @@ class FakeCrew:
         return finished
 
     def _measure(self, worker, task, cost, fault):
-        outcome = Outcome(fault or "ok")
-        configuration = task.configuration
-        simulated = worker.device.startswith("simulated:")
-        ok = outcome is Outcome.OK
-        return Measurement(
-            configuration=configuration,
-            device=worker.device,
-            outcome=outcome,
-            protocol=self._protocol,
-            started_at=utc_now(),
-            duration_s=1.0,
-            attempt_key=task.attempt_key,
-            provenance=Provenance.SIMULATED if simulated else Provenance.MEASURED,
-            step_samples_ms=(cost,) * 8 if ok else (),
-            step=StepSummary(median_ms=cost, mean_ms=cost, iqr_ms=0, p95_ms=cost) if ok else None,
-            memory_mib=100.0 if ok else None,
-            missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
-            message=None if ok else f"made to end as {outcome}",
-            failed_in=None if ok else "measure",
-            environment={"stack_fingerprint": "stack", "host": worker.name},
-        )
+        return made_up(
+            task.configuration, worker.device, self._protocol, task.attempt_key,
+            step_ms=cost, outcome=fault or "ok", host=worker.name,
+        )  # fmt: skip
+
+
+def made_up(
+    configuration, device, protocol, attempt_key, *, step_ms=10.0, outcome="ok", host="host"
+):
+    """A measurement that nobody took."""
+    outcome = Outcome(outcome)
+    simulated = device.startswith("simulated:")
+    ok = outcome is Outcome.OK
+    step = StepSummary(median_ms=step_ms, mean_ms=step_ms, iqr_ms=0, p95_ms=step_ms)
+    return Measurement(
+        configuration=configuration,
+        device=device,
+        outcome=outcome,
+        protocol=protocol,
+        started_at=utc_now(),
+        duration_s=1.0,
+        attempt_key=attempt_key,
+        provenance=Provenance.SIMULATED if simulated else Provenance.MEASURED,
+        step_samples_ms=(step_ms,) * 8 if ok else (),
+        step=step if ok else None,
+        memory_mib=100.0 if ok else None,
+        missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
+        message=None if ok else f"made to end as {outcome}",
+        failed_in=None if ok else "measure",
+        environment={"stack_fingerprint": "stack", "host": host},
+    )
 
 
 class FakeLearner:
     """Picks the first candidates; remembers what it was given."""
 
-    def __init__(self):
+    def __init__(self, snapshot="snap1"):
+        self.snapshot = snapshot
         self.fits: list[Counter] = []
         self.seen_roles = set()
 
@@ -184,7 +195,7 @@ class FakeLearner:
         return [Choice(c, {"rank": i}) for i, c in enumerate(sorted(candidates)[:count])]
 
     def publish(self, registry, fields):
-        return {"id": "snap1", "folder": "snap1", "manifest": {"heads": {}, **fields}}
+        return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}
 
 
 def campaign(store, crew, learner=None, campaign_id=None, **changes):

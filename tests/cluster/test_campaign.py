@@ -7,11 +7,13 @@ from collections import Counter
 import pytest
 from campaign_crew import BUDGET, SPEC, FakeCrew, FakeLearner, campaign, labels_by_device, spec
 
-from cluster.launch import check_spec
+import cluster.campaign
+from cluster.launch import check_spec, to_resume
+from cluster.orders import order_retry, order_stop
 from cluster.telling import CampaignStopped
 from profiler.errors import CampaignError, InputError
 from profiler.pool import build_pool
-from store import Store
+from store import CampaignState, Store
 
 
 def test_a_campaign_spends_its_budget_once_and_publishes(store):
@@ -164,3 +166,70 @@ def test_the_same_seed_draws_the_same_configurations(tmp_path):
             run.run()
             drawn.append(crew.starts)
     assert drawn[0] == drawn[1]
+
+
+class OrderedAbout(FakeCrew):
+    """Somebody in another shell gives an order while the n-th measurement runs."""
+
+    def __init__(self, after, order):
+        super().__init__()
+        self._after, self._order = after, order
+
+    def start(self, worker, task, protocol):
+        super().start(worker, task, protocol)
+        if len(self.starts) == self._after:
+            self._order()
+
+
+@pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
+def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
+    monkeypatch.setattr(cluster.campaign, "TICK_S", 0.0)
+    crew = OrderedAbout(5, lambda: order_stop(store, None, state))
+    run = campaign(store, crew)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    assert store.campaign(run.id).state == state
+    assert not store.assignments(run.id, state="leased")
+    assert 4 <= labels_by_device(store, run.id).total() <= 6
+    if state is CampaignState.PAUSED:
+        campaign(store, FakeCrew(), campaign_id=to_resume(store, None).id).run()
+        assert labels_by_device(store, run.id) == BUDGET
+        with pytest.raises(InputError, match="finished already"):
+            order_stop(store, None, state)
+    else:
+        with pytest.raises(InputError, match="is cancelled"):
+            to_resume(store, run.id)
+        with pytest.raises(InputError, match="is cancelled"):
+            order_retry(store, run.id, "error")
+
+
+@pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
+def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
+    crew = FakeCrew(poison=fault)
+    run = campaign(store, crew)
+    run.run()
+    before = labels_by_device(store, run.id).total()
+    assert before == sum(BUDGET.values()) - 1
+    reports = {r.number: r.report for r in store.rounds(run.id)}
+    other = "timeout" if fault != "timeout" else "error"
+    assert order_retry(store, run.id, other)[1] == 0
+    assert store.campaign(run.id).state == "finished"
+    with pytest.raises(InputError, match="no attempt"):
+        order_retry(store, run.id, "ok")
+    retried, count = order_retry(store, run.id, fault)
+    assert (retried.state, count) == ("paused", 1)
+    again = FakeCrew()
+    campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
+    assert len(again.starts) == 1
+    assert labels_by_device(store, run.id) == BUDGET
+    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    assert {r.number for r in store.rounds(run.id)} == set(reports)
+
+
+def test_what_is_given_up_is_told(store):
+    crew = FakeCrew(poison="lost")
+    run = campaign(store, crew)
+    run.run()
+    (told,) = [e.message["message"] for e in store.events(run.id) if e.kind == "quarantined"]
+    assert "3 attempts failed, on 1 host" in told
+    assert told in crew.told

@@ -9,6 +9,7 @@ from campaign_crew import BUDGET, FakeCrew, campaign
 from test_campaign_canary import CANARY
 
 from store import Home
+from trappm import watching
 from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
 
 
@@ -56,3 +57,24 @@ def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, finished, tmp
 )
 def test_a_sparkline_scales_what_is_known(values, bars):
     assert sparkline(values) == bars
+
+
+def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, capsys):
+    facts = watching.facts(store, Home(tmp_path), finished.id)
+    assert json.loads(json.dumps(facts)) == facts
+    assert {d: n["done"] for d, n in facts["devices"].items()} == BUDGET
+    assert facts["minutes_to_go"] == 0.0
+    assert all(n["attempts_per_minute"] > 0 for n in facts["devices"].values())
+    watching.watch(store, Home(tmp_path), finished.id, once=False)  # this is no terminal
+    shown = capsys.readouterr().out
+    assert f"campaign {finished.id} (tiny): finished" in shown
+    assert "attempts/min" in shown
+
+
+def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
+    run = campaign(store, FakeCrew())
+    facts = watching.facts(store, Home(tmp_path), run.id)
+    assert facts["minutes_to_go"] is None
+    assert {n["done"] for n in facts["devices"].values()} == {0}
+    watching.watch(store, Home(tmp_path), run.id, once=True)
+    assert "paused" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`trappm campaign`: launch, resume, list, status and report."""
+"""`trappm campaign`: launch, resume, watch, pause, cancel, retry, list, status and report."""
 
 from __future__ import annotations
 
@@ -80,6 +80,59 @@ def resume(campaign_id: CampaignId = None, address: Address = None, detach: Deta
     _run(home, campaign.id, spec_of(campaign), address, detach)
 
 
+@app.command(epilog="Example: trappm campaign watch")
+def watch(
+    campaign_id: CampaignId = None,
+    once: Annotated[bool, typer.Option("--once", help="Tell how it is now, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a campaign that runs, on this machine or a cluster: rates, errors, time to go."""
+    from store import Home
+    from trappm import watching
+    from trappm.asking import store_to_read
+
+    home = Home.find()
+    with store_to_read(home) as store:
+        campaign = store.campaign(campaign_id)
+        if as_json:
+            print_json(watching.facts(store, home, campaign.id))
+        else:
+            watching.watch(store, home, campaign.id, once=once)
+
+
+@app.command(epilog="Example: trappm campaign pause")
+def pause(campaign_id: CampaignId = None) -> None:
+    """Have a campaign stop, wherever it runs; `resume` goes on with it."""
+    _stop(campaign_id, "paused", "it stops within seconds; go on with: trappm campaign resume")
+
+
+@app.command(epilog="Example: trappm campaign cancel 1a2b3c4d")
+def cancel(campaign_id: Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Its id.")]) -> None:
+    """End a campaign for good; its labels are kept."""
+    _stop(campaign_id, "cancelled", "its labels are kept; see them with: trappm campaign report")
+
+
+@app.command(epilog="Example: trappm campaign retry --outcome error")
+def retry(
+    campaign_id: CampaignId = None,
+    outcome: Annotated[
+        str, typer.Option(help="How the last attempt ended: error, timeout, ..., or lost.")
+    ] = "error",
+) -> None:
+    """Give what a campaign gave up another chance, and measure it with the next `resume`."""
+    from cluster.orders import order_retry
+    from store import Home, Store
+
+    with Store.open(Home.open().database_url) as store:
+        campaign, count = order_retry(store, campaign_id, outcome)
+    if not count:
+        typer.echo(f"campaign {campaign.id} gave nothing up whose last attempt ended as {outcome}")
+        return
+    typer.echo(
+        f"{count} assignments wait again; measure them with: trappm campaign resume {campaign.id}"
+    )
+
+
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
@@ -126,6 +179,15 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
         print_json(facts)
     else:
         report.print_report(facts)
+
+
+def _stop(campaign_id: str | None, state: str, told: str) -> None:
+    from cluster.orders import order_stop
+    from store import CampaignState, Home, Store
+
+    with Store.open(Home.open().database_url) as store:
+        campaign = order_stop(store, campaign_id, CampaignState(state))
+    typer.echo(f"campaign {campaign.id} is {state}: {told} {campaign.id}")
 
 
 def _run(

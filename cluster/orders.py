@@ -1,0 +1,59 @@
+"""Orders to a campaign from any shell that reaches its label store: pause, cancel, try again.
+
+A campaign that runs, on whichever node, looks at its state in the store once a second, and stops
+when that does not say that it is running.
+"""
+
+from __future__ import annotations
+
+from cluster.launch import ENDED
+from profiler.errors import InputError
+from profiler.records import Outcome
+from store import CampaignRecord, CampaignState, Store
+
+LOST = "lost"
+"""Instead of an outcome: no attempt came to an end."""
+
+
+def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
+    """Has a campaign paused or cancelled; what is being measured is given up.
+
+    Raises:
+        InputError: there is no such campaign, or it has ended.
+    """
+    campaign = store.campaign(campaign_id)
+    if campaign.state in ENDED:
+        raise InputError(f"campaign {campaign.id} is {campaign.state} already")
+    store.set_campaign_state(campaign.id, state)
+    store.log_event(campaign.id, "order", {"message": f"asked to be {state}"})
+    store.release_leases(campaign.id)
+    return store.campaign(campaign.id)
+
+
+def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[CampaignRecord, int]:
+    """Gives another chance to what was given up, or settled without a label.
+
+    Args:
+        outcome: only those whose last attempt ended so, or "lost": those that no attempt ended.
+
+    Returns:
+        The campaign, paused if it had finished, and how many assignments wait again.
+
+    Raises:
+        InputError: no such campaign or outcome; the campaign was cancelled or is running.
+    """
+    if outcome not in {LOST, *Outcome} - {Outcome.OK}:
+        known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
+        raise InputError(f"no attempt that can be tried again ends as {outcome!r}, but as {known}")
+    campaign = store.campaign(campaign_id)
+    if campaign.state in {CampaignState.CANCELLED, CampaignState.RUNNING}:
+        raise InputError(
+            f"campaign {campaign.id} is {campaign.state}; pause a running one first, with: "
+            f"trappm campaign pause {campaign.id}"
+        )
+    count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+    if count:
+        store.set_campaign_state(campaign.id, CampaignState.PAUSED)
+        told = f"{count} assignments wait again whose last attempt ended as {outcome}"
+        store.log_event(campaign.id, "order", {"message": told})
+    return store.campaign(campaign.id), count

@@ -1,0 +1,276 @@
+"""A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
+
+Run as a program of its own, since Ray reads its environment when it is imported:
+
+    python tests/cluster/emulated_cluster.py SCENARIO FOLDER
+
+It prints what came of the campaign as one line of JSON. Ray, the crew, the machine and the store
+are the real ones; profilers answer at once, and learners learn nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ |= {
+    "RAY_AUTH_MODE": "disabled",  # everything listens on loopback, for a minute
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+
+import ray  # noqa: E402
+from campaign_crew import FakeLearner, made_up, template  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import cluster.campaign  # noqa: E402
+from cluster.campaign import Campaign  # noqa: E402
+from cluster.crew import ProfiledGraph  # noqa: E402
+from cluster.ray_crew import RayCrew  # noqa: E402
+from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from cluster.spec import CampaignSpec  # noqa: E402
+from store import Store  # noqa: E402
+
+A100, V100 = "simulated:a100", "simulated:v100"
+POISON = "vgg11"
+"""The architecture that kills every profiler that it meets."""
+
+
+class MadeUpProfiler:
+    """Measures nothing, and answers after `MEASURE_S` seconds; dies of poison."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def is_there(self):
+        pass
+
+    def describe(self):
+        host = ray.get_runtime_context().get_node_id()
+        gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+        return {"host": host, "gpus": gpus, "fingerprint": "stack"}
+
+    def measure(self, configuration, protocol, attempt_key):
+        time.sleep(float(os.environ.get("MEASURE_S", "0")))
+        if configuration.architecture == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        host = ray.get_runtime_context().get_node_id()
+        return made_up(
+            configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
+        )
+
+
+class MadeUpCrew(RayCrew):
+    """The real crew, with such profilers."""
+
+    def profile(self, pairs):
+        for architecture, size in pairs:
+            yield ProfiledGraph(architecture, size, template(), None)
+
+
+def spec(
+    labels, *, architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto")
+):
+    """A campaign of about so many labels, two thirds of them on A100s."""
+    share = max(4, labels // 12)
+    groups = [{"architectures": list(architectures), "batch_sizes": list(range(1, 2 * labels)),
+               "input_sizes": [64]}]  # fmt: skip
+    return CampaignSpec.model_validate({
+        "name": "emulated", "devices": {"source": A100, "target": V100},
+        "evaluation": {"source": share, "target": share // 2, "architecture_share": 0.3},
+        "initial": {"source": 2 * share, "target": share},
+        "rounds": {"count": 5, "source": share, "target": share // 2},
+        "pool": {"groups": groups},
+    })  # fmt: skip
+
+
+@contextlib.contextmanager
+def emulated(nodes):
+    """A cluster with a head that measures nothing, and these (label, GPUs) nodes."""
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where it notes its address
+    with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder:
+        shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder},
+        )
+        made.shared = shared
+        try:
+            ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
+                     log_to_driver=False)  # fmt: skip
+            made.measuring = [add(made, *node) for node in nodes]
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def add(made, label, gpus):
+    return made.add_node(
+        num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False, **made.shared
+    )
+
+
+def play(url, plan, faults=lambda told: None, learner=None):
+    """Runs a campaign on the cluster that is up; faults happen in a thread beside it.
+
+    Args:
+        faults: called with a function that tells how many attempts are recorded.
+    """
+    with Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        crew = MadeUpCrew(plan.devices.keys, may_grow=True, profiler=MadeUpProfiler)
+        recorded = []
+        keep = Campaign._keep
+
+        def note(self, finished):
+            keep(self, finished)
+            if finished.measurement is not None:
+                host = finished.measurement.environment["host"]
+                recorded.append((time.monotonic(), finished.worker.device, host))
+
+        Campaign._keep = note
+        campaign = Campaign(
+            store=store, campaign_id=record.id, spec=plan, crew=crew,
+            learner=learner or FakeLearner(), snapshots=Path("unused"),
+        )  # fmt: skip
+        thread = threading.Thread(target=faults, args=(recorded,), daemon=True)
+        thread.start()
+        begin = time.monotonic()
+        campaign.run()
+        seconds = time.monotonic() - begin
+        thread.join(60)
+        Campaign._keep = keep
+        return {
+            "budget": {d: plan.budget(d) for d in plan.devices.keys},
+            "labels": Counter(label.device for label in store.campaign_labels(record.id)),
+            "states": Counter(str(a.state) for a in store.assignments(record.id)),
+            "outcomes": store.outcome_counts(record.id),
+            "rounds": [str(r.state) for r in store.rounds(record.id)],
+            "state": str(store.campaign(record.id).state),
+            "events": [[e.kind, e.message["message"]] for e in store.events(record.id)],
+            "workers": len({host for _, _, host in recorded}),
+            "hosts": len({host.split()[0] for _, _, host in recorded}),
+            "seconds": seconds,
+            "measuring_s": recorded[-1][0] - recorded[0][0],
+        }
+
+
+def wait_for(recorded, count, device=None):
+    """Waits until so many attempts (on this device) are recorded."""
+    deadline = time.monotonic() + 240
+    while sum(device in {None, d} for _, d, _ in list(recorded)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{count} attempts are not there: {len(recorded)}")
+        time.sleep(0.02)
+
+
+def first_after(recorded, moment, device=None, hosts=None):
+    """Seconds from a moment to the first attempt that is recorded after it."""
+    for _ in range(6000):
+        for at, d, host in list(recorded):
+            if at > moment and device in {None, d} and (hosts is None or host.split()[0] in hosts):
+                return at - moment
+        time.sleep(0.02)
+    raise TimeoutError("nothing was recorded any more")
+
+
+def profilers():
+    """Process ids of the profiler actors."""
+    import psutil
+
+    return [p.pid for p in psutil.process_iter(["cmdline"])
+            if "ray::MadeUpProfiler" in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+
+
+NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
+
+
+def calm(url):
+    with emulated(NODES):
+        return play(url, spec(60))
+
+
+def node_comes_late(url):
+    told = {}
+    with emulated(NODES[:2]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 12, A100)
+            assert not [d for _, d, _ in recorded if d == V100]
+            moment = time.monotonic()
+            add(made, "V100", 1)
+            told["recovery_s"] = first_after(recorded, moment, V100)
+
+        return play(url, spec(60), faults) | told
+
+
+def node_lost(url, graceful=False):
+    told = {}
+    with emulated([*NODES, ("V100", 1)]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 10)
+            moment = time.monotonic()
+            made.remove_node(made.measuring[2], allow_graceful=graceful)
+            made.remove_node(made.measuring[1], allow_graceful=graceful)
+            told["recovery_s"] = first_after(recorded, moment)
+
+        return play(url, spec(150), faults) | told
+
+
+def worker_killed(url):
+    told = {}
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGKILL)
+            told["recovery_s"] = first_after(recorded, time.monotonic(), V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def worker_frozen(url):
+    told = {}
+    cluster.campaign.LEASE_S = 30.0
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGSTOP)
+            told["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def poisoned(url):
+    with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
+        few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
+        return play(url, few)
+
+
+SCENARIOS = {f.__name__: f for f in (
+    calm, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned,
+)}  # fmt: skip
+
+
+if __name__ == "__main__":
+    scenario, database = sys.argv[1:]
+    sys.stdout.write(json.dumps(SCENARIOS[scenario](database)) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # whatever is still frozen
