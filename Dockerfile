@@ -1,0 +1,37 @@
+# TraPPM with everything that it needs baked in, for heads and GPU workers alike: nothing is
+# downloaded when a node starts.
+#   docker build -t trappm .
+#   docker run --rm --gpus all trappm python -m profiler measure resnet18 --device cuda:0
+# The wheels built with CUDA 12.6 know the A100 and the V100; they bring CUDA along, so the host
+# needs NVIDIA's driver and container toolkit only. For a head without a GPU, a much smaller image:
+#   docker build -t trappm --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+FROM python:3.12-slim
+
+# KubeRay probes its pods with wget, and torch needs libgomp.
+RUN apt-get update -q \
+    && apt-get install -q -y --no-install-recommends wget libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
+
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cu126
+WORKDIR /opt/trappm
+# First what rarely changes, so that a new version of TraPPM does not fetch torch again.
+COPY constraints.txt ./
+RUN pip install --no-cache-dir -c constraints.txt --index-url "$TORCH_INDEX" torch torchvision
+COPY pyproject.toml README.md LICENSE ./
+COPY cluster cluster
+COPY learner learner
+COPY profiler profiler
+COPY store store
+COPY trappm trappm
+RUN pip install --no-cache-dir -c constraints.txt . 'ray[default]' 'psycopg[binary]'
+
+# No reports to Ray's makers, nobody without the token, and workers that give way to nobody.
+ENV RAY_AUTH_MODE=token \
+    RAY_USAGE_STATS_ENABLED=0 \
+    RAY_worker_niceness=0 \
+    RAY_memory_monitor_refresh_ms=0 \
+    TRAPPM_HOME=/data
+
+RUN useradd --uid 1000 --create-home trappm && mkdir /data && chown trappm /data
+USER trappm
+WORKDIR /home/trappm

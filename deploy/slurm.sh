@@ -1,0 +1,49 @@
+#!/bin/bash
+# A labelling campaign inside a Slurm allocation: one Ray node on each of its hosts, all GPUs of each.
+#   sbatch deploy/slurm.sh campaign.yaml
+# Run out of time it is paused, and the next `sbatch` of the same line goes on. TraPPM stands in a
+# virtual environment on a file system that all hosts see, and so does the data folder.
+#
+#SBATCH --job-name=trappm
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=1
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@300
+
+set -euo pipefail
+
+campaign=${1:?"which campaign? sbatch deploy/slurm.sh campaign.yaml"}
+venv=${TRAPPM_VENV:-$PWD/.venv}
+export TRAPPM_HOME=${TRAPPM_HOME:-$PWD/trappm-home}
+export PATH=$venv/bin:$PATH
+
+export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+export RAY_worker_niceness=0 RAY_memory_monitor_refresh_ms=0
+# Known to this job only, and to nobody who lists processes.
+RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
+export RAY_AUTH_TOKEN
+
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts[0]}
+port=$((20000 + SLURM_JOB_ID % 20000))
+
+srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+  ray start --head --node-ip-address="$head" --port="$port" --include-dashboard=false --block &
+for _ in $(seq 60); do
+  ray health-check --address "$head:$port" >/dev/null 2>&1 && break
+  sleep 2
+done
+if [ "${#hosts[@]}" -gt 1 ]; then
+  workers=$(IFS=,; echo "${hosts[*]:1}")
+  srun --nodes=$((${#hosts[@]} - 1)) --ntasks=$((${#hosts[@]} - 1)) --nodelist="$workers" \
+    --overlap ray start --address="$head:$port" --block &
+fi
+
+# Slurm's warning, five minutes before the end, pauses the campaign; nothing recorded is lost.
+trap 'trappm campaign pause || true' TERM
+trappm campaign launch "$campaign" --address "$head:$port" &
+wait $! || wait $! || true
+kill $(jobs -p) 2>/dev/null || true
+wait
