@@ -105,6 +105,11 @@ class CampaignLearner:
             )
         ]
 
+    @property
+    def embeddings(self) -> npt.NDArray[np.float32]:
+        """Of the pool, in its order (n, width)."""
+        return self._embeddings
+
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 

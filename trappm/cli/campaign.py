@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.errors import InputError
-from trappm.cli import replay
+from trappm.cli import explain, replay
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command(
     epilog="Example: trappm campaign replay --labels labels.csv --strategy random,ours --seeds 3"
 )(replay.replay)
+app.command(epilog="Example: trappm campaign explain --png map.png")(explain.explain)
 
 Address = Annotated[
     str | None,

@@ -1,0 +1,123 @@
+"""Why a campaign chose what it chose: reasons come back from the store, the map has every kind."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.learning import CampaignLearner
+from cluster.spec import parse_spec
+from learner.presets import LAPTOP, PRESETS
+from profiler.errors import InputError
+from profiler.records import Configuration
+from store import Home, PlannedAssignment, Store
+from trappm.cli import run
+from trappm.explaining import explain
+
+SPEC = """
+name: explained
+devices: {source: cpu-2t}
+evaluation: {source: 2}
+initial: {source: 4}
+rounds: {count: 1, source: 2}
+pool:
+  groups:
+    - {architectures: [test_resnet, test_vit, test_efficientnet], batch_sizes: [1, 2, 4],
+       input_sizes: [64]}
+"""
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """The laptop preset with an encoder that hardly learns: where points lie does not matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, hasty):
+    from profiler.static import graph_template
+
+    folder = tmp_path_factory.mktemp("home")
+    home = Home(folder)
+    spec = parse_spec(SPEC, origin="the test")
+    templates = {
+        name: graph_template(name, 64).to_bytes()
+        for name in ("test_resnet", "test_vit", "test_efficientnet")
+    }
+    pool = [
+        (Configuration(architecture=name, batch_size=batch, input_size=64), templates[name])
+        for name in templates
+        for batch in (1, 2, 4)
+    ]
+    with Store.open(home.database_url) as store:
+        for name, template in templates.items():
+            store.save_graph(name, 64, template, None)
+        campaign = store.create_campaign(spec.name, spec.model_dump(mode="json"), spec.seed)
+        held_out = "test_vit"
+        store.set_campaign_pool(campaign.id, [(c, c.architecture == held_out) for c, _ in pool])
+        learner = CampaignLearner(
+            preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
+            cache=home.campaigns / campaign.id,
+        )  # fmt: skip
+        ordered = [(c, templates[c.architecture]) for c, _ in store.campaign_pool(campaign.id)]
+        learner.set_pool(ordered, lambda done, total: None)
+        ids = [c.id for c, _ in pool if c.architecture != held_out]
+        choices = learner.choose("cpu-2t", 2, candidates=ids, labelled=[], seed=(1,))
+        by_id = {c.id: c for c, _ in pool}
+        store.plan_round(
+            campaign.id, 0, "acquired",
+            [
+                PlannedAssignment(
+                    configuration=by_id[c.configuration_id], device="cpu-2t", role="train",
+                    rank=rank, reason=dict(c.reason),
+                )
+                for rank, c in enumerate(choices)
+            ],
+        )  # fmt: skip
+    return home
+
+
+def test_reasons_come_back_and_the_next_picks_are_others(home):
+    with Store.open(home.database_url) as store:
+        facts = explain(store, home, store.campaign(None).id, device=None, count=2)
+    assert facts["strategy"] == "ours"
+    assert [c["reason"]["rank"] for c in facts["chosen"]] == [0, 1]
+    assert all(c["reason"]["variance_reduction"] > 0 for c in facts["chosen"])
+    assert facts["wanted"][0]["reason"]["distance_to_nearest_label"] >= 0
+    chosen, wanted = ({c["configuration"] for c in facts[key]} for key in ("chosen", "wanted"))
+    assert len(wanted) == 2
+    assert not chosen & wanted
+
+
+def test_the_map_has_every_configuration_once(home):
+    with Store.open(home.database_url) as store:
+        facts = explain(store, home, store.campaign(None).id, device=None, count=2)
+    kinds = [p["kind"] for p in facts["map"]]
+    assert len(kinds) == 9
+    assert {k: kinds.count(k) for k in set(kinds)} == {
+        "held out": 3, "pending": 2, "wanted": 2, "pool": 2,
+    }  # fmt: skip
+    assert np.isfinite([[p["x"], p["y"]] for p in facts["map"]]).all()
+
+
+def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TRAPPM_HOME", str(home.path))
+    assert run(["campaign", "explain", "--png", str(tmp_path / "map.png")], debug=True) == 0
+    printed = capsys.readouterr().out
+    assert "most wanted now" in printed
+    assert "X wanted" in printed
+    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+    assert run(["campaign", "explain", "--json"], debug=True) == 0
+    assert len(json.loads(capsys.readouterr().out)["map"]) == 9
+
+
+def test_what_cannot_be_explained_is_told(home, tmp_path):
+    with Store.open(home.database_url) as store:
+        id_ = store.campaign(None).id
+        with pytest.raises(InputError, match="it does on: cpu-2t"):
+            explain(store, home, id_, device="a100", count=2)
+        with pytest.raises(InputError, match="has not encoded"):
+            explain(store, Home(tmp_path), id_, device=None, count=2)
