@@ -203,6 +203,11 @@ def calm(url):
         return play(url, spec(60))
 
 
+def busy(url):
+    with emulated(NODES):
+        return play(url, spec(int(os.environ["LABELS"])))
+
+
 def node_comes_late(url):
     told = {}
     with emulated(NODES[:2]) as made:
@@ -265,7 +270,7 @@ def poisoned(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned,
+    calm, busy, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned,
 )}  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""Campaigns on an emulated Ray cluster of several nodes, while its nodes and workers fail.
+
+Each is a program of its own (`emulated_cluster`), with the real Ray, crew, machine and store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def play(tmp_path):
+    def run(scenario, measure_s=0.1):
+        result = subprocess.run(
+            [sys.executable, Path(__file__).with_name("emulated_cluster.py"), scenario,
+             f"sqlite:///{tmp_path / 'labels.db'}"],
+            env=os.environ | {"MEASURE_S": str(measure_s)},
+            capture_output=True, text=True, check=False, timeout=800,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+def is_whole(told):
+    """All of the budget is there, once, and every round is closed."""
+    assert told["state"] == "finished"
+    assert told["labels"] == told["budget"]
+    assert told["states"] == {"done": sum(told["budget"].values())}
+    assert set(told["rounds"]) == {"closed"}
+    return True
+
+
+def test_every_gpu_of_every_node_has_a_worker(play):
+    told = play("calm", measure_s=1.0)
+    assert is_whole(told)
+    assert told["workers"] == 4
+    assert told["hosts"] == 3
+
+
+def test_a_node_that_joins_late_is_used_without_a_restart(play):
+    told = play("node_comes_late")
+    assert is_whole(told)
+
+
+@pytest.mark.parametrize("scenario", ["node_lost", "worker_killed", "worker_frozen"])
+def test_what_is_lost_is_measured_elsewhere(play, scenario):
+    told = play(scenario)
+    assert is_whole(told)
+    lost = [message for kind, message in told["events"] if kind == "lost"]
+    if scenario == "worker_frozen":
+        assert any("has not answered" in message for message in lost)
+    else:
+        assert lost
+
+
+def test_a_poisoned_configuration_is_given_up_after_its_third_host(play):
+    told = play("poisoned")
+    assert told["state"] == "finished"
+    given_up = [message for kind, message in told["events"] if kind == "quarantined"]
+    assert given_up
+    assert all("vgg11" in message for message in given_up)
+    on_a100 = [message for message in given_up if "a100" in message]
+    assert all("3 attempts failed, on 3 hosts" in message for message in on_a100)
+    assert told["states"]["failed"] == len(given_up)
+    total = sum(told["budget"].values())
+    assert told["states"]["done"] == total - len(given_up)
