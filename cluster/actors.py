@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from cluster.campaign import Campaign
+from cluster.crew import Crew, Learner
 from cluster.learning import CampaignLearner
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
@@ -28,9 +29,10 @@ from cluster.spec import CampaignSpec
 from cluster.telling import CampaignStopped
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
+from store import CampaignState, Home, Patience, Store
 
-LINGER_S = 5.0
-"""How long a campaign that has ended answers its watchers."""
+LINGER_S = 60.0
+"""How long a detached campaign that has ended answers its watchers."""
 
 
 class ProfilerActor:
@@ -97,7 +99,7 @@ class CampaignActor:
         home: the data folder.
         campaign_id: which campaign.
         spec: of the campaign.
-        may_grow: nodes may join the cluster later.
+        may_grow: it is detached, on a cluster that nodes may join later.
     """
 
     def __init__(self, home: Path, campaign_id: str, spec: CampaignSpec, may_grow: bool) -> None:
@@ -142,14 +144,12 @@ class CampaignActor:
             self._ended.set_result(self._run())
         except BaseException as error:
             self._ended.set_exception(error)
-        time.sleep(LINGER_S)  # whoever watches is to see the end
-        ray.kill(ray.get_runtime_context().current_actor)
+        if self._may_grow:  # on this machine alone it ends with the command that started it
+            time.sleep(LINGER_S)
+            ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self) -> bool:
-        from store import CampaignState, Home, Patience, Store
-
         home = Home(self._home_path)
-        spec = self._spec
         patience = Patience(tell=self._tell)
         with (
             campaign_lock(home, self._campaign_id),
@@ -161,20 +161,12 @@ class CampaignActor:
                 and store.campaign_state(self._campaign_id) != CampaignState.RUNNING
             ):
                 return False  # it was stopped while it was not there
-            crew = RayCrew(spec.devices.keys, may_grow=self._may_grow)
-            learner = LearnerProxy(
-                preset=spec.learner,
-                strategy=spec.strategy,
-                source=spec.devices.source,
-                seed=spec.seed,
-                cache=home.campaigns / self._campaign_id,
-            )
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,
-                spec=spec,
-                crew=crew,
-                learner=learner,
+                spec=self._spec,
+                crew=self._crew(),
+                learner=self._learner(home),
                 snapshots=home.snapshots,
                 watch=self._watch,
             )
@@ -185,6 +177,18 @@ class CampaignActor:
             except CampaignStopped:
                 return False
             return True
+
+    def _crew(self) -> Crew:
+        return RayCrew(self._spec.devices.keys, may_grow=self._may_grow)
+
+    def _learner(self, home: Home) -> Learner:
+        return LearnerProxy(
+            preset=self._spec.learner,
+            strategy=self._spec.strategy,
+            source=self._spec.devices.source,
+            seed=self._spec.seed,
+            cache=home.campaigns / self._campaign_id,
+        )
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress

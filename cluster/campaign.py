@@ -64,6 +64,9 @@ LEASE_S = 180.0
 
 TICK_S = 1.0
 
+THINKING_S = 0.1
+"""So long measurements are waited for while the learner's answer may come."""
+
 SHOWN = 4
 """So many of the measurements that run are told."""
 
@@ -169,7 +172,8 @@ class Campaign:
             self._follow_workers()
             if stalled := self._machine.stalled():
                 self._wait_for_workers(stalled)
-            for finished in self.crew.wait(timeout_s=TICK_S):
+            patience_s = THINKING_S if self._thinker.is_busy else TICK_S
+            for finished in self.crew.wait(timeout_s=patience_s):
                 self._take(finished)
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
 
@@ -206,6 +210,7 @@ class Campaign:
                 self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
                 self._known.pop(worker.name, None)
+                self._canaries.forget(worker)
                 self.crew.dismiss(worker)
                 self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
             case GiveUp(assignment_id, why):

@@ -225,6 +225,7 @@ class RayCrew:
     def wait(self, timeout_s: float) -> Sequence[Finished]:
         awaited = [*self._running, *self._joining]
         if not awaited:
+            time.sleep(min(timeout_s, POLL_S))
             return []
         ray.wait(awaited, timeout=timeout_s)
         if not self._running:

@@ -25,9 +25,16 @@ class LearnerProxy:
 
     One that died is started again, is told what the dead one knew (its encoder is on disk, and its
     heads are trained again), and is asked again what killed the other.
+
+    Args:
+        learner: the class of the actor, if it is not `cluster.actors.LearnerActor`.
+        arguments: of that class.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, learner: type[Any] | None = None, **arguments: Any) -> None:
+        from cluster.actors import LearnerActor
+
+        self._class = ray.remote(learner or LearnerActor)
         self._arguments = arguments
         self._lives = LIVES
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
@@ -68,10 +75,8 @@ class LearnerProxy:
         return info
 
     def _start(self) -> Any:
-        from cluster.actors import LearnerActor
-
         options = {**here(), "max_concurrency": 2}
-        return ray.remote(LearnerActor).options(**options).remote(**self._arguments)
+        return self._class.options(**options).remote(**self._arguments)
 
     def _call(
         self, method: str, *arguments: Any, on_progress: OnProgress | None = None, **keywords: Any

@@ -58,6 +58,11 @@ class Thinker:
             self._teller.stop.set()  # the learner hears of it with its next progress
         self._thread.shutdown()
 
+    @property
+    def is_busy(self) -> bool:
+        """An answer is still to be handed on."""
+        return self._asked is not None
+
     def prepare(self, store: Store, pool: Sequence[tuple[Configuration, bool]]) -> None:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}

@@ -31,17 +31,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
+import psutil  # noqa: E402
 import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import cluster.campaign  # noqa: E402
+from cluster.actors import CampaignActor  # noqa: E402
 from cluster.campaign import Campaign  # noqa: E402
 from cluster.crew import ProfiledGraph  # noqa: E402
 from cluster.ray_crew import RayCrew  # noqa: E402
-from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from cluster.ray_learner import LearnerProxy  # noqa: E402
+from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE, here  # noqa: E402
 from cluster.spec import CampaignSpec  # noqa: E402
-from store import Store  # noqa: E402
+from store import Home, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
 POISON = "vgg11"
@@ -70,6 +73,35 @@ class MadeUpProfiler:
         return made_up(
             configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
         )
+
+
+class MadeUpLearner:
+    """Learns nothing; dies of its first choice, if there is a path to note that at."""
+
+    def __init__(self, dies_once):
+        self._learner = FakeLearner()
+        self._dies_once = dies_once and Path(dies_once)
+
+    def progress(self):
+        return 0, 0
+
+    def call(self, method, arguments, keywords):
+        if method == "choose" and self._dies_once and not self._dies_once.exists():
+            self._dies_once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if method in {"set_pool", "fit"}:
+            keywords = {**keywords, "on_progress": lambda done, total: None}
+        return getattr(self._learner, method)(*arguments, **keywords)
+
+
+class MadeUpCampaignActor(CampaignActor):
+    """The campaign of the real actor, with a crew and a learner that make everything up."""
+
+    def _crew(self):
+        return MadeUpCrew(self._spec.devices.keys, may_grow=True, profiler=MadeUpProfiler)
+
+    def _learner(self, home):
+        return LearnerProxy(learner=MadeUpLearner, dies_once=None)
 
 
 class MadeUpCrew(RayCrew):
@@ -153,19 +185,25 @@ def play(url, plan, faults=lambda told: None, learner=None):
         seconds = time.monotonic() - begin
         thread.join(60)
         Campaign._keep = keep
-        return {
-            "budget": {d: plan.budget(d) for d in plan.devices.keys},
-            "labels": Counter(label.device for label in store.campaign_labels(record.id)),
-            "states": Counter(str(a.state) for a in store.assignments(record.id)),
-            "outcomes": store.outcome_counts(record.id),
-            "rounds": [str(r.state) for r in store.rounds(record.id)],
-            "state": str(store.campaign(record.id).state),
-            "events": [[e.kind, e.message["message"]] for e in store.events(record.id)],
+        return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),
             "seconds": seconds,
             "measuring_s": recorded[-1][0] - recorded[0][0],
         }
+
+
+def summary(store, campaign_id, plan):
+    """What the store tells of a campaign that has ended."""
+    return {
+        "budget": {d: plan.budget(d) for d in plan.devices.keys},
+        "labels": Counter(label.device for label in store.campaign_labels(campaign_id)),
+        "states": Counter(str(a.state) for a in store.assignments(campaign_id)),
+        "outcomes": store.outcome_counts(campaign_id),
+        "rounds": [str(r.state) for r in store.rounds(campaign_id)],
+        "state": str(store.campaign(campaign_id).state),
+        "events": [[e.kind, e.message["message"]] for e in store.events(campaign_id)],
+    }
 
 
 def wait_for(recorded, count, device=None):
@@ -187,12 +225,10 @@ def first_after(recorded, moment, device=None, hosts=None):
     raise TimeoutError("nothing was recorded any more")
 
 
-def profilers():
-    """Process ids of the profiler actors."""
-    import psutil
-
+def processes(name):
+    """Ids of the processes of Ray actors of this class."""
     return [p.pid for p in psutil.process_iter(["cmdline"])
-            if "ray::MadeUpProfiler" in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+            if name in " ".join(p.info["cmdline"] or [])]  # fmt: skip
 
 
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
@@ -263,6 +299,48 @@ def worker_frozen(url):
         return play(url, spec(100), faults) | told
 
 
+def learner_killed(url):
+    with emulated(NODES), tempfile.TemporaryDirectory() as folder:
+        flag = Path(folder, "died")
+        learner = LearnerProxy(learner=MadeUpLearner, dies_once=str(flag))
+        told = play(url, spec(60), learner=learner)
+        return told | {"died": flag.exists()}
+
+
+def campaign_killed(url):
+    """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
+    home = Home(Path(url.removeprefix("sqlite:///")).parent)
+    plan = spec(100)
+    with emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        options = {"lifetime": "detached", "name": "campaign", "max_restarts": 5, **here()}
+        options |= {"max_concurrency": 4}
+        actor = ray.remote(MadeUpCampaignActor).options(**options)
+        actor = actor.remote(home.path, record.id, plan, True)
+        recovery_s = []
+        for count in (20, 60):
+            wait_until(lambda count=count: attempts(store, record.id) >= count)
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGKILL)
+            moment, before = time.monotonic(), attempts(store, record.id)
+            wait_until(lambda before=before: attempts(store, record.id) > before)
+            recovery_s.append(time.monotonic() - moment)
+        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def attempts(store, campaign_id):
+    by_device = store.outcome_counts(campaign_id).values()
+    return sum(sum(counts.values()) for counts in by_device)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def poisoned(url):
     with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
         few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
@@ -270,7 +348,8 @@ def poisoned(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, busy, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned,
+    calm, busy, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned, learner_killed,
+    campaign_killed,
 )}  # fmt: skip
 
 

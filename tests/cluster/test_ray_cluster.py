@@ -74,3 +74,13 @@ def test_a_poisoned_configuration_is_given_up_after_its_third_host(play):
     assert told["states"]["failed"] == len(given_up)
     total = sum(told["budget"].values())
     assert told["states"]["done"] == total - len(given_up)
+
+
+def test_a_learner_that_died_is_started_again_and_told_what_it_knew(play):
+    told = play("learner_killed")
+    assert is_whole(told)
+    assert told["died"]
+
+
+def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
+    assert is_whole(play("campaign_killed"))
