@@ -5,13 +5,15 @@
 
 Kernels are traced once and kept in FOLDER, so that an interrupted run goes on. Each seed holds a
 fifth of the architectures out (or of the families) and says the mean and median absolute
-percentage error there.
+percentage error there. With --head the whole head is judged, residual and interval included,
+beside the prior alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from learner.device_specs import spec_of
+from learner.estimator import Estimate, Targets
+from learner.head import Head, Ours
+from learner.prior import Prior
 from learner.step_time import StepTimePrior
 from learner.workload import Workload
 from profiler.errors import TrappmError
@@ -170,23 +175,59 @@ def errors(measured: Array, log_predicted: Array) -> tuple[float, float]:
     return float(off.mean()), float(np.median(off))
 
 
-def judge(labels: Labels, source: Source, split: str, seeds: tuple[int, ...]) -> dict[str, object]:
-    """The prior without labels, and fitted, on what is held out."""
+def judge(
+    labels: Labels, source: Source, split: str, seeds: tuple[int, ...], head: bool
+) -> dict[str, object]:
+    """The prior without labels, fitted, and if wanted the whole head, on what is held out."""
     start = StepTimePrior(spec_of(source.device))
     found: dict[str, list[tuple[float, float]]] = {"from the specification": [], "fitted": []}
-    fit_s = []
+    fit_s, covered = [], []
     for seed in seeds:
         test = held_out(labels.groups(split), seed)
         unseen = [w for w, t in zip(labels.workloads, test, strict=True) if t]
+        measured = labels.step_time_ms[test]
         begin = time.process_time()
-        fitted = start.refit(*_labelled(labels, ~test))
+        if head:
+            fitted_head = _head(labels, ~test, start, seed)
+            fitted, said_of = fitted_head.prior, fitted_head.predict(unseen)
+            found.setdefault("with residual", []).append(errors(measured, np.log(said_of.median)))
+            covered.append(_coverage(measured, said_of))
+        else:
+            fitted = start.refit(*_labelled(labels, ~test))
         fit_s.append(time.process_time() - begin)
         for said, prior in (("from the specification", start), ("fitted", fitted)):
-            found[said].append(errors(labels.step_time_ms[test], prior.log_values(unseen)))
-    return {**_mean(found), "fit_cpu_s": round(float(np.mean(fit_s)), 1)}
+            found[said].append(errors(measured, prior.log_values(unseen)))
+        _tell(seed, found)
+    coverage = {"coverage": round(float(np.mean(covered)), 1)} if head else {}
+    return {**_mean(found), **coverage, "fit_cpu_s": round(float(np.mean(fit_s)), 1)}
 
 
-def transfer(old: Labels, new: Labels, seeds: tuple[int, ...]) -> dict[str, object]:
+def _head(
+    labels: Labels,
+    chosen: npt.NDArray[np.bool_],
+    prior: StepTimePrior,
+    seed: int,
+    start: Head[Prior] | None = None,
+) -> Head[Prior]:
+    """A head trained on these rows, its folds divided by architecture."""
+    workloads, log_values = _labelled(labels, chosen)
+    values = np.exp(log_values)
+    groups = labels.groups("architectures")[chosen].tolist()
+    targets = Targets(values, np.full(len(values), np.nan), groups)
+    return Ours(prior).fit(workloads, targets, np.random.default_rng(seed), start)
+
+
+def _coverage(measured: Array, said: Estimate) -> float:
+    assert said.low is not None and said.high is not None  # noqa: PT018  (ours has both)
+    return 100 * float(np.mean((said.low <= measured) & (measured <= said.high)))
+
+
+def _tell(seed: int, found: dict[str, list[tuple[float, float]]]) -> None:
+    last = {said: [round(number, 2) for number in rows[-1]] for said, rows in found.items()}
+    print(json.dumps({"seed": seed, **last}), file=sys.stderr, flush=True)
+
+
+def transfer(old: Labels, new: Labels, seeds: tuple[int, ...], head: bool) -> dict[str, object]:
     """From RTX 3090 to RTX 4090: constants of the old one refitted with k labels of the new one.
 
     Old labels of the architectures that are judged are not used either.
@@ -199,6 +240,7 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...]) -> dict[str, obje
         unseen = [w for w, t in zip(new.workloads, test, strict=True) if t]
         known = ~np.isin(old.groups("architectures"), names[test])
         source = StepTimePrior(first).refit(*_labelled(old, known))
+        old_head = _head(old, known, StepTimePrior(first), seed) if head else None
         moved = StepTimePrior(second).started_from(source)
         order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
         for count in TRANSFER_LABELS:
@@ -211,6 +253,16 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...]) -> dict[str, obje
             ):
                 row = found.setdefault(f"{count} labels, {said}", [])
                 row.append(errors(new.step_time_ms[test], prior.log_values(unseen)))
+            for said, begin in (
+                ("head from the old device", old_head),
+                ("head from scratch", None),
+            ):
+                if head:
+                    new_head = _head(new, drawn, StepTimePrior(second), seed, begin)
+                    row = found.setdefault(f"{count} labels, {said}", [])
+                    median = new_head.predict(unseen).median
+                    row.append(errors(new.step_time_ms[test], np.log(median)))
+        _tell(seed, found)
     return _mean(found)
 
 
@@ -236,6 +288,7 @@ def main() -> None:
     parser.add_argument("--labels", choices=SOURCES, default="train")
     parser.add_argument("--split", choices=("architectures", "families"), default="architectures")
     parser.add_argument("--transfer", action="store_true", help="from RTX 3090 to 4090, inference")
+    parser.add_argument("--head", action="store_true", help="judge residual and interval too")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments = parser.parse_args()
     seeds = tuple(arguments.seeds)
@@ -244,14 +297,14 @@ def main() -> None:
             load(SOURCES[name], arguments.data, arguments.traces)
             for name in ("infer-3090", "infer-4090")
         )
-        result = transfer(old, new, seeds)
+        result = transfer(old, new, seeds, arguments.head)
     else:
         source = SOURCES[arguments.labels]
         labels = load(source, arguments.data, arguments.traces)
         result = {
             "rows": len(labels.workloads),
             "refused": labels.refused,
-            **judge(labels, source, arguments.split, seeds),
+            **judge(labels, source, arguments.split, seeds, arguments.head),
         }
         if labels.traced_s:
             quantiles = np.quantile(labels.traced_s, [0.5, 0.95])
