@@ -131,8 +131,9 @@ def spec(
 @contextlib.contextmanager
 def emulated(nodes):
     """A cluster with a head that measures nothing, and these (label, GPUs) nodes."""
-    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where it notes its address
     with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
+        Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
         made = Cluster(
             initialize_head=True,
