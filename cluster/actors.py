@@ -110,6 +110,9 @@ class CampaignActor:
         self._progress = Progress()
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
+        self._was_restarted = may_grow and bool(
+            ray.get_runtime_context().was_current_actor_reconstructed
+        )
         self._life = uuid.uuid4().hex
         self._ended: Future[bool] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
@@ -155,11 +158,8 @@ class CampaignActor:
             campaign_lock(home, self._campaign_id),
             Store.open(home.database_url, patience) as store,
         ):
-            context = ray.get_runtime_context()
-            if (
-                context.was_current_actor_reconstructed
-                and store.campaign_state(self._campaign_id) != CampaignState.RUNNING
-            ):
+            state = store.campaign_state(self._campaign_id)
+            if self._was_restarted and state is not CampaignState.RUNNING:
                 return False  # it was stopped while it was not there
             self._campaign = Campaign(
                 store=store,
