@@ -8,6 +8,7 @@ how older data gets there.
 
 from store.asking import LabelFilter
 from store.home import Home
+from store.reading import NoLabelStoreError
 from store.records import (
     Assignment,
     AssignmentState,
@@ -38,6 +39,7 @@ __all__ = [
     "Home",
     "LabelFilter",
     "LabelRecord",
+    "NoLabelStoreError",
     "Patience",
     "PlannedAssignment",
     "PoolPart",

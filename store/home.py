@@ -1,4 +1,8 @@
-"""The data folder: where the label store, snapshots and campaigns' own files live."""
+"""The data folder: where the label store, snapshots and campaigns' own files live.
+
+The label store is a SQLite file in it, unless another database is named: one that many machines
+share is PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,9 @@ from sqlalchemy import URL
 from profiler.errors import InputError
 
 VARIABLE = "TRAPPM_HOME"
+DATABASE_VARIABLE = "TRAPPM_DATABASE"
+_DATABASE_FILE = "database_url"
+_LONGEST_URL = 4096
 
 
 @dataclass(frozen=True)
@@ -28,8 +35,33 @@ class Home:
 
     @property
     def database_url(self) -> str:
-        """An SQLAlchemy URL, escaped so that any path can stand in it."""
-        return URL.create("sqlite", database=str(self.database_path)).render_as_string()
+        """The label store's SQLAlchemy URL.
+
+        What TRAPPM_DATABASE says comes first, then what stands in the folder's file `database_url`;
+        without either it is `labels.db` in the folder, escaped so that any path can stand in it.
+
+        Raises:
+            InputError: that file cannot be read, or holds more or less than one line.
+        """
+        named = os.environ.get(DATABASE_VARIABLE) or self._url_in_folder()
+        return named or URL.create("sqlite", database=str(self.database_path)).render_as_string()
+
+    def _url_in_folder(self) -> str | None:
+        path = self.path / _DATABASE_FILE
+        try:
+            with path.open(encoding="utf-8") as file:
+                lines = file.read(_LONGEST_URL + 1).strip().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise InputError(f"{path} cannot be read: {reason}") from error
+        if len(lines) != 1 or len(lines[0]) > _LONGEST_URL:  # not repeated: it may hold a password
+            raise InputError(
+                f"{path} must hold one line, the SQLAlchemy URL of the label store, such as "
+                "postgresql+psycopg://user@host/labels"
+            )
+        return lines[0]
 
     @property
     def snapshots(self) -> Path:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from profiler.errors import StoreAccessError
 from store.database import address, told_as_store_error
+from store.reading import NoLabelStoreError
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """All released schemas, the newest last."""
@@ -51,11 +52,15 @@ def require_newest(engine: Engine) -> None:
     """Refuses to read a database of another schema than this version's; changes nothing.
 
     Raises:
+        NoLabelStoreError: the database is empty.
         StoreAccessError: not a database, not ours, made by a newer version, or not yet upgraded.
     """
     found = schema_of(engine)
     if found is None:
-        raise StoreAccessError(f"{address(engine)} is an empty database, not yet a label store")
+        raise NoLabelStoreError(
+            f"{address(engine)} is an empty database, not yet a label store; make it one with: "
+            "trappm store upgrade"
+        )
     if found != REVISIONS[-1]:
         raise StoreAccessError(
             f"{address(engine)} was written by an older TraPPM (schema {found}, while this version "

@@ -16,11 +16,16 @@ from profiler.errors import InputError, StoreAccessError
 from store.database import make_engine, told_as_store_error
 
 
+class NoLabelStoreError(StoreAccessError):
+    """There is no label store yet where one is to be read: no file, or an empty database."""
+
+
 def engine_to_read(url: str) -> Engine:
     """An engine for the database at this SQLAlchemy URL that cannot write.
 
     Raises:
-        InputError: there is no such SQLite file.
+        NoLabelStoreError: there is no such SQLite file.
+        InputError: the folder of the file cannot be looked into.
         StoreAccessError: the URL cannot be read; the file cannot either.
     """
     path = _sqlite_file(url)
@@ -31,7 +36,7 @@ def engine_to_read(url: str) -> Engine:
     except OSError as error:
         raise InputError(f"the label store {path} cannot be read: {error.strerror}") from error
     if not is_there:
-        raise InputError(
+        raise NoLabelStoreError(
             f"there is no label store at {path}; fill one with: trappm campaign launch, "
             "or set TRAPPM_HOME to the folder that holds one"
         )

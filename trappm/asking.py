@@ -65,7 +65,7 @@ def store_to_read(home: Home | None = None) -> Store:
     """The label store of the data folder, which need not be writable; nothing is made.
 
     Raises:
-        InputError: there is none.
+        NoLabelStoreError: there is none yet.
         StoreError: it cannot be read.
     """
     from store import Home, Store
@@ -79,8 +79,9 @@ def store_or_none_yet(home: Home) -> Store:
     Raises:
         StoreError: it cannot be read.
     """
-    from store import Store
+    from store import NoLabelStoreError, Store
 
-    if not home.database_path.exists():
+    try:
+        return store_to_read(home)
+    except NoLabelStoreError:
         return Store.open("sqlite://")
-    return store_to_read(home)

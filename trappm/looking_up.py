@@ -155,12 +155,13 @@ class _Asked:
 
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
-        from store import Home
+        from store import NoLabelStoreError
 
-        home = Home.find()
-        if not home.database_path.is_file():
+        try:
+            store = store_to_read()
+        except NoLabelStoreError:
             return []
-        with store_to_read(home) as store:
+        with store:
             found = self._labels(store, device)
         answering = [label for label in found if label.provenance in _ANSWERS]
         return sorted(

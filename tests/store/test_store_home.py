@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from store_samples import measurement
 
 from profiler.errors import InputError
 from store import Home, Store
+from store.exchange import export_file
+from trappm import cli
+
+
+@pytest.fixture(autouse=True)
+def _only_what_a_test_names(monkeypatch):
+    monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
 
 
 def test_the_folder_that_the_variable_names_is_made(tmp_path, monkeypatch):
@@ -64,3 +72,47 @@ def test_a_folder_that_is_there_but_cannot_be_written_is_told(monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", "/proc")
     with pytest.raises(InputError, match="/proc cannot be written to"):
         Home.open()
+
+
+def test_another_database_is_named_by_the_variable_or_else_by_a_file_of_the_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    assert Home.open().database_url.endswith("/labels.db")
+    (tmp_path / "database_url").write_text("postgresql+psycopg://user@host/labels\n")
+    assert Home.open().database_url == "postgresql+psycopg://user@host/labels"
+    monkeypatch.setenv("TRAPPM_DATABASE", "sqlite:////elsewhere.db")
+    assert Home.open().database_url == "sqlite:////elsewhere.db"
+    monkeypatch.setenv("TRAPPM_DATABASE", "")
+    assert Home.open().database_url == "postgresql+psycopg://user@host/labels"
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b"a://me:hidden@h/\nb://", b"\xff", b"h" * 5000])
+def test_a_file_that_names_no_database_is_told_without_what_stands_in_it(
+    tmp_path, monkeypatch, content
+):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    (tmp_path / "database_url").write_bytes(content)
+    with pytest.raises(InputError, match="database_url") as caught:
+        _ = Home.open().database_url
+    assert "hidden" not in str(caught.value)
+
+
+def test_every_command_works_on_the_database_that_is_named(
+    database_url, tmp_path, monkeypatch, capsys
+):
+    home, sheet = tmp_path / "home", tmp_path / "one.jsonl"
+    export_file([measurement()], sheet)
+    monkeypatch.setenv("TRAPPM_HOME", str(home))
+    monkeypatch.setenv("TRAPPM_DATABASE", database_url)
+    for command in ("campaign list", "pool status", "snapshot list"):  # no store yet, so no rows
+        assert cli.run(command.split()) == 0
+    what = ["resnet18", "--input-size", "64", "--device", "cpu-2t", "--json"]
+    assert cli.run(["labels", "import", str(sheet)]) == 0
+    assert cli.run(["labels", "query", "--json"]) == 0
+    assert cli.run(["labels", "lookup", *what]) == 0
+    assert '"source": "measured"' in capsys.readouterr().out
+    assert cli.run(["store", "check"]) == 0
+    assert not (home / "labels.db").exists()
+    with Store.open_to_read(database_url) as store:
+        assert len(store.labels()) == 1
