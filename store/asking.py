@@ -15,7 +15,15 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from profiler.errors import InputError
-from profiler.records import METRICS, Outcome, Provenance
+from profiler.records import (
+    METRICS,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+)
 from store.database import Database
 from store.names import architectures_matching, refuse_unknown_names
 from store.schema import (
@@ -40,8 +48,8 @@ class LabelFilter:
     """Which labels are asked for; what is None does not restrict.
 
     Raises:
-        InputError: the metric, outcome or provenance is none that there is, or a time cannot be
-            read.
+        InputError: a setting, metric, outcome or provenance is none that there is, or a time cannot
+            be read.
     """
 
     architecture: str | None = None
@@ -69,6 +77,10 @@ class LabelFilter:
 
     def __post_init__(self) -> None:
         choices: dict[str, Sequence[str]] = {
+            "precision": list(Precision),
+            "memory_format": list(MemoryFormat),
+            "optimizer": list(Optimizer),
+            "phase": list(Phase),
             "metric": [*METRICS, "energy_j"],
             "outcome": [*Outcome, ANY_OUTCOME],
             "provenance": list(Provenance),
@@ -215,14 +227,17 @@ class Asking(Database):
             limit: groups at most.
 
         Returns:
-            A row for each group: its values, then `step_time_ms_mean` and so on.
+            A row for each group: its values, then `step_time_ms_mean` and so on. In
+            `attrs["censored"]`: how many labels passed that have a bound and no value of memory.
 
         Raises:
             InputError: there is no such column or statistic; or as `query_labels`.
         """
         check_statistics(wanted, by, statistics, columns, sort)
         metrics = list(columns or METRICS)
-        rows = self.query_labels(wanted, columns=[*by, *metrics], sort="id")
+        bound = [name for name in ("memory_above_mib",) if name in _columns_of(wanted)]
+        needed = dict.fromkeys([*by, *metrics, *bound])
+        rows = self.query_labels(wanted, columns=list(needed), sort="id")
         groups = rows.groupby(list(by), dropna=False) if by else rows.groupby(lambda _: 0)
         result = groups[metrics].size().to_frame()[[]]
         for metric in metrics:
@@ -232,6 +247,11 @@ class Asking(Database):
                 result[f"{metric}_{statistic}"] = (
                     values.quantile(int(found[1]) / 100) if found else getattr(values, statistic)()
                 )
+        if not by and result.empty:  # no row is a group too, of which nothing is known
+            counts = [f"{metric}_count" for metric in metrics if "count" in statistics]
+            result = result.reindex([0]).fillna(dict.fromkeys(counts, 0))
+            result = result.astype(dict.fromkeys(counts, "int64"))
+        result.attrs["censored"] = int(rows[bound].notna().to_numpy().sum())
         result = result.reset_index(drop=not by)
         if sort is not None:
             name, ascending = sort.removeprefix("-"), not sort.startswith("-")

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from profiler.records import GraphTemplate, Outcome
+from profiler.records import GraphTemplate, Outcome, Provenance
 from profiler.step_profile import StepProfile
 from store.database import utc_now
 from store.findings import Finding, faulty_rows
@@ -50,9 +50,8 @@ _ROUNDING_MIB = 1.0
 """Capacities are written down in whole MiB."""
 
 _LABEL_AGAIN = (
-    "trust the measurement: after trappm store backup delete the label and its rows of "
-    "assignment_labels, then export and import its attempts (trappm labels export, import), "
-    "which makes it anew"
+    "trust the measurements: trappm store backup FILE, then trappm store mend, which makes labels "
+    "again from them"
 )
 _RESUME = "trappm campaign resume CAMPAIGN takes such leases back"
 _BY_HAND = "restore a backup, or mend the rows by hand after: trappm store backup"
@@ -62,7 +61,7 @@ _MAKE_AGAIN = "delete the row after trappm store backup; trappm pool build makes
 def contradictions(connection: Connection) -> Iterator[Finding]:
     """Findings in tables whose columns and constraints are as they should be."""
     for rows, what, condition, mend in (
-        *_labels_against_measurements(connection),
+        *label_faults(connection),
         *_measurements(connection),
         *_assignments(connection),
     ):
@@ -73,7 +72,8 @@ def contradictions(connection: Connection) -> Iterator[Finding]:
 _Check = tuple[Table, str, ColumnElement[bool], str]
 
 
-def _labels_against_measurements(connection: Connection) -> Iterator[_Check]:
+def label_faults(connection: Connection) -> Iterator[_Check]:
+    """What is wrong with labels that have a measurement behind them."""
     label, made_by = LabelRow, MeasurementRow
     table = _table(label)
 
@@ -113,10 +113,29 @@ def _labels_against_measurements(connection: Connection) -> Iterator[_Check]:
     failed = made_by.outcome.not_in([Outcome.OK, Outcome.OOM])
     yield table, "labels made by an attempt that failed", behind(failed), _LABEL_AGAIN
 
+    # The rule by which recording replaces a label: `store.recording.label_upsert`.
+    same_place = (
+        made_by.configuration_id == label.configuration_id,
+        made_by.device_id == label.device_id,
+        made_by.protocol_name == label.protocol_name,
+    )
+    measured_instead = and_(
+        label.provenance != Provenance.MEASURED,
+        made_by.provenance == Provenance.MEASURED,
+        _makes_label(connection),
+    )
+    value_for_bound = and_(
+        label.memory_above_mib.is_not(None),
+        made_by.provenance == label.provenance,
+        made_by.outcome == Outcome.OK,
+    )
+    better = exists(select(1).where(*same_place, or_(measured_instead, value_for_bound)))
+    yield table, "labels although a measurement is worth more", better, _LABEL_AGAIN
 
-def _measurements(connection: Connection) -> Iterator[_Check]:
+
+def without_label(connection: Connection) -> ColumnElement[bool]:
+    """Of measurements: they make a label, and there is none."""
     row, label = MeasurementRow, LabelRow
-    table = _table(row)
     labelled = exists(
         select(1).where(
             label.configuration_id == row.configuration_id,
@@ -124,9 +143,21 @@ def _measurements(connection: Connection) -> Iterator[_Check]:
             label.protocol_name == row.protocol_name,
         )
     )
-    lost = and_(row.outcome == Outcome.OK, not_(labelled))
-    mend = "trappm labels export all.jsonl --outcome ok, and import it into a new store"
-    yield table, "measurements without the label that they make", lost, mend
+    return and_(_makes_label(connection), not_(labelled))
+
+
+def _makes_label(connection: Connection) -> ColumnElement[bool]:
+    """Of measurements: those that `store.recording.label_values` makes a label of."""
+    row = MeasurementRow
+    capacity = _number(connection, row.memory_detail_mib, "capacity")
+    return or_(row.outcome == Outcome.OK, and_(row.outcome == Outcome.OOM, capacity > 0))
+
+
+def _measurements(connection: Connection) -> Iterator[_Check]:
+    row = MeasurementRow
+    table = _table(row)
+    what = "measurements without the label that they make"
+    yield table, what, without_label(connection), _LABEL_AGAIN
 
     named = (
         _number(connection, row.environment, "device_memory_mib"),

@@ -98,11 +98,11 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
             "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db or "
             "postgresql+psycopg://user@host:5432/labels"
         ) from None
-    if "@" in (parsed.host or ""):
-        raise StoreAccessError(
+    system = parsed.get_backend_name()
+    if system != "sqlite" and "@" in f"{parsed.host} {parsed.database}":
+        raise StoreAccessError(  # the rest of a password would be taken for host and database
             "the database's address has more than one @; write one in a password as %40"
         )
-    system = parsed.get_backend_name()
     if system not in {"sqlite", "postgresql"}:
         raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
     options: dict[str, Any] = {"json_serializer": _to_json}

@@ -209,7 +209,7 @@ def _quoted(row: _Row) -> _Row:
 
 
 def _read_csv(path: Path) -> Iterator[_Row]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         for cells in reader:
             if None in cells or None in cells.values():

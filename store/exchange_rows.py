@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from profiler.errors import InputError
@@ -23,6 +23,7 @@ from profiler.records import (
     Provenance,
     StepSummary,
 )
+from store.possible import why_not_kept
 from store.recording import fingerprint_of
 
 FORMAT = 1
@@ -113,7 +114,7 @@ def measurement_of(row: Row) -> Measurement:
     )
     if provenance is Provenance.MEASURED and not vouched:
         provenance = Provenance.IMPORTED
-    return Measurement(
+    measurement = Measurement(
         configuration=Configuration(**workload),
         device=_text("device", row["device"]),
         outcome=_member(Outcome, "outcome", _text("outcome", row["outcome"])),
@@ -131,6 +132,9 @@ def measurement_of(row: Row) -> Measurement:
         message=_optional_text("message", row.get("message")),
         environment=environment,
     )
+    if reason := why_not_kept(measurement):
+        raise InputError(reason)
+    return measurement
 
 
 def strict_json(text: str) -> Any:
@@ -183,7 +187,10 @@ def _number(name: str, value: object) -> float | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    """Whether it is a finite number that a float can hold; an integer of JSON has no bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _member(kind: type[Outcome] | type[Provenance], name: str, value: str) -> Any:
@@ -198,16 +205,17 @@ def _member(kind: type[Outcome] | type[Provenance], name: str, value: str) -> An
 def _time(value: object) -> str:
     text = _text("started_at", value)
     try:
-        zone = datetime.fromisoformat(text).tzinfo
-    except ValueError:
-        zone = None
-    if zone is None:
+        time = datetime.fromisoformat(text)
+        time.astimezone(UTC)  # as it is stored, which in UTC may be a year that there is not
+    except (ValueError, OverflowError):
+        time = None
+    if time is None or time.tzinfo is None:
         raise InputError(f"started_at is {_shown(text)}; it must be a time in ISO 8601 with a zone")
     return text
 
 
 def _samples(value: object) -> tuple[float, ...]:
-    if not isinstance(value, list | tuple) or not all(_is_number(x) and x > 0 for x in value):
+    if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
         raise InputError(f"step_samples_ms is {_shown(value)}; it must be a list of times above 0")
     return tuple(float(x) for x in value)
 

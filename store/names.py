@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from profiler.errors import InputError
-from store.schema import CampaignRow, ConfigurationRow, DeviceRow
+from store.schema import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
 
 if TYPE_CHECKING:
     from store.asking import LabelFilter
@@ -25,7 +25,7 @@ _LISTED = 12
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
-    """All values of an indexed column, each once, sorted as the database sorts."""
+    """All values of a column, each once, sorted as the database sorts; quick if it is indexed."""
     names = select(func.min(column).label("name")).cte("names", recursive=True)
     following = select(func.min(column)).where(column > names.c.name).scalar_subquery()
     names = names.union_all(select(following).where(names.c.name.is_not(None)))
@@ -55,6 +55,7 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
         "family": ConfigurationRow.family,
         "campaign": CampaignRow.id,
         "architecture": ConfigurationRow.architecture,
+        "protocol": MeasurementRow.protocol_name,
     }
     for what, column in columns.items():
         name = getattr(wanted, what)

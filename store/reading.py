@@ -8,6 +8,7 @@ writes to, which then is true: whoever has it open keeps those files there.
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
@@ -66,14 +67,17 @@ def _try(engine: Engine, path: Path) -> None:
 
 
 def _sqlite_file(url: str) -> Path | None:
-    """The file of a plain SQLite URL."""
+    """The file of a SQLite URL, whatever options it has; None for what is no file."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return None  # `make_engine` tells what is wrong
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.query:
+    name = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not name or parsed.query.get("mode") == "memory":
         return None
-    return None if parsed.database == ":memory:" else Path(parsed.database).absolute()
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    return None if name == ":memory:" else Path(name).absolute()
 
 
 def _read_only_url(path: Path, **options: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -24,6 +24,7 @@ from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSum
 from store.asking import LabelFilter, restricted
 from store.database import Database, Insert, insert, insert_new, new_row, utc_now
 from store.leases import MAX_ATTEMPTS, count_failure, end_lease
+from store.possible import with_possible_metrics
 from store.records import AssignmentState, Recorded, attempts_allowed, is_final
 from store.schema import (
     AssignmentLabelRow,
@@ -70,11 +71,16 @@ class Recording(Database):
             StoreError: the store cannot be written, the assignment is of something else, or the
                 step times cannot be.
         """
-        measurement = _with_possible_metrics(measurement)
+        measurement = with_possible_metrics(measurement)
         with self._writing() as session:
             assignment = _assignment_of(session, measurement, assignment_id)
             devices = _device_ids(session, [measurement])
             new = _insert(session, [measurement], devices, assignment)
+            if not new and _conflicts(session, [measurement]):
+                raise StoreError(
+                    f"the attempt key {measurement.attempt_key!r} was recorded before, of another "
+                    "measurement; give every attempt a key of its own"
+                )
             label_id = _label_id(session, measurement, *devices)
             if new and assignment is not None:
                 _settle(session, assignment, measurement, label_id, max_attempts)
@@ -99,7 +105,7 @@ class Recording(Database):
                 completes them.
         """
         count = 0
-        left = map(_with_possible_metrics, measurements)
+        left = map(with_possible_metrics, measurements)
         while batch := [*itertools.islice(left, BATCH)]:
             count += self._patience(partial(self._record_batch, batch))
         return count
@@ -108,41 +114,35 @@ class Recording(Database):
         with self._writing() as session:
             return len(_insert(session, batch, _device_ids(session, batch)))
 
+    def conflicts(self, measurements: Sequence[Measurement]) -> set[str]:
+        """The attempt keys of those that are recorded already, and of which something else is."""
+        with self._reading() as session:
+            return _conflicts(session, [with_possible_metrics(m) for m in measurements])
+
     def measurement(self, measurement_id: int) -> Measurement:
         """An attempt with its raw samples, which are kept to float32 precision.
 
         Raises:
             InputError: there is none of this id.
         """
-        query = (
-            select(MeasurementRow, ConfigurationRow, DeviceRow.key)
-            .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
-            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
-            .where(MeasurementRow.id == measurement_id)
-        )
+        query = _WHOLE.where(MeasurementRow.id == measurement_id)
         with self._reading() as session:
             found = session.execute(query).one_or_none()
             if found is None:
                 raise InputError(f"no measurement has the id {measurement_id}")
-            return _measurement(*found)
+            return measurement_of_row(*found)
 
     def each_measurement(self, wanted: LabelFilter) -> Iterator[Measurement]:
         """Those behind the labels that pass the filter, or the attempts if it names an outcome.
 
         They come in the order in which they were recorded, a few at a time.
         """
-        query: Select[*tuple[Any, ...]] = (
-            select(MeasurementRow, ConfigurationRow, DeviceRow.key)
-            .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
-            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
-            .order_by(MeasurementRow.id)
-            .execution_options(yield_per=BATCH)
-        )
+        query = _WHOLE.order_by(MeasurementRow.id).execution_options(yield_per=BATCH)
         if wanted.outcome is None:
             query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
         with self._reading() as session:
             for row in session.execute(restricted(session, query, wanted)):
-                yield _measurement(*row)
+                yield measurement_of_row(*row)
 
 
 def _assignment_of(
@@ -206,12 +206,12 @@ def _insert(
         raise StoreAwayError("another process was just recording the same attempts")
     new = _measurement_ids(session, fresh)
     labels = [
-        _label_place(m, device_id) | result | {"measurement_id": new[key]}
+        label_place(m, device_id) | result | {"measurement_id": new[key]}
         for key, (m, device_id) in fresh.items()
-        if (result := _label_values(m)) is not None
+        if (result := label_values(m)) is not None
     ]
     if labels:
-        session.connection().execute(_label_upsert(session), labels)
+        session.connection().execute(label_upsert(session), labels)
     return new
 
 
@@ -232,10 +232,25 @@ def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str,
     return dict(session.execute(query).all())
 
 
+def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
+    given = {m.attempt_key: _result_of(m) for m in measurements}
+    query = _WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
+    there = (measurement_of_row(*found) for found in session.execute(query))
+    return {m.attempt_key for m in there if _result_of(m) != given[m.attempt_key]}
+
+
+_WHOLE: Select[*tuple[Any, ...]] = (
+    select(MeasurementRow, ConfigurationRow, DeviceRow.key)
+    .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
+    .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+)
+_result_of = attrgetter(
+    "configuration", "device", "protocol", "outcome", "step", "memory_mib", "power_w", "energy_j"
+)
 _by_id = attrgetter("id")
 
 
-def _label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
+def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
     """What there is one label for."""
     return {
         "configuration_id": measurement.configuration.id,
@@ -244,7 +259,7 @@ def _label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
     }
 
 
-def _label_values(measurement: Measurement) -> dict[str, Any] | None:
+def label_values(measurement: Measurement) -> dict[str, Any] | None:
     """What a label says after this measurement; None if it makes none."""
     bound = None
     if measurement.outcome is Outcome.OOM:
@@ -263,7 +278,7 @@ def _label_values(measurement: Measurement) -> dict[str, Any] | None:
     }
 
 
-def _label_upsert(session: Session) -> Insert:
+def label_upsert(session: Session) -> Insert:
     """Makes a label, or replaces the one that is there if the new one is worth more."""
     query = insert(session, LabelRow)
     offered = query.excluded
@@ -284,9 +299,9 @@ def _label_upsert(session: Session) -> Insert:
 
 
 def _label_id(session: Session, measurement: Measurement, device_id: int) -> int | None:
-    if _label_values(measurement) is None:
+    if label_values(measurement) is None:
         return None
-    place = _label_place(measurement, device_id)
+    place = label_place(measurement, device_id)
     return session.scalars(select(LabelRow.id).filter_by(**place)).one()
 
 
@@ -307,23 +322,6 @@ def _settle(
         assignment.state is AssignmentState.LEASED
     ):
         count_failure(assignment, attempts_allowed(measurement.outcome, max_attempts))
-
-
-def _with_possible_metrics(measurement: Measurement) -> Measurement:
-    step = measurement.step
-    if step is not None and not (0 < step.median_ms < math.inf and 0 < step.p95_ms < math.inf):
-        raise StoreError(
-            f"{measurement.configuration} on {measurement.device} was measured at {step}, "
-            "which cannot be; this is a fault of the profiler"
-        )
-    changes: dict[str, Any] = {}
-    missing = dict(measurement.missing)
-    for name in ("memory_mib", "power_w", "energy_j"):
-        value = getattr(measurement, name)
-        if value is not None and not 0 < value < math.inf:
-            changes[name] = None
-            missing[name] = f"measured as {value}, which cannot be"
-    return replace(measurement, missing=missing, **changes) if changes else measurement
 
 
 def _row_values(
@@ -355,7 +353,9 @@ def _row_values(
     }
 
 
-def _measurement(row: MeasurementRow, configuration: ConfigurationRow, device: str) -> Measurement:
+def measurement_of_row(
+    row: MeasurementRow, configuration: ConfigurationRow, device: str
+) -> Measurement:
     return Measurement(
         configuration=configuration_of(configuration),
         device=device,

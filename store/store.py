@@ -12,10 +12,11 @@ from store.checks import Checks
 from store.database import address, make_engine
 from store.labels import Labels
 from store.leases import Leases
-from store.migrate import require_newest, upgrade
+from store.migrate import require_newest, schema_of, upgrade
 from store.pools import Pools
 from store.reading import engine_to_read
 from store.recording import Recording
+from store.relabelling import Relabelling
 from store.snapshots import Snapshots
 from store.sql import Sql
 from store.stats import Statistics
@@ -29,6 +30,7 @@ class Store(
     Campaigns,
     Leases,
     Recording,
+    Relabelling,
     Canaries,
     Labels,
     Asking,
@@ -46,18 +48,24 @@ class Store(
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:
-        """Opens the database at an SQLAlchemy URL and brings it to the newest schema.
+        """Opens the label store at an SQLAlchemy URL, and makes one in an empty database.
+
+        One of an older schema is not upgraded by the way: `store.upkeep.upgrade_store` does that,
+        and keeps a copy.
 
         Args:
             url: of the database.
             patience: for how long each method waits for a database that has gone away since then.
 
         Raises:
-            StoreAccessError: it is no database, not ours, made by a newer version, or not writable.
+            StoreAccessError: it is no database, not ours, of another schema than this version's, or
+                not writable.
         """
         store = cls(make_engine(url), patience or Patience())
         try:
-            upgrade(store._engine, store._writer)
+            if schema_of(store._engine) is None:
+                upgrade(store._engine, store._writer)
+            require_newest(store._engine)
         except BaseException:
             store.close()
             raise
@@ -68,7 +76,7 @@ class Store(
         """Opens a label store that is there, without the means to change it.
 
         Raises:
-            InputError: there is no label store at a SQLite URL.
+            NoLabelStoreError: there is no such SQLite file, or the database is empty.
             StoreAccessError: it cannot be read, is not ours, or has another schema than this
                 version's.
         """

@@ -9,10 +9,10 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from store.backup import back_up
-from store.database import address
-from store.migrate import REVISIONS, schema_of
+from store.database import Database, address, make_engine
+from store.migrate import REVISIONS, schema_of, upgrade
 from store.reading import engine_to_read
-from store.store import Store
+from store.waiting import IMPATIENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,5 +50,9 @@ def upgrade_store(url: str) -> Upgrade:
         path = Path(str(make_url(url).database))
         copy = back_up(url, path.with_name(f"{path.name}.schema-{before}-{now}")).file
     if before != REVISIONS[-1]:
-        Store.open(url).close()
+        database = Database(make_engine(url), IMPATIENT)
+        try:
+            upgrade(database._engine, database._writer)
+        finally:
+            database.close()
     return Upgrade(address=where, before=before, after=REVISIONS[-1], backup=copy)

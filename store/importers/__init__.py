@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from profiler.errors import InputError
 from store.exchange import ImportReport, Tally, Verdict, read_file
 from store.importers import gpumemnet, timm_results
+from store.recording import BATCH
 from store.store import Store
 
 SOURCES = ("gpumemnet", "timm")
+_CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")
 
 
 def import_file(
@@ -45,7 +48,11 @@ def import_file(
     elif source == "gpumemnet":
         read = partial(iter, gpumemnet.verdicts(path, check_models=check_models))
     tally = Tally()
-    for verdict in read():
-        tally.add(verdict)
+    verdicts = iter(read())
+    while batch := [*islice(verdicts, BATCH)]:
+        other = store.conflicts([v.measurement for v in batch if v.measurement is not None])
+        for verdict in batch:
+            is_other = verdict.measurement is not None and verdict.measurement.attempt_key in other
+            tally.add(_CONFLICT if is_other else verdict)
     new = store.record_many(v.measurement for v in read() if v.measurement is not None)
     return tally.report(path.name, source or "TraPPM", new)

@@ -56,6 +56,10 @@ class _Run:
     def at_capacity(self) -> bool:
         return self.memory_mib >= AT_CAPACITY_MIB
 
+    @property
+    def is_usable(self) -> bool:
+        return not self.has_died and not self.at_capacity
+
 
 def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
     """What becomes of each row of the sheet.
@@ -78,8 +82,10 @@ def verdicts(path: Path, *, check_models: bool = False) -> list[Verdict]:
         runs: dict[int, _Run] = {}
         for _, size, memory_mib, floor_mib in group:
             run = _Run(batch_size=size, memory_mib=memory_mib, floor_mib=floor_mib)
-            if runs.setdefault(size, run) is not run:
+            if size in runs:
                 result.append(Verdict(kind="rejected", reason="a second row for the same run"))
+            if size not in runs or (run.is_usable and not runs[size].is_usable):
+                runs[size] = run
         input_size = known_input_size(architecture)
         if input_size is None:
             reason = "timm does not know the architecture or its input size"

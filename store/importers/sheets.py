@@ -42,7 +42,7 @@ def read_sheet(
     """
     if checked_size(path).stat().st_size > MAX_SHEET_BYTES:
         raise InputError(f"{path.name} is larger than {MAX_SHEET_BYTES >> 20} MiB; split it")
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             needed = {*texts, *wholes, *numbers}

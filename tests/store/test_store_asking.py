@@ -271,3 +271,25 @@ def test_statistics_are_those_of_numpy(store):
         ]  # fmt: skip
 
     check()
+
+
+@pytest.mark.parametrize("name", ["precision", "memory_format", "optimizer", "phase"])
+def test_a_setting_that_does_not_exist_is_told_with_those_that_do(name):
+    with pytest.raises(InputError, match=f"{name} is 'fp8'; it must be one of "):
+        LabelFilter(**{name: "fp8"})
+
+
+def test_a_protocol_that_is_not_there_is_told_with_the_nearest(store):
+    store.record(measurement(protocol="paper"))
+    with pytest.raises(InputError, match="no protocol 'papper'; did you mean 'paper'"):
+        store.query_labels(LabelFilter(protocol="papper"))
+
+
+def test_statistics_tell_what_is_censored_and_count_nothing_as_0(store):
+    store.record(measurement())
+    store.record(measurement(configuration(2), "oom", memory_detail_mib={"capacity": 9.0}))
+    table = store.summarize_labels(LabelFilter(), statistics=["count", "mean"])
+    assert (table.memory_mib_count[0], table.attrs["censored"]) == (1, 1)
+    none = store.summarize_labels(LabelFilter(since="2999-01-01"), statistics=["count", "mean"])
+    assert (none.memory_mib_count[0], none.attrs["censored"]) == (0, 0)
+    assert none.memory_mib_mean.isna().all()

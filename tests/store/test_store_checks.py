@@ -11,8 +11,10 @@ import pytest
 import store_whole
 from sqlalchemy import create_engine, make_url, text
 from store_samples import configuration, measurement, template
+from test_store_contract import contents
 
 from store import Store
+from trappm import cli
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -107,6 +109,35 @@ FAULTS = {
         {
             "assignment_labels without their row of labels (label_id)": None,
             "measurements without the label that they make": "2",
+        },
+    ),
+    "a censored label that was lost": (
+        ["DELETE FROM labels WHERE id = 3"],
+        {
+            "assignment_labels without their row of labels (label_id)": None,
+            "measurements without the label that they make": "3",
+        },
+    ),
+    "a label of a bound although there is a value": (
+        [
+            "UPDATE measurements SET outcome = 'ok', memory_mib = 9, assignment_id = NULL,"
+            " configuration_id = (SELECT configuration_id FROM labels WHERE id = 3) WHERE id = 4"
+        ],
+        {
+            "labels although a measurement is worth more": "3",
+            "assignments done without a label or an attempt": None,
+        },
+    ),
+    "an imported label although it was measured": (
+        [
+            "UPDATE measurements SET provenance = 'imported' WHERE id = 3",
+            "UPDATE labels SET provenance = 'imported' WHERE id = 3",
+            "UPDATE measurements SET outcome = 'ok', memory_mib = 9, assignment_id = NULL,"
+            " configuration_id = (SELECT configuration_id FROM labels WHERE id = 3) WHERE id = 4",
+        ],
+        {
+            "labels although a measurement is worth more": "3",
+            "assignments done without a label or an attempt": None,
         },
     ),
     "links without an assignment": (
@@ -307,6 +338,8 @@ VALUES = {
 
 
 IN_OTHER_WORDS = {
+    "a censored label that was lost",
+    "a label of a bound although there is a value",
     "labels without their measurement",
     "infinite power",
     "an outcome that does not exist",
@@ -408,3 +441,53 @@ def test_what_is_recorded_meanwhile_is_no_fault(broken):
         for batch_size in range(100, 105):
             writer.record(measurement(configuration(batch_size)))
             assert reader.check() == []
+
+
+OF_LABELS = [
+    "links without a label",
+    "a censored label that was lost",
+    "a label of a bound although there is a value",
+    "a label that differs from its measurement",
+    "a label of another protocol",
+    "a censored label with another bound",
+    "a label of an attempt that failed",
+]
+
+
+@pytest.mark.parametrize("name", OF_LABELS)
+def test_mending_does_what_check_advises(broken, name):
+    """The faults of labels are gone then, and nothing else is touched."""
+    before = rows(broken, "SELECT id, measurement_id FROM labels ORDER BY id")
+    linked = rows(broken, "SELECT assignment_id FROM assignment_labels ORDER BY 1")
+    for statement in FAULTS[name][0]:
+        inject(broken, statement)
+    advised = [f for f in findings(broken).values() if "trappm store mend" in f.mend]
+    assert advised
+    assert cli.run(["store", "mend", "--database", broken]) == 0
+    left = findings(broken)
+    assert left.keys() <= {"assignments done without a label or an attempt"}
+    after = rows(broken, "SELECT id, measurement_id FROM labels ORDER BY id")
+    if name == "a label of an attempt that failed":
+        assert after == before[:2]
+        return
+    kept = rows(broken, "SELECT assignment_id FROM assignment_labels ORDER BY 1")
+    assert (len(after), kept) == (len(before), linked)
+    if name == "a label of a bound although there is a value":
+        assert after == [*before[:2], (3, 4)]
+    elif name not in OF_LABELS[:2] and name != "a label of another protocol":
+        assert after == before
+
+
+def test_mending_a_whole_store_changes_nothing(broken):
+    before = contents(broken)
+    with Store.open(broken) as store:
+        assert vars(store.relabel()) == {"wrong": 0, "made": 0}
+    assert contents(broken) == before
+
+
+def rows(url, query):
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = [tuple(row) for row in connection.execute(text(query))]
+    engine.dispose()
+    return found

@@ -45,7 +45,7 @@ measurements = st.builds(
         p95_ms=amounts,
         forward_share=st.none() | st.floats(0, 1),
     ),
-    memory_mib=st.none() | amounts,
+    memory_mib=amounts,  # what is ok has some metric
     power_w=st.none() | amounts,
     memory_detail_mib=st.dictionaries(texts, st.floats(-1e9, 1e9)),
     missing=st.dictionaries(texts, texts),
@@ -91,6 +91,11 @@ def lines(tmp_path, *rows):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+NO_METRIC = (
+    "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms", "memory_mib", "power_w",
+)  # fmt: skip
 
 
 def row(tmp_path, **changes):
@@ -143,6 +148,16 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
         ({"started_at": "2026-01-01T00:00:00"}, "with a zone"),
         ({"step_samples_ms": [1, "2"]}, "list of times"),
         ({"step_samples_ms": 3}, "list of times"),
+        ({"step_samples_ms": [1e39, 10.0]}, "finite as a float32"),
+        ({"step_samples_ms": [1e-46]}, "finite as a float32"),
+        ({"step_samples_ms": [10**400]}, "list of times"),
+        ({"memory_mib": 10**400}, "memory_mib is 1000"),
+        (dict.fromkeys(NO_METRIC), "neither a step time nor memory nor power"),
+        ({"message": "half a pair: \ud800"}, "cannot keep"),
+        ({"environment": {"host": ["a\0b"]}}, "environment has a text that"),
+        ({"missing": {"power_w\0": ""}}, "missing has a text that"),
+        ({"environment": {"deep": json.loads("[" * 200 + "]" * 200)}}, "more than 100 levels"),
+        ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
         ({"missing": {"power_w": 3}}, "missing is"),
         ({"environment": []}, "environment is"),
         ({"protocol": {"name": "x", "steps": 3}}, "protocol has no 'steps'"),
@@ -194,9 +209,33 @@ def test_numbers_in_csv_are_checked_as_in_the_others(store, tmp_path):
     export_file([measurement()], path)
     with path.open(newline="") as file:
         header, cells = csv.reader(file)
-    for value in ("nan", "inf", "-3", "many", "9" * 50):
+    for value in ("nan", "inf", "1e999", "-3", "many", "9" * 50):
         cells[header.index("memory_mib")] = value
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([header, cells])
         with pytest.raises(InputError, match="memory_mib is"):
             import_file(store, path)
+
+
+def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
+    path = lines(tmp_path, row(tmp_path))
+    path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
+    with pytest.raises(InputError, match="environment has inf"):
+        import_file(store, path)
+
+
+def test_a_row_that_was_edited_is_told_and_changes_nothing(store, database_url, tmp_path):
+    good = row(tmp_path)
+    import_file(store, lines(tmp_path, good))
+    before = contents(database_url)
+    report = import_file(store, lines(tmp_path, good | {"memory_mib": 999.0}))
+    assert (report.new, report.counts) == (0, {"rejected": 1})
+    assert ["conflicts" in reason for _, reason in report.reasons] == [True]
+    assert contents(database_url) == before
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path):
+    path = tmp_path / "labels.csv"
+    export_file([measurement()], path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len([*read_file(path)]) == 1

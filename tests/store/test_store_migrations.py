@@ -17,6 +17,7 @@ import store.migrate
 from profiler.errors import InputError, StoreAccessError, StoreError
 from store import Store
 from store.schema import METADATA
+from store.upkeep import upgrade_store
 from store.waiting import Patience
 
 
@@ -91,6 +92,9 @@ def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
         connection.execute(text("INSERT INTO architecture_graphs VALUES ('b', 64, NULL, 'odd')"))
     engine.dispose()
     monkeypatch.undo()
+    with pytest.raises(StoreAccessError, match="trappm store upgrade"):
+        Store.open(database_url)  # which would keep no copy of it
+    assert upgrade_store(database_url).before == "0002"
     pairs = [("a", 64), ("b", 64)]
     with Store.open(database_url) as opened:
         assert opened.graph_for("a", 64).content_hash == graph.content_hash
@@ -163,6 +167,7 @@ def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
         ("nonsense", "not an SQLAlchemy URL"),
         ("mysql://user:secret@host/labels", "sqlite or postgresql, not on 'mysql'"),
         ("postgresql+nodriver://user:secret@host/labels", "cannot use the database"),
+        ("postgresql+psycopg://user:pa@127.0.0.1/secret@host/labels", "more than one @"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/labels", "refused"),
     ],
 )

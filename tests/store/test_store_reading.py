@@ -152,3 +152,14 @@ def test_labels_that_stand_in_the_log_only_are_never_missed(read_only, tmp_path)
     with Store.open_to_read(url_of(read_only)) as readable:  # root may make what is missing
         assert len(readable.labels()) == 2
     assert sqlite3.connect(read_only).execute("SELECT count(*) FROM labels").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("address", ["sqlite:///{}?timeout=5", "sqlite:///file:{}?uri=true"])
+def test_options_of_an_address_make_no_file(tmp_path, address):
+    path = tmp_path / "labels.db"
+    with pytest.raises(InputError, match="no label store at"):
+        Store.open_to_read(address.format(path))
+    assert list(tmp_path.iterdir()) == []
+    Store.open(f"sqlite:///{path}").close()
+    with Store.open_to_read(address.format(path)) as store:
+        assert store.labels() == []

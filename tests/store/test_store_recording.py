@@ -125,3 +125,35 @@ def test_a_batch_with_one_that_cannot_be_is_not_kept_at_all(store, monkeypatch):
     assert [x.configuration.batch_size for x in store.labels()] == [1, 2]
     assert store.record_many(good) == 2
     assert [x.configuration.batch_size for x in store.labels()] == [1, 2, 3, 4]
+
+
+def test_an_attempt_key_is_of_one_measurement(store):
+    first = measurement(outcome="error", attempt_key="same")
+    store.record(first)
+    for other in (
+        measurement(configuration(10), attempt_key="same"),
+        measurement(step_ms=3.0, attempt_key="same"),
+    ):
+        with pytest.raises(StoreError, match="'same' was recorded before, of another"):
+            store.record(other)
+    assert not store.record(first).is_new
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"environment": {"device": "cpu-2t", "host": "a\0b"}},
+        {"attempt_key": "k" * 65},
+        {"device": "d" * 65},
+        {"outcome": "error", "failed_in": "somewhere in the end"},
+        {"outcome": "error", "message": "\ud800"},
+        {"step_samples_ms": (1e39,)},
+        {"step_samples_ms": (1e-46,)},
+        {"step": None, "memory_mib": 0.0},
+    ],
+)
+def test_what_one_back_end_cannot_keep_neither_does(store, fields):
+    """SQLite takes most of it, and could then never be restored into PostgreSQL."""
+    with pytest.raises(StoreError, match="cannot be kept: "):
+        store.record(measurement(**fields))
+    assert store.stats().rows["measurements"] == 0

@@ -11,7 +11,9 @@ from trappm.cli.options import AsJson, print_json
 
 
 def show(
-    label_id: Annotated[int, typer.Argument(metavar="ID", help="A label's id.")],
+    label_id: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="A label's id.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Show everything about a label: metrics, spread, attempts, environment, raw samples."""

@@ -38,16 +38,14 @@ def query(
     architecture: options.Architecture = None,
     family: options.Family = None,
     device: options.Device = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    input_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Such as fp32.")] = None,
-    memory_format: Annotated[str | None, typer.Option(help="Such as channels-last.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Such as sgd.")] = None,
+    batch_size: options.SampleCount = None,
+    input_size: options.Pixels = None,
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
     phase: options.Phase = None,
     protocol: options.Protocol = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Only labels that have it, such as power_w.")
-    ] = None,
+    metric: options.Metric = None,
     outcome: options.Outcome = None,
     provenance: options.Provenance = None,
     campaign: options.Campaign = None,
@@ -113,6 +111,9 @@ def query(
         )
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
+    if censored := frame.attrs.get("censored"):
+        told = f"{censored} labels are censored (memory ran out) and have no value here"
+        typer.echo(f"trappm: {told}; --columns memory_above_mib is of their bounds", err=True)
     if more:
         typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
     if for_machines:

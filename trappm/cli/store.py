@@ -20,7 +20,7 @@ Database = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Another label store than the data folder's: an SQLAlchemy URL, such as "
+        help="Another label store than TRAPPM_DATABASE or the data folder's: a URL, such as "
         "postgresql+psycopg://user@host/labels; leave the password to ~/.pgpass or PGPASSWORD.",
     ),
 ]
@@ -66,6 +66,20 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
         typer.echo(f"{where}: nothing is wrong")
     if findings:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: trappm store backup before.db && trappm store mend")
+def mend(database: Database = None, as_json: AsJson = False) -> None:
+    """Make labels that are wrong or lost again from what was measured, all or nothing."""
+    from store import Store
+
+    with Store.open(_url(database)) as store:
+        done = store.relabel()
+        where = store.address
+    if as_json:
+        print_json(asdict(done))
+    else:
+        typer.echo(f"{where}: {done.wrong:,} labels were wrong, {done.made:,} are made again")
 
 
 @app.command(epilog="Example: trappm store stats --json")

@@ -1,0 +1,131 @@
+"""What a measurement must be so that both back ends can keep it, asked before anything is written.
+
+SQLite takes almost anything: longer texts than a column has room for, a NUL in JSON, times that
+float32 makes infinite. PostgreSQL does not, and a store goes from one to the other.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from sqlalchemy import String
+from sqlalchemy.orm import InstrumentedAttribute
+
+from profiler.errors import StoreError
+from profiler.records import Measurement, Outcome
+from store.schema import ConfigurationRow, DeviceRow, MeasurementRow
+
+
+def _room(column: InstrumentedAttribute[Any]) -> int:
+    """Letters that a column has room for."""
+    kind = column.property.columns[0].type
+    return (kind.length if isinstance(kind, String) else None) or sys.maxsize
+
+
+_LONGEST = {
+    "architecture": _room(ConfigurationRow.architecture),
+    "device": _room(DeviceRow.key),
+    "attempt_key": _room(MeasurementRow.attempt_key),
+    "protocol": _room(MeasurementRow.protocol_name),
+    "failed_in": _room(MeasurementRow.failed_in),
+}
+
+_FREE = (
+    "device", "attempt_key", "failed_in", "message", "memory_detail_mib", "missing", "environment",
+)  # fmt: skip
+"""Texts and documents that whoever measured may fill as they like."""
+
+_DEEPEST = 100
+
+
+def with_possible_metrics(measurement: Measurement) -> Measurement:
+    """The measurement with metrics that cannot be taken for missing, with the reason.
+
+    Raises:
+        StoreError: its step times cannot be, or it cannot be kept.
+    """
+    step = measurement.step
+    if step is not None and not (0 < step.median_ms < math.inf and 0 < step.p95_ms < math.inf):
+        raise StoreError(
+            f"{measurement.configuration} on {measurement.device} was measured at {step}, "
+            "which cannot be; this is a fault of the profiler"
+        )
+    changes: dict[str, Any] = {}
+    missing = dict(measurement.missing)
+    for name in ("memory_mib", "power_w", "energy_j"):
+        value = getattr(measurement, name)
+        if value is not None and not 0 < value < math.inf:
+            changes[name] = None
+            missing[name] = f"measured as {value}, which cannot be"
+    if changes:
+        measurement = replace(measurement, missing=missing, **changes)
+    if reason := why_not_kept(measurement):
+        raise StoreError(
+            f"{measurement.configuration} on {measurement.device} cannot be kept: {reason}"
+        )
+    return measurement
+
+
+def why_not_kept(measurement: Measurement) -> str | None:
+    """Why this cannot be kept on one of the back ends; None if it can."""
+    names = {
+        "architecture": measurement.configuration.architecture,
+        "device": measurement.device,
+        "attempt_key": measurement.attempt_key,
+        "protocol": measurement.protocol.name,
+        "failed_in": measurement.failed_in or "",
+    }
+    for name, text in names.items():
+        if len(text) > _LONGEST[name]:
+            return f"{name} is {text[:40]!r}..., {len(text)} letters long; at most {_LONGEST[name]}"
+    for name in ("configuration", "protocol"):
+        if reason := _unfit(vars(getattr(measurement, name))):
+            return f"{name} has {reason}"
+    for name in _FREE:
+        if reason := _unfit(getattr(measurement, name)):
+            return f"{name} has {reason}"
+    if not are_possible_samples(measurement.step_samples_ms):
+        return "step_samples_ms has a time that is not above 0 and finite as a float32"
+    metrics = (measurement.step, measurement.memory_mib, measurement.power_w)
+    if measurement.outcome is Outcome.OK and metrics == (None, None, None):
+        return "the outcome is ok, but there is neither a step time nor memory nor power"
+    return None
+
+
+def are_possible_samples(times_ms: Sequence[float]) -> bool:
+    """Whether step times are above 0 and finite as they are kept, in float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        kept = np.asarray(times_ms, dtype=np.float32)
+    return bool((kept > 0).all() and np.isfinite(kept).all())
+
+
+def _unfit(document: Any) -> str | None:
+    """What in a text or JSON document cannot be kept; None if there is nothing."""
+    left = [(document, 0)]
+    while left:
+        value, depth = left.pop()
+        if isinstance(value, str):
+            if "\0" in value or not (value.isascii() or _has_utf8(value)):
+                return f"a text that a database cannot keep: {value[:40]!r}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            return f"{value} in it, which is no number"
+        elif isinstance(value, Mapping):
+            left += [(part, depth + 1) for part in (*value, *value.values())]
+        elif isinstance(value, list | tuple):
+            left += [(part, depth + 1) for part in value]
+        if depth > _DEEPEST:
+            return f"more than {_DEEPEST} levels"
+    return None
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return True
