@@ -105,7 +105,8 @@ def print_answer(answer: Answer) -> None:
     if answer.prediction is not None:
         from trappm.tables import print_prediction
 
-        console().print("source: predicted; no label of this graph there", style="bold")
+        told = "source: predicted; no label there is known to be of this graph"
+        console().print(told, style="bold")
         print_prediction(answer.prediction)
         return
     best, others = answer.labels[0], answer.labels[1:]
