@@ -63,7 +63,10 @@ def test_every_released_schema_comes_up_whole(database_url, revision):
     done = upgrade_store(database_url)
     assert (done.before, done.after) == (revision, REVISIONS[-1])
     assert rows_of(database_url, {name: names for name, (names, _) in before.items()}) == before
-    with Store.open_to_read(database_url) as store:
+    with Store.open(database_url) as store:
+        # There were no censored labels before 0004; what ran out of memory then still lacks one.
+        assert len(store.check()) == (revision < "0004")
+        assert store.relabel().made == (revision < "0004")
         assert store.check() == []
         assert store.stats().rows["labels"] == len(store.labels()) >= 2
         assert set(store.query_labels(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}
