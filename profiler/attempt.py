@@ -16,7 +16,7 @@ from typing import Any
 
 from profiler.devices import Device, Findings, open_device
 from profiler.environment import run_facts
-from profiler.errors import InputError, TrappmError, UnsupportedModelError
+from profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 from profiler.stability import judge
 
@@ -190,7 +190,7 @@ def _explain(error: BaseException, device: Device, phase: str) -> Findings:
     return Findings(
         outcome=outcome,
         failed_in=phase,
-        message=message,
+        message=storable(message),
         memory_detail_mib=detail_mib,
         provenance=device.provenance,
     )

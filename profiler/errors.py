@@ -54,3 +54,10 @@ def one_line(error: BaseException) -> str:
     """The first line of what an error says, or its kind if it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def storable(text: str) -> str:
+    """The text with marks in place of what databases refuse: NUL, and halves of surrogate pairs."""
+    return (
+        text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )

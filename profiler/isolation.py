@@ -21,6 +21,7 @@ from profiler import procfs
 from profiler.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
 from profiler.devices import Device, open_device
 from profiler.environment import host_facts, utc_now
+from profiler.errors import storable
 from profiler.forks import Child, ForkServer, ForkServerError
 from profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -131,7 +132,7 @@ class Measurer:
             attempt_key=key,
             provenance=device.provenance,
             failed_in=failure.phase,
-            message=message,
+            message=None if message is None else storable(message),
             memory_detail_mib=detail_mib,
             environment=environment,
         )

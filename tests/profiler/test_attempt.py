@@ -180,3 +180,9 @@ def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu() -> None:
         (Outcome.OOM, "warmup"), (Outcome.ERROR, "worker")
     ]  # fmt: skip
     assert _host_ran_out("worker", "killed", cpu).outcome is Outcome.ERROR
+
+
+def test_a_message_that_no_database_takes_is_kept_with_marks(tmp_path: Path) -> None:
+    found = attempted("cpu-1t", tmp_path, ValueError("a\0b and half a pair: \ud83d."))
+    assert found.outcome is Outcome.ERROR
+    assert found.message == "ValueError: a\ufffdb and half a pair: \ufffd."
