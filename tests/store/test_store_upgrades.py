@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine, make_url
+from sqlalchemy import Integer, MetaData, create_engine, func, make_url, select
 
 from profiler.errors import InputError
 from store import LabelFilter, Store
@@ -29,6 +29,12 @@ def load(url, revision):
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.connection.driver_connection.execute(script)
+        there = MetaData()
+        there.reflect(connection)
+        for table in there.sorted_tables:  # a script tells rows, and not how far ids were given out
+            if "id" in table.columns and isinstance(table.columns["id"].type, Integer):
+                sequence = func.pg_get_serial_sequence(table.name, "id")
+                connection.execute(select(func.setval(sequence, func.max(table.columns["id"]))))
     engine.dispose()
 
 
