@@ -55,25 +55,27 @@ class PriorSpec:
     common_spread: float
 
 
-PRIORS: dict[str, PriorSpec] = {
-    # Launching, arithmetic by kind of kernel (they reach very different shares of the peak), and
-    # traffic by kind of operator; devices differ by orders of magnitude, mostly in common.
-    "step_time_ms": PriorSpec(
-        (
-            TermSpec("step", 1.5),
-            TermSpec("launch", 1.5),
-            TermSpec("macs_dense", 0.7),
-            TermSpec("macs_pointwise", 0.7),
-            TermSpec("macs_matmul", 0.7),
-            TermSpec("macs_grouped", 1.0),
-            TermSpec("traffic_product", 0.7),
-            TermSpec("traffic_norm", 0.7),
-            TermSpec("traffic_elementwise", 0.7),
-            TermSpec("traffic_move", 0.7),
-            TermSpec("traffic_weights", 0.7),
-        ),
-        common_spread=3.0,
+# Launching, arithmetic by kind of kernel (they reach very different shares of the peak), and
+# traffic by kind of operator; devices differ by orders of magnitude, mostly in common.
+_WORK = PriorSpec(
+    (
+        TermSpec("step", 1.5),
+        TermSpec("launch", 1.5),
+        TermSpec("macs_dense", 0.7),
+        TermSpec("macs_pointwise", 0.7),
+        TermSpec("macs_matmul", 0.7),
+        TermSpec("macs_grouped", 1.0),
+        TermSpec("traffic_product", 0.7),
+        TermSpec("traffic_norm", 0.7),
+        TermSpec("traffic_elementwise", 0.7),
+        TermSpec("traffic_move", 0.7),
+        TermSpec("traffic_weights", 0.7),
     ),
+    common_spread=3.0,
+)
+
+PRIORS: dict[str, PriorSpec] = {
+    "step_time_ms": _WORK,
     # The process itself, weights with their gradients, what the backward pass needs again, and
     # the largest tensors of the moment. Bytes are bytes on every device: no common spread.
     "memory_mib": PriorSpec(
@@ -89,22 +91,7 @@ PRIORS: dict[str, PriorSpec] = {
         common_spread=0.3,
     ),
     # Energy: the same work, at a power that differs less among kernels than their time does.
-    "energy_j": PriorSpec(
-        (
-            TermSpec("step", 1.5),
-            TermSpec("launch", 1.5),
-            TermSpec("macs_dense", 0.7),
-            TermSpec("macs_pointwise", 0.7),
-            TermSpec("macs_matmul", 0.7),
-            TermSpec("macs_grouped", 1.0),
-            TermSpec("traffic_product", 0.7),
-            TermSpec("traffic_norm", 0.7),
-            TermSpec("traffic_elementwise", 0.7),
-            TermSpec("traffic_move", 0.7),
-            TermSpec("traffic_weights", 0.7),
-        ),
-        common_spread=3.0,
-    ),
+    "energy_j": _WORK,
     # Idle power, and more of it the busier arithmetic and memory are.
     "power_w": PriorSpec(
         (
