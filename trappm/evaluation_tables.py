@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 from learner.benchmarking import SPLIT_TITLES, SplitKind
+from trappm.live import LiveBar
 from trappm.tables import console, print_table
 
 COLUMNS = ("MAPE_%", "median_%", "RMSE", "within_10_%", "tau", "coverage_%")
@@ -26,36 +25,21 @@ _WITH_DEVIATION = frozenset({"mape", "median_ape"})
 _KEYS = ("mape", "median_ape", "rmse", "within_10_percent", "kendall_tau", "coverage")
 
 
-class EvaluationDisplay:
+class EvaluationDisplay(LiveBar):
     """A bar on standard error, so that standard output is the report alone; lines in a file."""
 
     def __init__(self) -> None:
-        error = self._console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("to go"),
             TimeRemainingColumn(),
-            console=error,
-            transient=True,
-            disable=not error.is_terminal,
+            to=Console(stderr=True, highlight=False),
         )
         self._task = self._bar.add_task("reading", total=None)
         self._total, self._told_percent = 0, 0
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def show(self, done: int, total: int, what: str) -> None:
         if total != self._total:  # another stage, whose pace is its own

@@ -5,16 +5,22 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
 from trappm.tables import console
 
 
 class LiveBar:
-    """A console, and below what is printed there one progress bar while this is entered."""
+    """A console, and below what is printed there one progress bar while this is entered.
 
-    def __init__(self, *columns: ProgressColumn) -> None:
-        self._console = console()
+    Args:
+        columns: of the bar.
+        to: the console; by default standard output.
+    """
+
+    def __init__(self, *columns: ProgressColumn, to: Console | None = None) -> None:
+        self._console = console() if to is None else to
         self._bar = Progress(
             *columns,
             console=self._console,
