@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from learner.evaluation import projected
 from learner.scoring import joined
 from profiler.errors import InputError
 from trappm.evaluating import Evaluation, embeddings
+from trappm.figures import new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,7 @@ LEAST_POINTS = 5
 
 def check_plots(folder: Path) -> None:
     """Raises InputError if plots cannot be drawn there."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plots needs matplotlib; install it with: pip install trappm[evaluate]")
+    require_matplotlib("--plots")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--plots {folder} is not a folder")
     if not folder.absolute().parent.is_dir():
@@ -63,11 +62,7 @@ def draw(evaluation: Evaluation, folder: Path) -> Iterator[Path]:
 
 
 def _figure(width: float, height: float, count: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     axes: Any = figure.subplots(1, count, squeeze=False, sharey=True)[0]
     return figure, axes
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler.errors import InputError
+from trappm.figures import new_figure, require_matplotlib
 from trappm.tables import console, print_table
 
 if TYPE_CHECKING:
@@ -218,15 +219,8 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "--png needs matplotlib; install it with: pip install trappm[evaluate]"
-        ) from error
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    require_matplotlib("--png")
+    figure = new_figure(8, 6)
     axes = figure.subplots()
     for kind in KINDS:
         some = [p for p in facts["map"] if p["kind"] == kind]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from learner.replaying import Point
 from profiler.errors import InputError
+from trappm.figures import new_figure, require_matplotlib
 from trappm.replays import Plan, Results
 from trappm.tables import console, print_table
 
@@ -185,16 +186,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "--png needs matplotlib; install it with: pip install trappm[evaluate]"
-        ) from error
+    require_matplotlib("--png")
     timed = all(p["seconds"] is not None for row in rows for p in row["budgets"])
-    figure = Figure(figsize=(12 if timed else 7, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12 if timed else 7, 5)
     keys = ("labels", "seconds") if timed else ("labels",)
     for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         for row in rows:
