@@ -13,6 +13,7 @@ import store.migrate
 from profiler.canary import CanaryPlan, read_canary
 from profiler.errors import StoreError
 from store import Store
+from store.upkeep import upgrade_store
 
 PLAN = CanaryPlan(configuration=configuration(4))
 
@@ -85,6 +86,7 @@ def test_a_store_of_before_keeps_its_labels_and_takes_readings(database_url, mon
         label_id = before.record(measurement()).label_id
     assert "canaries" not in _inspected(database_url, "get_table_names")
     monkeypatch.undo()
+    upgrade_store(database_url)
     (reading,) = readings([10])
     with Store.open(database_url) as opened:
         opened.save_canary(reading)

@@ -101,7 +101,7 @@ def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
     ("source", "name", "content", "message"),
     [
         ("gpumemnet", "sheet.csv", "architecture\nresnet18\n", "lacks the columns batch_size"),
-        ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,nan,3\n", "line 13: max_gpu_memory_mib is"),
+        ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,nan,3\n", f"line {SHEET.count(chr(10)) + 1}: "),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,-5,3\n", "max_gpu_memory_mib is '-5'"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8.5,5,3\n", "a whole number"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8\n", "max_gpu_memory_mib is ''"),
