@@ -24,11 +24,11 @@ import pandas as pd
 from learner.estimator import Targets
 from learner.head import Ours
 from learner.heads import USABLE_SHARE
-from learner.memory_prior import MemoryPrior
+from learner.priors.memory_prior import MemoryPrior
 from learner.workload import Workload
 from profiler.families import family_of
 from profiler.records import GraphTemplate
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 from store.importers.gpumemnet import CAPACITY_MIB, verdicts
 
 SHEET = "a100_40gb_train_memory"

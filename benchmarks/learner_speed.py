@@ -19,12 +19,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from learner.dataset import batches, fit_node_scaler, to_data
-from learner.distinct import classes_of
 from learner.estimator import Targets
-from learner.gae import train_encoder
-from learner.presets import preset_named
-from learner.published import TrappmAsPublished, random_encoder
+from learner.networks.dataset import batches, fit_node_scaler, to_data
+from learner.networks.distinct import classes_of
+from learner.networks.gae import train_encoder
+from learner.networks.presets import preset_named
+from learner.networks.published import TrappmAsPublished, random_encoder
 from learner.workload import Workload
 from profiler.records import Graph, GraphTemplate
 from store import Home, Store

@@ -32,11 +32,11 @@ import psutil  # noqa: E402
 
 from profiler.devices import open_device  # noqa: E402
 from profiler.errors import TrappmError  # noqa: E402
-from profiler.isolation import Measurer  # noqa: E402
 from profiler.json_lines import JsonLines  # noqa: E402
-from profiler.protocols import PROTOCOLS, protocol_named  # noqa: E402
+from profiler.measuring.isolation import Measurer  # noqa: E402
+from profiler.measuring.protocols import PROTOCOLS, protocol_named  # noqa: E402
+from profiler.measuring.sweep import Sweep  # noqa: E402
 from profiler.records import Configuration, Measurement, Outcome, Protocol  # noqa: E402
-from profiler.sweep import Sweep  # noqa: E402
 
 # Twenty architectures of 18 families, from a few to some hundred milliseconds a step on two cores.
 REPEATED = [

@@ -26,9 +26,9 @@ import numpy as np
 import pandas as pd
 
 from profiler.families import family_of
-from profiler.memory_simulation import WORKSPACE_SHARE, simulate_memory
-from profiler.step_profile import StepProfile
-from profiler.step_trace import ConvolutionKind, Pass
+from profiler.simulation.memory_simulation import WORKSPACE_SHARE, simulate_memory
+from profiler.simulation.step_profile import StepProfile
+from profiler.simulation.step_trace import ConvolutionKind, Pass
 
 SEED = 1337
 COLUMNS = ("faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib")
@@ -40,7 +40,7 @@ def trace(architecture: str) -> dict[str, object]:
     import torch
 
     from profiler.errors import TrappmError
-    from profiler.step_profile import step_profile
+    from profiler.simulation.step_profile import step_profile
     from profiler.zoo import native_input_size
 
     torch.set_num_threads(1)

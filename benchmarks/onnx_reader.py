@@ -25,11 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from profiler import zoo
 from profiler.errors import TrappmError
-from profiler.export import export_onnx
 from profiler.families import FAMILIES, family_of
-from profiler.features import node_features, static_features
-from profiler.onnx_reader import read_onnx
-from profiler.rich_features import CONVOLUTIONS, PRODUCTS, rich_features
+from profiler.graphs.features import node_features, static_features
+from profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS, rich_features
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 LARGEST_PARAMETERS = 120e6
 REPEATS = 5

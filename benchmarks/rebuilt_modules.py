@@ -50,7 +50,7 @@ def models() -> list[str]:
 
 
 def export(name: str, input_size: int, path: Path) -> None:
-    from profiler.export import export_onnx
+    from profiler.onnx_files.export import export_onnx
 
     def late(*_: object) -> None:
         raise TimeoutError(f"export took over {EXPORT_SECONDS} s")
@@ -66,9 +66,9 @@ def export(name: str, input_size: int, path: Path) -> None:
 def compare(name: str, folder: Path) -> dict[str, Any]:
     from profiler import zoo
     from profiler.errors import TrappmError
-    from profiler.memory_rules import memory_by_rules, saved_bytes_by_rules
+    from profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
+    from profiler.simulation.step_profile import step_profile
     from profiler.static import StepSource, file_profile
-    from profiler.step_profile import step_profile
 
     input_size = zoo.native_input_size(name) or 224
     path = folder / f"{name}.onnx"

@@ -167,7 +167,7 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
 
 def _report_operators(done: list[dict[str, Any]]) -> None:
     """How much of all graphs the features know by name, and each operator's share."""
-    from profiler.features import OPERATORS
+    from profiler.graphs.features import OPERATORS
 
     nodes, architectures = collections.Counter[str](), collections.Counter[str]()
     for r in done:

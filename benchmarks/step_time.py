@@ -22,16 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from learner.device_specs import spec_of
 from learner.estimator import Estimate, Targets
 from learner.head import Head, Ours
-from learner.prior import Prior
-from learner.step_time import StepTimePrior
+from learner.priors.device_specs import spec_of
+from learner.priors.prior import Prior
+from learner.priors.step_time import StepTimePrior
 from learner.workload import Workload
 from profiler.errors import TrappmError
 from profiler.families import family_of
-from profiler.kernel_profile import KernelProfile, kernel_profile
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from profiler.simulation.kernel_profile import KernelProfile, kernel_profile
 from profiler.zoo import current_name
 
 Array = npt.NDArray[np.float64]

@@ -39,7 +39,7 @@ class ProfilerActor:
     """Measures on one device of the node that it runs on, one configuration at a time."""
 
     def __init__(self, device: str) -> None:
-        from profiler.isolation import Measurer
+        from profiler.measuring.isolation import Measurer
 
         self._device = device
         self._measurer = Measurer()
@@ -51,7 +51,7 @@ class ProfilerActor:
     def describe(self) -> dict[str, Any]:
         """Host, GPUs that Ray gave to it, and the fingerprint of its software stack."""
         from profiler.devices import open_device
-        from profiler.environment import stack_fingerprint
+        from profiler.measuring.environment import stack_fingerprint
 
         environment = open_device(self._device).environment()
         return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.spec import CampaignSpec
-from learner.evaluation import split_architectures
+from learner.judging.evaluation import split_architectures
 from profiler.errors import InputError
 from profiler.pool import build_pool
 from profiler.records import Configuration

@@ -14,7 +14,7 @@ from collections import Counter
 from cluster.crew import CanaryCheck, Finished
 from cluster.events import Worker
 from cluster.rehearsal import runs_nothing
-from profiler.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
+from profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
 from store import Store
 
 

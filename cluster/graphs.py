@@ -8,9 +8,6 @@ tried again, alone, and who dies alone is refused.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import multiprocessing
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 
 from cluster.crew import ProfiledGraph
+from cluster.processes import submit, worker_pool
 from profiler.errors import TrappmError, one_line
 
 CPU_LIMIT_S = 600
@@ -27,8 +25,6 @@ ENDED_ITS_PROCESS = "the static profile ended its process"
 
 _TASKS_PER_WORKER = 200
 """On average; then fresh workers go on, so that what libraries keep in memory cannot pile up."""
-
-_PR_SET_PDEATHSIG = 1
 
 Pair = tuple[str, int]
 
@@ -83,7 +79,7 @@ def profile_in_processes(pairs: Sequence[Pair], processes: int) -> Iterator[Prof
     while remaining:
         batch = remaining[-processes * _TASKS_PER_WORKER :]
         del remaining[-len(batch) :]
-        with _workers(min(processes, len(batch))) as workers:
+        with worker_pool(min(processes, len(batch))) as workers:
             yield from _profile_all(workers, batch, suspects, processes)
         remaining += batch  # what a dying worker has left over
     for pair in suspects:
@@ -99,7 +95,7 @@ def _profile_all(
         while batch or running:
             # No more than are at work, so that the suspects of a death are few.
             while batch and len(running) < processes:
-                running[_submit(workers, batch[-1])] = batch[-1]
+                running[submit(workers, profile_graph, *batch[-1])] = batch[-1]
                 batch.pop()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 profiled = future.result()
@@ -111,51 +107,9 @@ def _profile_all(
 
 def _profile_alone(pair: Pair) -> ProfiledGraph:
     for step_refusal in (None, ENDED_ITS_PROCESS):
-        with _workers(1) as workers, contextlib.suppress(BrokenProcessPool):
-            return _submit(workers, pair, step_refusal).result()
+        with worker_pool(1) as workers, contextlib.suppress(BrokenProcessPool):
+            return submit(workers, profile_graph, *pair, step_refusal).result()
     return ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
-
-
-@contextlib.contextmanager
-def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
-    others = set(multiprocessing.active_children())
-    workers = ProcessPoolExecutor(
-        processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=begin_worker,
-        initargs=(os.getpid(),),
-    )
-    try:
-        yield workers
-    except BaseException:  # nobody waits for what they are at
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.kill()
-        raise
-    finally:
-        workers.shutdown()
-
-
-def _submit(
-    workers: ProcessPoolExecutor, pair: Pair, step_refusal: str | None = None
-) -> Future[ProfiledGraph]:
-    # This may start a worker, which inherits that it does not see a Ctrl-C: we end it ourselves,
-    # and no trace of it is shown.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return workers.submit(profile_graph, *pair, step_refusal)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def begin_worker(parent: int) -> None:
-    """Makes a worker process one of one thread that ends with its parent, whatever ends that."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before it could take us along
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
 
 
 @contextlib.contextmanager

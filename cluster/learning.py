@@ -21,19 +21,19 @@ from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, OnProgress, TrainingLabel
 from learner.acquisition import AcquisitionRequest, Covariance, strategy_named
-from learner.device_specs import spec_of
-from learner.evaluation import accuracy
-from learner.gae import Encoder, train_encoder
+from learner.acquisition.pool_knowledge import pool_covariances
 from learner.heads import Heads, train_heads
-from learner.pool_knowledge import pool_covariances
+from learner.judging.evaluation import accuracy
+from learner.networks.gae import Encoder, train_encoder
+from learner.networks.presets import preset_named
 from learner.predictions import DeviceHeads, Predictions
-from learner.presets import preset_named
+from learner.priors.device_specs import spec_of
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler.families import family_of
-from profiler.features import static_features
+from profiler.graphs.features import static_features
 from profiler.records import METRICS, Configuration, GraphTemplate
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""

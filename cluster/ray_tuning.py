@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.runtime import here, ray_runtime
-from learner.tuning import OnTrial, Tuning, progress, run_trials
+from learner.judging.tuning import OnTrial, Tuning, progress, run_trials
 from profiler.errors import CampaignError, one_line
 
 POLL_S = 2.0
@@ -14,7 +14,7 @@ POLL_S = 2.0
 def tune_on_ray(
     tuning: Tuning, total: int, *, workers: int, address: str | None, on_trial: OnTrial
 ) -> dict[str, Any]:
-    """As `learner.tuning.run_trials`, by so many workers at once; a trial or two may be too many.
+    """As `run_trials`, by so many workers at once; a trial or two may be too many.
 
     Workers on other nodes need a database that they can reach, so with SQLite all stay on this
     one. A worker that dies costs its trial only.

@@ -16,10 +16,10 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.yaml_file import parse, read_text
-from profiler.canary import CanaryPlan
 from profiler.errors import InputError
+from profiler.measuring.canary import CanaryPlan
+from profiler.measuring.protocols import PROTOCOLS, protocol_named
 from profiler.pool import PoolGroup, PoolSpec
-from profiler.protocols import PROTOCOLS, protocol_named
 from profiler.records import Configuration
 from profiler.records import Protocol as MeasuringProtocol
 
@@ -101,7 +101,7 @@ class CampaignSpec(_Part):
     def _consistent(self) -> Self:
         # Imported here: both pull in torch, and reading a file that fails earlier should be quick.
         from learner.acquisition import strategy_named
-        from learner.presets import preset_named
+        from learner.networks.presets import preset_named
 
         if isinstance(self.protocol, str):
             protocol_named(self.protocol)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from learner.estimator import Estimator
-from learner.gae import Encoder
-from learner.presets import PRESETS, EncoderPreset
+from learner.networks.gae import Encoder
+from learner.networks.presets import PRESETS, EncoderPreset
 from learner.workload import Workload
 from profiler.errors import InputError
 
@@ -32,10 +32,10 @@ class Surroundings:
 
 
 def _ours(given: Surroundings) -> Estimator:
-    from learner.device_specs import spec_of
     from learner.head import Ours
-    from learner.memory_prior import MemoryPrior
-    from learner.step_time import StepTimePrior
+    from learner.priors.device_specs import spec_of
+    from learner.priors.memory_prior import MemoryPrior
+    from learner.priors.step_time import StepTimePrior
 
     if given.metric == "memory_mib":
         return Ours(MemoryPrior())
@@ -46,7 +46,7 @@ def _ours(given: Surroundings) -> Estimator:
 
 def _published(preset: str, pretrained: bool) -> Callable[[Surroundings], Estimator]:
     def make(given: Surroundings) -> Estimator:
-        from learner.published import TrappmAsPublished
+        from learner.networks.published import TrappmAsPublished
 
         chosen = PRESETS[preset]
         encoder = given.make_encoder(chosen.encoder, pretrained)

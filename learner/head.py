@@ -21,8 +21,8 @@ from torch import Tensor
 
 from learner.conformal import Calibration, Familiarity
 from learner.estimator import Estimate, Model, Targets
-from learner.prior import Prior
-from learner.residual import CAUTION, FOLDS, Residual, fit_residual, grouped_folds
+from learner.priors.prior import Prior
+from learner.residuals.residual import CAUTION, FOLDS, Residual, fit_residual, grouped_folds
 from learner.workload import Workload
 from profiler.errors import InputError
 

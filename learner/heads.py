@@ -1,13 +1,13 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
-    memory                  simulated step (`learner.memory_prior`), or rules on the graph
-    step time               simulated kernels (`learner.step_time`) where they have been traced,
-                            terms of the graph (`learner.graph_prior`) elsewhere
+    memory                  simulated step (`learner.priors.memory_prior`), or rules on the graph
+    step time               simulated kernels (`step_time`) where they have been traced,
+                            terms of the graph (`learner.priors.graph_prior`) elsewhere
     power, energy, others   terms of the graph
 
 Each of them is a `learner.head`: prior, residual, calibrated interval. One frame for training and
 inference: the phase is part of a workload. The preset `paper` has TraPPM's networks instead
-(`learner.network_heads`), which know no physics.
+(`learner.networks.network_heads`), which know no physics.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from learner.dataset import with_prefix
 from learner.estimator import Estimate, Targets
-from learner.graph_prior import GraphPrior
 from learner.head import Head, Ours
-from learner.memory_prior import MemoryPrior
-from learner.physics import PRIORS
+from learner.networks.dataset import with_prefix
+from learner.networks.presets import HeadPreset
 from learner.predictions import DeviceHeads, Predictions, Settings
-from learner.presets import HeadPreset
-from learner.prior import Prior
-from learner.step_time import StepTimePrior
+from learner.priors.graph_prior import GraphPrior
+from learner.priors.memory_prior import MemoryPrior
+from learner.priors.physics import PRIORS
+from learner.priors.prior import Prior
+from learner.priors.step_time import StepTimePrior
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import METRICS
 
 if TYPE_CHECKING:
-    from learner.device_specs import DeviceSpec
+    from learner.priors.device_specs import DeviceSpec
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int, int], None]
@@ -167,8 +167,8 @@ def heads_from_tensors(
     """
     if settings["kind"] == KIND:
         return Heads.from_tensors(settings, tensors)
-    from learner.network_heads import KIND as NETWORKS
-    from learner.network_heads import NetworkHeads
+    from learner.networks.network_heads import KIND as NETWORKS
+    from learner.networks.network_heads import NetworkHeads
 
     if settings["kind"] != NETWORKS:
         raise ValueError(f"an unknown kind of heads: {settings['kind']!r}")
@@ -218,7 +218,7 @@ def train_heads(
             f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
         )
     if not preset.physical_prior:
-        from learner.network_heads import NetworkHeads, train_networks
+        from learner.networks.network_heads import NetworkHeads, train_networks
 
         if init is not None and not isinstance(init, NetworkHeads):
             raise InputError("the heads to start from were made with another preset or encoder")

@@ -31,10 +31,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from learner.gae import Encoder
 from learner.heads import heads_from_tensors
+from learner.networks.gae import Encoder
+from learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from learner.predictions import DeviceHeads, Predictions
-from learner.presets import EncoderPreset, HeadPreset, LearnerPreset
 from learner.workload import Workload
 from profiler.errors import SnapshotError, one_line
 from profiler.records import METRICS, Provenance

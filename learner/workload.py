@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from learner.dataset import FloatArray
+from learner.networks.dataset import FloatArray
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 if TYPE_CHECKING:
-    from profiler.kernel_profile import KernelProfile
-    from profiler.step_profile import StepProfile
+    from profiler.simulation.kernel_profile import KernelProfile
+    from profiler.simulation.step_profile import StepProfile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """What a model is and what a step of it costs: the ground floor of the house.
 
-`records` are the types that everybody speaks in. The static profile (`static`, `onnx_reader`,
+`records` are the types that everybody speaks in. The static profile (`static`, `onnx_files.reader`,
 `features`) makes a graph of a model without running it; the dynamic profile (`isolation`, `step`,
 `devices`) measures a step in a process of its own. Nothing here needs Ray or a database.
 """

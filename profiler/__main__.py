@@ -1,7 +1,7 @@
 """`python -m profiler measure resnet18 --batch-size 4 --device cpu-1t`: measures without Ray.
 
 For a GPU node that has torch and timm and nothing else of ours. `--sweep LIST --out FILE` measures
-a list (`profiler.sweep_list`) into a file of JSON lines, and goes on where it was stopped.
+a list (`sweep_list`) into a file of JSON lines, and goes on where it was stopped.
 `python -m profiler devices` lists what this machine can measure on.
 """
 
@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from profiler.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
 from profiler.devices import local_devices, open_device
 from profiler.errors import InputError, TrappmError
-from profiler.isolation import Measurer
 from profiler.json_lines import JsonLines
-from profiler.protocols import PROTOCOLS, protocol_named
+from profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
+from profiler.measuring.isolation import Measurer
+from profiler.measuring.protocols import PROTOCOLS, protocol_named
+from profiler.measuring.sweep import Sweep
+from profiler.measuring.sweep_list import read_configurations
 from profiler.records import (
     Configuration,
     Measurement,
@@ -33,8 +35,6 @@ from profiler.records import (
     Precision,
     Provenance,
 )
-from profiler.sweep import Sweep
-from profiler.sweep_list import read_configurations
 
 Measure = Callable[[Configuration], Measurement]
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from profiler.errors import InputError
-from profiler.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
+from profiler.graphs.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
 
 __all__ = [
     "METRICS",

@@ -3,8 +3,8 @@
     timm name or module ----> graph template (every batch size) + step profile
     ONNX file --------------> graph template + step profile of a module rebuilt from it, or rules
 
-Two ways lead to a graph: `profiler.module_graph` for models that PyTorch can run, and
-`profiler.onnx_reader` for files. Both give the same graph of the same model, up to the differences
+Two ways lead to a graph: `profiler.graphs.module_graph` for models that PyTorch can run, and
+`reader` for files. Both give the same graph of the same model, up to the differences
 listed in docs/static_profile.md. The step profile is what a graph cannot tell: the allocations of
 a whole training step, the bytes that autograd keeps, and which parameters are trained.
 """
@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from profiler.errors import TrappmError
-from profiler.memory_rules import memory_by_rules
-from profiler.memory_simulation import SimulatedMemory
+from profiler.graphs.module_graph import module_template
 from profiler.model_input import Sample
-from profiler.module_graph import module_template
 from profiler.records import GraphTemplate, Optimizer
-from profiler.step_profile import StepProfile, step_profile
-from profiler.step_trace import TRACED_BATCH_SIZES
+from profiler.simulation.memory_rules import memory_by_rules
+from profiler.simulation.memory_simulation import SimulatedMemory
+from profiler.simulation.step_profile import StepProfile, step_profile
+from profiler.simulation.step_trace import TRACED_BATCH_SIZES
 
 
 class StepSource(enum.StrEnum):
@@ -100,11 +100,11 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     A file with a fixed batch size has a step for that one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `onnx_reader.read_onnx`.
+        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
     """
-    from profiler.onnx_file import load_checked
-    from profiler.onnx_module import RebuiltModule
-    from profiler.onnx_reader import read_onnx
+    from profiler.onnx_files.module import RebuiltModule
+    from profiler.onnx_files.opening import load_checked
+    from profiler.onnx_files.reader import read_onnx
 
     graph = read_onnx(path, input_size=input_size)
     try:

@@ -10,7 +10,7 @@ import dataclasses
 
 from sqlalchemy import select
 
-from profiler.canary import CanaryReading
+from profiler.measuring.canary import CanaryReading
 from store.database import Database, new_row
 from store.schema import CanaryRow, ConfigurationRow
 from store.workloads import configuration_of, insert_configurations

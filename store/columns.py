@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
 
-from profiler.canary import CanaryDecision
+from profiler.measuring.canary import CanaryDecision
 from profiler.records import Outcome, Provenance
 from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute
 
 from profiler.records import GraphTemplate, Outcome, Provenance
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 from store.database import utc_now
 from store.findings import Finding, faulty_rows
 from store.records import AssignmentState, CampaignState, Role, RoundState

@@ -18,8 +18,8 @@ import numpy as np
 from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
-from profiler.environment import stack_fingerprint
 from profiler.errors import InputError, StoreError
+from profiler.measuring.environment import stack_fingerprint
 from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
 from store.asking import LabelFilter, restricted
 from store.database import Database, Insert, insert, insert_new, new_row, utc_now

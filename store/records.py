@@ -201,7 +201,7 @@ class LabelRecord:
     configuration: Configuration
     device: str
     fingerprint: str
-    """The software stack and hardware, as `profiler.environment.stack_fingerprint`."""
+    """The software stack and hardware, as `profiler.measuring.environment.stack_fingerprint`."""
     protocol: str
     step_time_ms: float | None
     memory_mib: float | None

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from profiler.canary import CanaryDecision
+from profiler.measuring.canary import CanaryDecision
 from profiler.records import Outcome, Provenance
 from store.columns import BIG, JSON_, Base, UtcTime, positive
 from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
@@ -76,7 +76,7 @@ class StepProfileRow(Base):
     architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
     input_size: Mapped[int] = mapped_column(primary_key=True)
     profile: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """As `profiler.step_profile.StepProfile.to_bytes` gives it."""
+    """As `profiler.simulation.step_profile.StepProfile.to_bytes` gives it."""
     saved_bytes_constant: Mapped[int | None] = mapped_column(BIG)
     saved_bytes_per_sample: Mapped[int | None] = mapped_column(BIG)
     trainable_parameters: Mapped[int | None] = mapped_column(BIG)
@@ -327,7 +327,7 @@ class AssignmentLabelRow(Base):
 
 
 class CanaryRow(Base):
-    """One reading of the canary: a `profiler.canary.CanaryReading`."""
+    """One reading of the canary: a `profiler.measuring.canary.CanaryReading`."""
 
     __tablename__ = "canaries"
 

@@ -17,7 +17,7 @@ from profiler.records import (
     Phase,
     Precision,
 )
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 from store.database import Database, insert_new
 from store.records import Refusal
 from store.schema import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow

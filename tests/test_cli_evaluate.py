@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.graphs import profile_graph
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 from profiler.zoo import native_input_size
 from store import Home, Store
 from trappm.cli import run

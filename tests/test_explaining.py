@@ -8,7 +8,7 @@ import pytest
 
 from cluster.learning import CampaignLearner
 from cluster.spec import parse_spec
-from learner.presets import LAPTOP, PRESETS
+from learner.networks.presets import LAPTOP, PRESETS
 from profiler.errors import InputError
 from profiler.records import Configuration
 from store import Home, PlannedAssignment, Store

@@ -2,8 +2,8 @@
 
 import pytest
 
-from profiler.kernel_profile import KernelProfile
 from profiler.records import MemoryFormat, Precision
+from profiler.simulation.kernel_profile import KernelProfile
 from trappm.kernel_cache import KernelCache, KernelKey
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import trappm
-from learner.gae import train_encoder
 from learner.heads import train_heads
-from learner.presets import LAPTOP
+from learner.networks.gae import train_encoder
+from learner.networks.presets import LAPTOP
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import InputError, UnsupportedModelError
-from profiler.export import export_onnx
+from profiler.onnx_files.export import export_onnx
 from profiler.static import graph_template
 
 

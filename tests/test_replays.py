@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from learner.replaying import Point
+from learner.judging.replaying import Point
 from profiler.errors import InputError
 from trappm.cli import run
 from trappm.replay_tables import area, draw, labels_to, print_summary, summary

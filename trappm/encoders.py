@@ -15,9 +15,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from learner.gae import Encoder, train_encoder
-from learner.presets import LAPTOP, EncoderPreset
-from learner.published import random_encoder
+from learner.networks.gae import Encoder, train_encoder
+from learner.networks.presets import LAPTOP, EncoderPreset
+from learner.networks.published import random_encoder
 from profiler.records import Graph
 
 FORMAT = 1

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
 from learner.estimator import Estimator, Model
 from learner.estimators import Surroundings, estimator_named
-from learner.scoring import score, summarize
+from learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
+from learner.judging.scoring import score, summarize
 from profiler.errors import InputError
 from profiler.records import Measurement
 from store import Home, LabelFilter, Store

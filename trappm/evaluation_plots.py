@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learner.benchmarking import SplitKind
-from learner.evaluation import projected
-from learner.scoring import joined
+from learner.judging.benchmarking import SplitKind
+from learner.judging.evaluation import projected
+from learner.judging.scoring import joined
 from profiler.errors import InputError
 from trappm.evaluating import Evaluation, embeddings
 from trappm.figures import new_figure, require_matplotlib

@@ -148,7 +148,7 @@ def _map(
     embeddings: np.ndarray[Any, np.dtype[np.float32]],
 ) -> list[dict[str, Any]]:
     """The two directions in which the embeddings differ most."""
-    from learner.kernel import components
+    from learner.acquisition.kernel import components
 
     directions = components(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions

@@ -7,26 +7,23 @@ attention; they only ever save the time of tracing again, so deleting the folder
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.graphs import begin_worker
+from cluster.processes import submit, worker_pool
 from profiler.errors import TrappmError, one_line
 from profiler.records import MemoryFormat, Precision
 
 if TYPE_CHECKING:
-    from profiler.kernel_profile import KernelProfile
+    from profiler.simulation.kernel_profile import KernelProfile
 
 FORMAT = 1
 """Counted up when the recorder changes what it writes."""
@@ -57,7 +54,7 @@ class KernelCache:
 
     def get(self, key: KernelKey) -> KernelProfile | None:
         """The profile, if there is one; a damaged one is removed, to be traced again."""
-        from profiler.kernel_profile import KernelProfile
+        from profiler.simulation.kernel_profile import KernelProfile
 
         path = self.folder / f"{key.file_name}.npz"
         try:
@@ -80,8 +77,8 @@ class KernelCache:
             TrappmError: a trace ended its process; what was made until then is kept.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _workers(processes) as workers:
-            jobs = {workers.submit(_trace, key): key for key in keys}
+        with worker_pool(processes) as workers:
+            jobs = {submit(workers, _trace, key): key for key in keys}
             try:
                 for job in as_completed(jobs):
                     key, (profile, refusal) = jobs[job], job.result()
@@ -101,26 +98,8 @@ def _versions() -> tuple[str, str]:
     return version("timm"), version("torch")
 
 
-@contextlib.contextmanager
-def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
-    workers = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
-    )
-    try:
-        yield workers
-    except BaseException:
-        workers.shutdown(wait=False, cancel_futures=True)
-        raise
-    workers.shutdown()
-
-
-def _begin(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends us
-    begin_worker(parent)
-
-
 def _trace(key: KernelKey) -> tuple[bytes, str]:
-    from profiler.kernel_profile import kernel_profile
+    from profiler.simulation.kernel_profile import kernel_profile
 
     try:
         profile = kernel_profile(

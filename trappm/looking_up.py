@@ -19,7 +19,7 @@ from profiler.records import Configuration, Protocol, Provenance
 from trappm.asking import store_to_read
 
 if TYPE_CHECKING:
-    from profiler.graph import GraphTemplate
+    from profiler.graphs.graph import GraphTemplate
     from store import LabelRecord, Store
     from trappm.prediction import Prediction
 
@@ -142,7 +142,7 @@ class _Asked:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
         if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
-            from profiler.onnx_reader import read_onnx
+            from profiler.onnx_files.reader import read_onnx
 
             file = read_onnx(Path(model), input_size=input_size)
             batch = batch_size or file.fixed_batch_size or 1
@@ -238,8 +238,8 @@ class _Asked:
         if self.file is not None:
             raise InputError(f"no label of {self.model} there, and only timm names can be measured")
         from profiler.devices import open_device
-        from profiler.isolation import Measurer
-        from profiler.protocols import protocol_named
+        from profiler.measuring.isolation import Measurer
+        from profiler.measuring.protocols import protocol_named
         from profiler.records import is_cpu_device
         from store import Home, Store
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from profiler.memory_simulation import SimulatedMemory
+    from profiler.simulation.memory_simulation import SimulatedMemory
     from profiler.static import StaticProfile, StepSource
     from store import Home, Store
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.graphs import profile_in_processes
-from learner.benchmarking import Samples
+from learner.judging.benchmarking import Samples
 from learner.workload import Workload
 from profiler.errors import InputError
-from profiler.graph import Graph
+from profiler.graphs.graph import Graph
 from profiler.records import GraphTemplate, Measurement
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 from store import Store
 from trappm.kernel_cache import KernelCache, KernelKey
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.replaying import Point
+from learner.judging.replaying import Point
 from profiler.errors import InputError
 from trappm.figures import new_figure, require_matplotlib
 from trappm.replays import Plan, Results

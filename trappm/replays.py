@@ -10,24 +10,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from learner.replaying import Bench, Point, replay
+from cluster.processes import submit, worker_pool
+from learner.judging.replaying import Bench, Point, replay
 from profiler.errors import InputError, TrappmError
 
 Watch = Callable[[int, int, str], None]
 
 MAX_RESULTS_BYTES = 256 << 20
 QUICK = "quick"
-"""The learner that is one Gaussian process (`learner.joint`); the others are estimators by name."""
+"""The learner that is one Gaussian process (`joint`); the others are estimators by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,31 +142,24 @@ def _each(
         for job in jobs:
             yield job, benches.play(job)
         return
-    workers = ProcessPoolExecutor(
-        min(processes, len(jobs)),
-        mp_context=get_context("spawn"),
-        initializer=_begin_worker,
-        initargs=(plan,),
-    )
     try:
-        running = {workers.submit(_play, job): job for job in jobs}
-        for future in as_completed(running):
-            yield running[future], future.result()
+        with worker_pool(min(processes, len(jobs)), _begin_worker, plan) as workers:
+            running = {submit(workers, _play, job): job for job in jobs}
+            for future in as_completed(running):
+                yield running[future], future.result()
     except BrokenProcessPool as error:
         raise TrappmError("a replaying process ended; the same command goes on") from error
-    finally:
-        workers.shutdown(wait=False, cancel_futures=True)
 
 
 class Benches:
     """The labels of a plan, and a bench for each learner."""
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
-        from learner.device_specs import spec_of
-        from learner.graph_prior import GraphPrior
-        from learner.memory_prior import MemoryPrior
-        from learner.prior import Prior
-        from learner.step_time import StepTimePrior
+        from learner.priors.device_specs import spec_of
+        from learner.priors.graph_prior import GraphPrior
+        from learner.priors.memory_prior import MemoryPrior
+        from learner.priors.prior import Prior
+        from learner.priors.step_time import StepTimePrior
         from store import Home, Store
         from trappm.kernel_cache import KernelCache
         from trappm.label_files import read_labels, read_usable
@@ -236,11 +227,6 @@ _BENCHES: list[Benches] = []
 
 
 def _begin_worker(plan: Plan) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends us
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
     with contextlib.redirect_stdout(None):
         _BENCHES.append(Benches(plan))
 

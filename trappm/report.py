@@ -10,7 +10,7 @@ from profiler.records import METRICS
 from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
-    from profiler.canary import CanaryReading
+    from profiler.measuring.canary import CanaryReading
     from store import CampaignRecord, Home, Store
 
 MINIMUM_FOR_A_PLOT = 3

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from learner.presets import PRESETS
-from learner.tuning import Tuning, run_trials
+from learner.judging.tuning import Tuning, run_trials
+from learner.networks.presets import PRESETS
 from store import Home, Store
 from trappm.encoders import make_encoder
 from trappm.kernel_cache import KernelCache
@@ -32,7 +32,7 @@ def tune(
     """Goes on with the study of this name in the label store until it has so many trials.
 
     Returns:
-        As `learner.tuning.run_trials`.
+        As `learner.judging.tuning.run_trials`.
 
     Raises:
         InputError: the labels cannot be read, or the study is about something else.

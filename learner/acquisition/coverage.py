@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from learner.acquisition.kernel import matern
 from learner.acquisition.request import AcquisitionRequest, FloatArray, IntArray, Pick, explained
-from learner.kernel import matern
 from profiler.errors import InputError
 
 MOST_TARGETS = 1_000

@@ -19,7 +19,7 @@ from learner.acquisition.request import (
     Pick,
     explained,
 )
-from learner.dataset import Scaler
+from learner.networks.dataset import Scaler
 from profiler.errors import InputError
 
 

@@ -23,9 +23,9 @@ from statistics import NormalDist
 import numpy as np
 
 from learner.acquisition.covariance import Covariance, narrow
+from learner.acquisition.kernel import pool_features
 from learner.acquisition.reduction import Array, IntArray, Knowledge
 from learner.acquisition.request import AcquisitionRequest, Pick, explained
-from learner.kernel import pool_features
 
 NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""

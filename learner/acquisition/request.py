@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.acquisition.covariance import Covariance
-from learner.kernel import coordinates
+from learner.acquisition.kernel import coordinates
 from profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]

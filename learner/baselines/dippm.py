@@ -15,8 +15,8 @@ import numpy as np
 
 from learner.baselines.nnlqp import SageNetwork
 from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.dataset import FloatArray
-from learner.networks import NetworkEstimator, huber_log
+from learner.networks.dataset import FloatArray
+from learner.networks.estimator import NetworkEstimator, huber_log
 from profiler.records import Graph
 
 _COUNTED = (("Conv", "ConvTranspose"), ("Gemm", "MatMul"), ("Relu",))

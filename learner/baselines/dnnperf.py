@@ -21,10 +21,10 @@ from torch_geometric.data import Batch
 from torch_geometric.utils import scatter, softmax
 
 from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.dataset import log_static_features
-from learner.distinct import Layer, classes_of
-from learner.networks import NetworkEstimator, squared_log
-from profiler.features import NODE_FEATURES, OPERATORS
+from learner.networks.dataset import log_static_features
+from learner.networks.distinct import Layer, classes_of
+from learner.networks.estimator import NetworkEstimator, squared_log
+from profiler.graphs.features import NODE_FEATURES, OPERATORS
 from profiler.records import SHAPE_LENGTH
 
 LAYERS = 3

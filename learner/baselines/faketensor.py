@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.estimator import Estimate, Model, Targets
-from learner.networks import LEAST_LABELS, labelled
+from learner.networks.estimator import LEAST_LABELS, labelled
 from learner.workload import Workload
 from profiler.errors import InputError
 

@@ -19,10 +19,10 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 
 from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.dataset import FloatArray, log_static_features
-from learner.distinct import DistinctSAGEConv, classes_of
-from learner.networks import NetworkEstimator, relative_squared
-from profiler.features import NODE_FEATURES, STATIC_FEATURES
+from learner.networks.dataset import FloatArray, log_static_features
+from learner.networks.distinct import DistinctSAGEConv, classes_of
+from learner.networks.estimator import NetworkEstimator, relative_squared
+from profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 from profiler.records import Graph
 
 DROPOUT = 0.05

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from learner.dataset import Scaler, log_static_features
 from learner.estimator import Estimate, Model, Targets
-from learner.networks import LEAST_LABELS, labelled
+from learner.networks.dataset import Scaler, log_static_features
+from learner.networks.estimator import LEAST_LABELS, labelled
 from learner.workload import Workload
 from profiler.errors import InputError
 

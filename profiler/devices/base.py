@@ -140,7 +140,7 @@ class Device(ABC):
 
 
 class StepDevice(Device):
-    """A device that runs real steps, by the protocol of `profiler.step`."""
+    """A device that runs real steps, by the protocol of `profiler.measuring.step`."""
 
     min_power_window_s: float
     """The shortest window over which the energy meter can be believed; 0 where there is none."""
@@ -150,8 +150,8 @@ class StepDevice(Device):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from profiler.stability import judge
-        from profiler.step import run_protocol
+        from profiler.measuring.stability import judge
+        from profiler.measuring.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)
 

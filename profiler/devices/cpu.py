@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler import procfs
 from profiler.devices.base import MemoryReading, StepDevice, Window
-from profiler.environment import host_facts
 from profiler.errors import DeviceError, one_line
+from profiler.measuring import procfs
+from profiler.measuring.environment import host_facts
 from profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:

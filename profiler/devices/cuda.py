@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from profiler import procfs
 from profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
 from profiler.devices.gpu_neighbours import Neighbours
 from profiler.devices.gpu_watch import PERIOD_S, GpuWatch
 from profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
-from profiler.environment import host_facts
 from profiler.errors import DeviceError, one_line
+from profiler.measuring import procfs
+from profiler.measuring.environment import host_facts
 from profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:

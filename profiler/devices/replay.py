@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from profiler.devices.base import Device, Findings
-from profiler.environment import stack_difference
 from profiler.errors import DeviceError, InputError, UnsupportedModelError
+from profiler.measuring.environment import stack_difference
+from profiler.measuring.sampling import summarize
 from profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
-from profiler.sampling import summarize
 
 _MAX_BYTES = 512 << 20
 _CONFIGURATION = [f.name for f in dataclasses.fields(Configuration)]

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.devices.base import Device, Findings
-from profiler.environment import SEED, host_facts
 from profiler.errors import DeviceError, UnsupportedModelError
-from profiler.graph_nodes import BYTES_PER_ELEMENT
-from profiler.memory_simulation import STATES_PER_PARAMETER
+from profiler.graphs.nodes import BYTES_PER_ELEMENT
+from profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
+from profiler.measuring.environment import SEED, host_facts
+from profiler.measuring.sampling import sample, summarize
 from profiler.records import Configuration, Graph, Outcome, Phase, Precision, Protocol, Provenance
-from profiler.rich_features import CONVOLUTIONS, PRODUCTS
-from profiler.sampling import sample, summarize
+from profiler.simulation.memory_simulation import STATES_PER_PARAMETER
 
 if TYPE_CHECKING:
     from profiler.static import StaticProfile

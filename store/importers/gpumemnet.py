@@ -149,7 +149,7 @@ def _judged(
 
 def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
     """Why the rows are not about timm's model; by the smallest batch, the quickest to replay."""
-    from profiler.step_profile import step_profile
+    from profiler.simulation.step_profile import step_profile
 
     smallest = runs[0]
     try:

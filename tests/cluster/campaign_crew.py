@@ -16,7 +16,7 @@ from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
 from cluster.events import Worker
 from cluster.launch import spec_of
 from cluster.spec import CampaignSpec, parse_spec
-from profiler.environment import utc_now
+from profiler.measuring.environment import utc_now
 from profiler.records import (
     GraphTemplate,
     Measurement,

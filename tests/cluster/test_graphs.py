@@ -11,7 +11,7 @@ from cluster import graphs
 from cluster.crew import ProfiledGraph
 from cluster.graphs import profile_graph, profile_in_processes
 from profiler.records import GraphTemplate
-from profiler.step_profile import StepProfile
+from profiler.simulation.step_profile import StepProfile
 
 PAIRS = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 67), ("test_efficientnet", 64)]
 

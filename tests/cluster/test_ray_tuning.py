@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cluster.ray_tuning import tune_on_ray
-from learner.benchmarking import Samples
-from learner.tuning import Tuning
+from learner.judging.benchmarking import Samples
+from learner.judging.tuning import Tuning
 from learner.workload import Workload
 from profiler.records import Configuration, Graph
 from store import Store

@@ -11,17 +11,17 @@ import torch
 from label_samples import DEVICE, measurement
 
 import trappm
-from learner.gae import train_encoder
 from learner.heads import train_heads
-from learner.presets import LAPTOP
+from learner.networks.gae import train_encoder
+from learner.networks.presets import LAPTOP
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
-from profiler.export import export_onnx
+from profiler.onnx_files.export import export_onnx
 from profiler.records import Protocol
+from profiler.simulation.step_profile import step_profile
 from profiler.static import static_profile
-from profiler.step_profile import step_profile
 from store import Home, LabelFilter, Store
 from trappm import cli
 

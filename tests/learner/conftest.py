@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.gae import train_encoder
-from learner.presets import LAPTOP
+from learner.networks.gae import train_encoder
+from learner.networks.presets import LAPTOP
 from learner.workload import Workload
 from profiler.records import Graph
 

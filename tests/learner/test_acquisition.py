@@ -15,8 +15,8 @@ from learner.acquisition import (
     strategy_named,
 )
 from learner.acquisition.covariance import narrow
+from learner.acquisition.kernel import LANDMARKS, pool_features
 from learner.acquisition.ours import taught_by_bounds
-from learner.kernel import LANDMARKS, pool_features
 from profiler.errors import InputError
 
 
@@ -254,7 +254,7 @@ def test_density_leaves_loners_for_later():
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    from learner.kernel import matern
+    from learner.acquisition.kernel import matern
 
     asked = request(n=300, count=10)
 
@@ -282,7 +282,7 @@ def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
 def test_lcmd_is_what_bmdal_reg_chooses():
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
-    from learner.peers import PEERS
+    from learner.judging.peers import PEERS
 
     asked = request(n=200, count=12)
     theirs = [pick.index for pick in PEERS[0].select(asked)]

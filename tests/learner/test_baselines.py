@@ -13,7 +13,7 @@ from learner.baselines.faketensor import FakeTensor
 from learner.baselines.nnlqp import nnlqp
 from learner.baselines.sizes import LAPTOP_SIZE, PAPER_SIZE
 from learner.baselines.tabular import mlp, xgboost
-from learner.dataset import batches, to_data
+from learner.networks.dataset import batches, to_data
 from profiler.errors import InputError
 
 QUICK = replace(

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
 from learner.estimator import Estimate
 from learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
-from learner.scoring import score, summarize
+from learner.judging.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
+from learner.judging.scoring import score, summarize
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.families import family_of

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from learner.dataset import batches, to_data
-from learner.distinct import (
+from learner.networks.dataset import batches, to_data
+from learner.networks.distinct import (
     MAX_DEPTH,
     DistinctSAGEConv,
     Dropout,

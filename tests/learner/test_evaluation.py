@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.evaluation import (
+from learner.judging.evaluation import (
     MAX_PAIRED,
     accuracy,
     kendall_tau,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.dataset import batches, to_data
-from learner.gae import (
+from learner.networks.dataset import batches, to_data
+from learner.networks.gae import (
     Encoder,
     EncoderNetwork,
     edge_scores,
@@ -15,8 +15,8 @@ from learner.gae import (
     sample_negatives,
     train_encoder,
 )
-from learner.presets import LAPTOP, PAPER, preset_named
-from learner.regressor import HeadNetwork
+from learner.networks.presets import LAPTOP, PAPER, preset_named
+from learner.networks.regressor import HeadNetwork
 from profiler.errors import InputError
 
 

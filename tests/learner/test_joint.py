@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from learner.acquisition.joint import Ground, Joint
 from learner.estimator import Targets
-from learner.graph_prior import GraphPrior
-from learner.joint import Ground, Joint
+from learner.priors.graph_prior import GraphPrior
 from profiler.errors import InputError
 
 METRIC = "step_time_ms"

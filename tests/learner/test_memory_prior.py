@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from learner.estimator import Targets
-from learner.graph_prior import GraphPrior
 from learner.head import Head, Ours
-from learner.memory_prior import PROCESS_MIB, MemoryPrior
-from learner.step_memory import step_memory
+from learner.priors.graph_prior import GraphPrior
+from learner.priors.memory_prior import PROCESS_MIB, MemoryPrior
+from learner.priors.step_memory import step_memory
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import Optimizer, Phase, Precision

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner.heads import heads_from_tensors, train_heads
-from learner.presets import PAPER
+from learner.networks.presets import PAPER
 from learner.workload import Workload
 from profiler.errors import InputError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner.physics import PRIORS, fit_coefficients, log_prior, term_matrix
+from learner.priors.physics import PRIORS, fit_coefficients, log_prior, term_matrix
 from profiler.records import METRICS
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from workload_samples import mape, targets, workloads
 
-from learner.networks import relative_squared
-from learner.presets import PAPER
-from learner.published import TrappmAsPublished, random_encoder
+from learner.networks.estimator import relative_squared
+from learner.networks.presets import PAPER
+from learner.networks.published import TrappmAsPublished, random_encoder
 from profiler.errors import InputError
 
 

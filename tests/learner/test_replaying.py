@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from learner.acquisition import STRATEGIES
-from learner.benchmarking import Samples
-from learner.graph_prior import GraphPrior
-from learner.peers import PEERS
-from learner.replaying import Bench, named_strategy, probability_above, replay
+from learner.judging.benchmarking import Samples
+from learner.judging.peers import PEERS
+from learner.judging.replaying import Bench, named_strategy, probability_above, replay
+from learner.priors.graph_prior import GraphPrior
 from profiler.errors import InputError
 from profiler.records import Configuration
 
@@ -56,7 +56,7 @@ class Watching:
 def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
     watching = Watching()
     points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
-    from learner.evaluation import split_architectures
+    from learner.judging.evaluation import split_architectures
 
     held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
     assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learner.gaussian_process import fit_process
-from learner.residual import Residual, fit_residual, grouped_folds
+from learner.residuals.gaussian_process import fit_process
+from learner.residuals.residual import Residual, fit_residual, grouped_folds
 from profiler.errors import InputError
 
 

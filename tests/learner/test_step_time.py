@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.device_specs import DEVICE_SPECS, spec_of
-from learner.step_time import StepTimePrior
+from learner.priors.device_specs import DEVICE_SPECS, spec_of
+from learner.priors.step_time import StepTimePrior
 from learner.workload import Workload
 from profiler.errors import InputError
-from profiler.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from profiler.simulation.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
 
 torch.set_num_threads(1)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.benchmarking import Samples, SplitKind, splits_of
-from learner.presets import LAPTOP
-from learner.tuning import Tuning, run_trials, space_of
+from learner.judging.benchmarking import Samples, SplitKind, splits_of
+from learner.judging.tuning import Tuning, run_trials, space_of
+from learner.networks.presets import LAPTOP
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import Configuration
@@ -82,7 +82,7 @@ def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("learner.tuning._error", interrupted)
+        patch.setattr("learner.judging.tuning._error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_trials(tuning, 2, silent)
     report = run_trials(tuning, 2, silent)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from profiler.devices import Device, MemoryReading, Window
+from profiler.measuring.step import StepRun, run_protocol
 from profiler.records import Configuration, Protocol
-from profiler.step import StepRun, run_protocol
 
 TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
 """Names the file in which a fault leaves its process id, or its times."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from profiler.devices import Findings, open_device
 from profiler.devices.simulated import SPECIFICATIONS, SimulatedDevice
 from profiler.errors import DeviceError, UnsupportedModelError
-from profiler.protocols import ADAPTIVE, PAPER
+from profiler.measuring.protocols import ADAPTIVE, PAPER
 from profiler.records import (
     Configuration,
     Measurement,

@@ -11,13 +11,13 @@ import torch
 from fake_cuda import Cuda, install_cuda
 from fake_nvml import GIB, Board, Process, install
 
-from profiler.attempt import attempt, others_had_memory
 from profiler.devices.cpu import CpuDevice
 from profiler.devices.cuda import CudaDevice
 from profiler.errors import DeviceError
-from profiler.isolation import _host_ran_out, _Progress
+from profiler.measuring.attempt import attempt, others_had_memory
+from profiler.measuring.isolation import _host_ran_out, _Progress
+from profiler.measuring.sweep import may_pass
 from profiler.records import Configuration, Measurement, Outcome, Protocol
-from profiler.sweep import may_pass
 
 HERE = "test_attempt:fail"
 CONFIGURATION = Configuration(architecture="resnet18", batch_size=1, input_size=32)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.canary import (
+from profiler.errors import InputError
+from profiler.measuring.canary import (
     LARGE,
     SMALL,
     Canary,
@@ -20,9 +21,8 @@ from profiler.canary import (
     CanaryReading,
     read_canary,
 )
-from profiler.errors import InputError
+from profiler.measuring.sampling import summarize
 from profiler.records import Configuration, Measurement, Outcome, Protocol
-from profiler.sampling import summarize
 
 OK, DRIFTING, STOP = CanaryDecision
 PLAN = CanaryPlan(drifting_relative=0.05, stop_relative=0.15, reference_readings=3)

@@ -13,17 +13,17 @@ from fake_cuda import install_cuda, prepared
 from fake_nvml import GIB, Board, FakeNvml, Process, error, install, own
 from test_gpu_listing import machine
 
-from profiler import procfs
 from profiler.devices import MemoryReading, Window, local_devices, open_device
 from profiler.devices.cuda import _EVENT_BATCH, CudaDevice
 from profiler.devices.gpu_watch import GpuWatch
 from profiler.devices.nvml import visible_gpus
-from profiler.environment import stack_fingerprint
 from profiler.errors import DeviceError
-from profiler.protocols import PAPER
+from profiler.measuring import procfs
+from profiler.measuring.environment import stack_fingerprint
+from profiler.measuring.protocols import PAPER
+from profiler.measuring.stability import judge
+from profiler.measuring.step import StepRun
 from profiler.records import Configuration, Outcome
-from profiler.stability import judge
-from profiler.step import StepRun
 
 
 def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,8 @@ def judged(window: Window) -> Any:
 
 
 def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "run_queue_wait_s", lambda: 0.0)  # whatever this machine does
+    monkeypatch.setattr(procfs, "stolen_cpu_s", lambda _cores: 0.0)
     install(monkeypatch, Board("GPU-a", energy_mj=[4_990_000, 5_000_000, 5_600_000]))
     window = window_on("cuda:0", monkeypatch)
     assert window.energy_j == pytest.approx(600.0)

@@ -15,9 +15,9 @@ import pytest
 from profiler.__main__ import _summary as summary
 from profiler.devices import local_devices, open_device
 from profiler.devices.cuda import CudaDevice
-from profiler.environment import stack_fingerprint
 from profiler.errors import DeviceError
-from profiler.isolation import Measurer
+from profiler.measuring.environment import stack_fingerprint
+from profiler.measuring.isolation import Measurer
 from profiler.records import (
     METRICS,
     Configuration,

@@ -51,7 +51,7 @@ def test_device_that_is_not_here_is_told_with_what_is(key: str) -> None:
 def test_devices_open_without_importing_torch() -> None:
     answer = in_a_new_process(
         "import sys\n"
-        "import profiler.isolation\n"
+        "import profiler.measuring.isolation\n"
         "from profiler.devices import open_device\n"
         "open_device('cpu-1t').environment()\n"
         "answer = {'torch': 'torch' in sys.modules, 'timm': 'timm' in sys.modules}"

@@ -14,9 +14,9 @@ import pytest
 from fake_cuda import install_cuda, prepared
 from fake_nvml import Board, install
 
-from profiler import environment as environment_module
 from profiler.devices import open_device
-from profiler.environment import (
+from profiler.measuring import environment as environment_module
+from profiler.measuring.environment import (
     _code_version,
     host_facts,
     run_facts,

@@ -10,7 +10,7 @@ from torch import nn
 
 from profiler import zoo
 from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from profiler.export import export_onnx
+from profiler.onnx_files.export import export_onnx
 
 
 def stored(path):

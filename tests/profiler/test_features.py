@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.features import (
+from profiler.graphs.features import (
     NODE_FEATURES,
     OPERATORS,
     STATIC_FEATURES,

@@ -6,9 +6,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from profiler.errors import UnsupportedModelError
-from profiler.export import export_onnx
-from profiler.module_graph import module_template
-from profiler.onnx_reader import read_onnx
+from profiler.graphs.module_graph import module_template
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 
 class Function(nn.Module):

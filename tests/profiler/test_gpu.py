@@ -10,8 +10,8 @@ import pytest
 from profiler.devices import open_device
 from profiler.devices.cuda import CudaDevice
 from profiler.errors import DeviceError
-from profiler.isolation import Measurer
-from profiler.protocols import QUICK
+from profiler.measuring.isolation import Measurer
+from profiler.measuring.protocols import QUICK
 from profiler.records import (
     Configuration,
     Measurement,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.errors import TrappmError
-from profiler.graph_hash import graph_hash
+from profiler.graphs.content_hash import graph_hash
 from profiler.records import GraphTemplate
 
 SIZES = ("input_shapes", "output_shapes", "macs", "memory_bytes")

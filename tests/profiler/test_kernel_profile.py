@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from profiler.array_archive import pack
 from profiler.errors import TrappmError
-from profiler.kernel_profile import (
+from profiler.records import MemoryFormat, Phase, Precision
+from profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
     KernelTable,
     Pass,
     Size,
 )
-from profiler.records import MemoryFormat, Phase, Precision
 
 
 def table(count, seed=0):
@@ -136,6 +136,6 @@ def test_an_archive_that_promises_too_much_or_carries_objects_is_refused(profile
 
 
 def test_reading_a_profile_needs_no_torch():
-    code = "import sys; import profiler.kernel_profile; print('torch' in sys.modules)"
+    code = "import sys; import profiler.simulation.kernel_profile; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.macs import node_macs
-from profiler.onnx_reader import read_onnx
+from profiler.graphs.macs import node_macs
+from profiler.onnx_files.reader import read_onnx
 from profiler.zoo import create_model
 
 size = st.integers(1, 6)

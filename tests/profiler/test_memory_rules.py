@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.memory_rules import memory_by_rules, saved_bytes_by_rules
 from profiler.model_input import Sample
 from profiler.records import Optimizer
+from profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
 from profiler.static import StepSource, static_profile
 
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler.errors import InputError
-from profiler.memory_simulation import MIB, Allocator, simulate_memory
 from profiler.model_input import Sample
 from profiler.records import Optimizer
-from profiler.step_recorder import trace_step
-from profiler.step_trace import Event, StepTrace
+from profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
+from profiler.simulation.step_recorder import trace_step
+from profiler.simulation.step_trace import Event, StepTrace
 from profiler.zoo import create_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from profiler import zoo
 from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from profiler.export import export_onnx
-from profiler.module_graph import module_graph, module_template
-from profiler.onnx_reader import read_onnx
+from profiler.graphs.module_graph import module_graph, module_template
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 

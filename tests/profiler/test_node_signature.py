@@ -7,11 +7,11 @@ import onnx
 import pytest
 import torch
 
-from profiler.export import export_onnx
-from profiler.graph_hash import graph_hash
+from profiler.graphs.content_hash import graph_hash
+from profiler.graphs.module_graph import module_template
 from profiler.model_input import Sample
-from profiler.module_graph import module_template
-from profiler.onnx_reader import read_onnx
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 
 def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):

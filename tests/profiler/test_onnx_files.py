@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from profiler.errors import InputError, ModelFileError, UnsupportedModelError
-from profiler.export import BUFFERS_KEY, export_onnx
-from profiler.onnx_reader import read_onnx
+from profiler.onnx_files.export import BUFFERS_KEY, export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])

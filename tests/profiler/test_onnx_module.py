@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 from profiler.errors import UnsupportedModelError
-from profiler.export import export_onnx
 from profiler.model_input import Sample
-from profiler.onnx_file import load_checked
-from profiler.onnx_module import RebuiltModule
-from profiler.step_profile import step_profile
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.module import RebuiltModule
+from profiler.onnx_files.opening import load_checked
+from profiler.simulation.step_profile import step_profile
 
 # Norms, attention, squeeze and excitation, activations of every kind.
 ARCHITECTURES = (

@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from profiler import zoo
 from profiler.errors import InputError, ModelFileError, UnsupportedModelError
-from profiler.export import export_onnx
 from profiler.families import family_of
-from profiler.onnx_reader import read_onnx
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.reader import read_onnx
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 

@@ -3,9 +3,9 @@
 import onnx
 import pytest
 
-from profiler.export import export_onnx
-from profiler.onnx_file import load_checked
-from profiler.onnx_shapes import ShapeInference
+from profiler.onnx_files.export import export_onnx
+from profiler.onnx_files.opening import load_checked
+from profiler.onnx_files.shapes import ShapeInference
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.model_input import Sample
-from profiler.module_graph import module_template
-from profiler.rich_features import (
+from profiler.graphs.module_graph import module_template
+from profiler.graphs.rich_features import (
     MAC_CLASSES,
     RICH_FEATURES,
     STEP_FEATURES,
     critical_path_nodes,
     rich_features,
 )
+from profiler.model_input import Sample
 from profiler.static import static_profile
 from profiler.zoo import create_model
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from profiler import step as step_module
 from profiler.devices import MemoryReading, Window
 from profiler.devices.cpu import CpuDevice
 from profiler.errors import UnsupportedModelError
+from profiler.measuring import step as step_module
+from profiler.measuring.step import StepRun, make_step, run_protocol
 from profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
-from profiler.step import StepRun, make_step, run_protocol
 
 
 def tiny(**changes: object) -> Configuration:

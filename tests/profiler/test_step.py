@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import step as step_module
 from profiler.devices.cpu import CpuDevice
 from profiler.errors import InputError, UnsupportedModelError
-from profiler.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
+from profiler.measuring import step as step_module
+from profiler.measuring.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
+from profiler.measuring.sampling import has_stopped_falling, relative_error, sample, summarize
+from profiler.measuring.step import make_step, run_protocol
 from profiler.records import (
     Configuration,
     MemoryFormat,
@@ -22,8 +24,6 @@ from profiler.records import (
     Precision,
     Protocol,
 )
-from profiler.sampling import has_stopped_falling, relative_error, sample, summarize
-from profiler.step import make_step, run_protocol
 
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=60)

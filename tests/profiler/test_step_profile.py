@@ -17,7 +17,7 @@ from torch import nn
 
 from profiler.errors import TrappmError, UnsupportedModelError
 from profiler.records import Optimizer
-from profiler.step_profile import StepProfile, step_profile
+from profiler.simulation.step_profile import StepProfile, step_profile
 
 
 class Tiny(nn.Module):
@@ -127,7 +127,7 @@ def test_a_header_that_promises_a_giant_allocates_nothing(profile):
             target.writestr(entry.filename, content.getvalue() if giant else source.read(entry))
     program = (
         "import resource, sys\n"
-        "from profiler.step_profile import StepProfile\n"
+        "from profiler.simulation.step_profile import StepProfile\n"
         "from profiler.errors import TrappmError\n"
         "assert 'torch' not in sys.modules\n"
         "limit = 1 << 30\n"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import step_recorder, zoo
 from profiler.errors import UnsupportedModelError
-from profiler.module_graph import on_meta
-from profiler.step_recorder import trace_step
-from profiler.step_trace import Event
+from profiler.graphs.module_graph import on_meta
+from profiler.simulation import step_recorder, zoo
+from profiler.simulation.step_recorder import trace_step
+from profiler.simulation.step_trace import Event
 
 
 def meta(architecture, input_size=64):

@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.__main__ import main
-from profiler.canary import CanaryReading
 from profiler.devices import local_devices
 from profiler.errors import InputError, TrappmError
 from profiler.json_lines import JsonLines
+from profiler.measuring.canary import CanaryReading
+from profiler.measuring.sampling import summarize
+from profiler.measuring.sweep import Sweep, duration
 from profiler.records import Configuration, Measurement, Outcome, Protocol
-from profiler.sampling import summarize
-from profiler.sweep import Sweep, duration
 
 KEY, PROTOCOL = "cpu-1t", Protocol(name="test")
 STACK = {"device": KEY, "torch": "2.13.0"}

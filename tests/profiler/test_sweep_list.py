@@ -9,8 +9,8 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.families import FAMILIES, family_of
+from profiler.measuring.sweep_list import read_configurations
 from profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
-from profiler.sweep_list import read_configurations
 
 ROOT = Path(__file__).parents[2]
 

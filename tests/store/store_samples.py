@@ -12,8 +12,8 @@ from profiler.records import (
     Protocol,
     StepSummary,
 )
-from profiler.step_profile import SavedBytes, StepProfile
-from profiler.step_trace import Event, StepTrace
+from profiler.simulation.step_profile import SavedBytes, StepProfile
+from profiler.simulation.step_trace import Event, StepTrace
 from store import PlannedAssignment
 
 DEVICE = "cpu-2t"

@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, inspect
 from store_samples import campaign_with, configuration, measurement
 
 import store.migrate
-from profiler.canary import CanaryPlan, read_canary
 from profiler.errors import StoreError
+from profiler.measuring.canary import CanaryPlan, read_canary
 from store import Store
 from store.upkeep import upgrade_store
 

@@ -74,8 +74,8 @@ def evaluate(
     counts = _counts(label_counts)
 
     from learner.baselines.sizes import SIZES
-    from learner.benchmarking import PAPER_SEEDS, SplitKind
     from learner.estimators import ESTIMATORS, check_names
+    from learner.judging.benchmarking import PAPER_SEEDS, SplitKind
     from trappm.label_files import metric_column, read_usable
 
     column = metric_column(metric)

@@ -46,8 +46,8 @@ def replay(
     Whole architectures are held out of every campaign, and errors are those on them.
     """
     from learner.acquisition import STRATEGIES
-    from learner.peers import PEERS
-    from learner.replaying import BUDGETS, named_strategy
+    from learner.judging.peers import PEERS
+    from learner.judging.replaying import BUDGETS, named_strategy
     from trappm.evaluation_tables import EvaluationDisplay
     from trappm.label_files import metric_column
     from trappm.replay_tables import draw, print_summary, summary

@@ -41,7 +41,7 @@ def tune(
 
     The study is kept in the label store's database: stopped or killed, the same command goes on.
     """
-    from learner.tuning import space_of
+    from learner.judging.tuning import space_of
     from trappm.evaluation_tables import EvaluationDisplay
     from trappm.label_files import metric_column
     from trappm.tables import console, print_table

@@ -1,0 +1,95 @@
+"""How alike two configurations are: the covariance behind the choice of what to measure.
+
+A Gaussian process over the log of a cost: a smooth part (Matern 3/2 over embedding and static
+features, two groups with equal say) and a linear part over the static features, which stands for
+what the physical prior has yet to learn. The full covariance of a large pool would not fit into
+memory, so configurations get feature vectors whose inner products approximate it (Nystrom,
+Williams and Seeger 2001); up to `LANDMARKS` configurations they reproduce it exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.networks.dataset import Scaler
+
+FloatArray = npt.NDArray[np.float32]
+
+LANDMARKS = 256
+COMPONENTS = 16
+"""Principal components of the embedding that are kept."""
+LINEAR_SHARE = 0.3
+"""Variance of the linear part beside the smooth part's 1."""
+
+
+def coordinates(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatArray:
+    """Where configurations stand (n, c): components of the embedding, then static features.
+
+    Each group is scaled over the pool to a mean squared norm of one, so that neither the width
+    of the embedding nor its unit matters.
+    """
+    scaled = Scaler.fit(embeddings).apply(embeddings).astype(np.float64)
+    groups = (scaled @ _leading(scaled), Scaler.fit(static).apply(static).astype(np.float64))
+    return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
+
+
+def components(embeddings: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """What turns embeddings (n, d) into their principal components: (d, at most COMPONENTS)."""
+    values = embeddings.astype(np.float64)
+    deviation = values.std(axis=0)
+    scale = np.where(deviation < 1e-9, np.inf, deviation)
+    found: npt.NDArray[np.float64] = (
+        _leading((values - values.mean(axis=0)) / scale) / scale[:, None]
+    )
+    return found
+
+
+def _leading(scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    covariance = scaled.T @ scaled / max(len(scaled), 1)
+    values, vectors = np.linalg.eigh(covariance)
+    leading = vectors[:, np.argsort(values)[::-1][:COMPONENTS]]
+    # An eigenvector's sign is arbitrary; fixing it makes results equal on all machines.
+    signs = np.sign(leading[np.argmax(np.abs(leading), axis=0), np.arange(leading.shape[1])])
+    found: npt.NDArray[np.float64] = leading * signs
+    return found
+
+
+def pool_features(
+    embeddings: FloatArray, static: npt.NDArray[Any], generator: np.random.Generator
+) -> FloatArray:
+    """Feature vectors (n, p) whose inner products approximate the covariance of the pool.
+
+    Args:
+        embeddings: of the pool (n, d).
+        static: logarithms of the static features (n, s).
+        generator: draws the landmarks of a large pool.
+    """
+    points = coordinates(embeddings, static)
+    n = len(points)
+    chosen = np.arange(n) if n <= LANDMARKS else np.sort(generator.permutation(n)[:LANDMARKS])
+    landmarks = points[chosen]
+    inner = matern(landmarks, landmarks).astype(np.float64)
+    values, vectors = np.linalg.eigh(inner)
+    keep = values > 1e-6 * values[-1]
+    root = (vectors[:, keep] / np.sqrt(values[keep])).astype(np.float32)
+    smooth = np.empty((n, root.shape[1]), dtype=np.float32)
+    for start in range(0, n, 4096):
+        smooth[start : start + 4096] = matern(points[start : start + 4096], landmarks) @ root
+    linear = points[:, -static.shape[1] :] * np.float32(np.sqrt(LINEAR_SHARE))
+    return np.hstack([smooth, linear])
+
+
+def matern(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Matern 3/2 covariance with length scale 1 of two sets of points: (n, c), (m, c) to (n, m)."""
+    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None, :]
+    distance = np.sqrt(3.0 * np.maximum(squares - 2.0 * first @ second.T, 0.0))
+    covariance: FloatArray = ((1.0 + distance) * np.exp(-distance)).astype(np.float32)
+    return covariance
+
+
+def _unit_norm(group: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    mean_square = float((group**2).sum(axis=1).mean()) if len(group) else 0.0
+    return group / np.sqrt(mean_square) if mean_square > 0 else group

@@ -1,0 +1,1 @@
+"""How good predictors and strategies are: splits, errors, replayed campaigns, tuning."""

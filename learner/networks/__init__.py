@@ -1,0 +1,1 @@
+"""TraPPM's graph networks as published: autoencoder, regressor, and how any network is trained."""

@@ -1,0 +1,1 @@
+"""What physics says of a metric before anything is learned; labels refine its few constants."""

@@ -1,0 +1,83 @@
+"""What a physical prior is: a formula for one metric with a few constants that labels refine.
+
+A prior knows something without any label (constants from specifications), little data moves its
+constants, and what it cannot explain is left to a residual model (`residual`), which
+learns from the prior's features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from learner.workload import Workload
+
+Array = npt.NDArray[np.float64]
+
+
+class Prior(Protocol):
+    """One metric's formula with its constants. Instances do not change."""
+
+    @property
+    def feature_groups(self) -> tuple[int, ...]:
+        """How many neighbouring columns of `features` belong together, in order: their scale and
+        relevance are found together."""
+        ...
+
+    def log_values(self, workloads: Sequence[Workload]) -> Array:
+        """The logarithm of the metric in its unit (n)."""
+        ...
+
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        """What a residual model should see of each workload: shares of terms and the like (n, f).
+
+        They do not depend on labels other than through the constants, and are finite.
+        """
+        ...
+
+    def started_from(self, other: Self) -> Self:
+        """The formula for the device of this one, with what labels taught another device's."""
+        ...
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+    ) -> Self:
+        """The same formula with constants fitted to labels, starting from and drawn to these here.
+
+        So a new device starts from another one's constants.
+
+        Args:
+            workloads: the labelled ones (n).
+            log_values: logarithm of what was measured (n); NaN where only a bound is known.
+            log_above: logarithm of a lower bound of the value (n), for runs that died of a limit;
+                NaN elsewhere.
+            tightness: factor on how far constants may move; below 1 for a well-known start.
+        """
+        ...
+
+    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
+        """How far the logarithm moves with each constant, in units of how uncertain the constant is
+        without labels: the inner products of these rows are the prior's covariance (n, c)."""
+        ...
+
+    def moved(self, by: Array) -> Self:
+        """The same formula with constants moved by so many of those units (c)."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The constants, by name: all that a snapshot keeps of it."""
+        ...
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        """Raises KeyError or ValueError for tensors that are not those of this prior."""
+        ...

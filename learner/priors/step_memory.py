@@ -1,0 +1,193 @@
+"""What a step's allocations tell of its memory: peaks, and what makes them uncertain.
+
+The peaks are simulated (`memory_simulation`). Beside them stand a few numbers from the
+curve of live bytes: how far scratch memory of each kind of convolution would lift the peak (cuDNN's
+choice of algorithm, which no profile knows), how large single tensors are (fragmentation), and what
+the peak is made of. A replay takes milliseconds, so its result is kept as long as its profile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.workload import Workload
+from profiler.records import Graph, Optimizer, Phase, Precision
+from profiler.simulation.memory_rules import memory_by_rules
+from profiler.simulation.memory_simulation import MIB, STATES_PER_PARAMETER
+from profiler.simulation.step_profile import StepProfile
+from profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
+
+Array = npt.NDArray[np.float64]
+
+CONVOLUTION_KINDS = len(ConvolutionKind)
+SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
+BYTES_PER_ELEMENT = 4
+AMP_SHARE = 0.6
+"""Under autocast of what an fp32 step keeps beside its weights: most activations are halved, norms
+and losses are not, and half-precision copies of weights are added (Micikevicius et al. 2018,
+section 4, report about a half for whole models). Not fitted; labels correct it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepMemory:
+    """Peaks of one step in MiB, and shares of the live peak."""
+
+    live_mib: float
+    """Tensors alive at once, gradients freed between steps."""
+    fragments_mib: float
+    """Segments taken from the device beyond that."""
+    scratch_mib: float
+    """More segments with scratch memory of convolutions."""
+    between_mib: float
+    """How much higher the live peak is when gradients stay between steps."""
+    weights_mib: float
+    """Parameters, buffers and optimizer states."""
+    scratch_lift: Array
+    """How far scratch memory as large as what each convolution touches lifts the live peak, by kind
+    and pass, over the live peak (SCRATCH_KINDS)."""
+    scratch_largest: Array
+    """What the largest convolution of each kind and pass touches, over the live peak."""
+    convolutions: Array
+    """Number of convolutions of each kind (4)."""
+    touched: Array
+    """What all convolutions of each kind touch in the forward pass, over the live peak (4)."""
+    largest: float
+    """The largest tensor over the live peak."""
+    kept: float
+    """Live bytes at the end of the forward pass over the live peak."""
+    peak_at: float
+    """Share of the step's events before the peak."""
+    allocations: int
+    small: float
+    """Share of the allocations that are served from small segments."""
+
+
+_KNOWN: WeakKeyDictionary[StepProfile, dict[tuple[int, Optimizer], StepMemory]]
+_KNOWN = WeakKeyDictionary()
+
+
+def step_memory(workload: Workload) -> StepMemory:
+    """The memory of the step in fp32: simulated, or by rules where nothing was traced."""
+    step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
+    if workload.phase is Phase.INFER:
+        found = _forward_only(workload.graph)
+    elif step is None:
+        found = _by_rules(workload.graph, optimizer)
+    else:
+        known = _KNOWN.setdefault(step, {})
+        if (batch_size, optimizer) not in known:
+            known[batch_size, optimizer] = _simulated(step, batch_size, optimizer)
+        found = known[batch_size, optimizer]
+    return found
+
+
+def amp_factor(workload: Workload, memory: StepMemory) -> float:
+    """What the workload's precision makes of the live peak in fp32."""
+    if workload.precision is Precision.FP32:
+        return 1.0
+    weights = min(memory.weights_mib / memory.live_mib, 1.0)
+    return weights + AMP_SHARE * (1.0 - weights)
+
+
+def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer) -> StepMemory:
+    trace = step.trace
+    peaks = step.memory(batch_size, optimizer)
+    sizes = trace.sizes_at(batch_size).astype(np.float64)
+    born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
+    blocks = sizes[born]
+    change = np.where(born, sizes, 0.0)
+    change[died] = -blocks[trace.blocks[died]]
+    parameters, buffers = (float(s.sum()) for s in (trace.parameter_bytes, trace.buffer_bytes))
+    weights = parameters * (1 + STATES_PER_PARAMETER[optimizer]) + buffers
+    live = weights + np.cumsum(change)
+    peak = float(live.max(initial=weights))
+    kept = float((live + blocks[trace.gradients].sum() - _gradients_so_far(trace, sizes)).max())
+    scratch = trace.kinds == Event.WORKSPACE
+    lift, largest = np.zeros(SCRATCH_KINDS), np.zeros(SCRATCH_KINDS)
+    for kind in range(SCRATCH_KINDS):
+        here = scratch & (trace.blocks == kind)
+        lift[kind] = max((live[here] + sizes[here]).max(initial=0.0) - peak, 0.0) / peak
+        largest[kind] = sizes[here].max(initial=0.0) / peak
+    forward = scratch & (trace.blocks % len(Pass) == Pass.FORWARD)
+    kinds = trace.blocks[forward] // len(Pass)
+    return StepMemory(
+        live_mib=peaks.live_mib,
+        fragments_mib=max(peaks.reserved_mib - peaks.live_mib, 0.0),
+        scratch_mib=max(peaks.reserved_with_workspace_mib - peaks.reserved_mib, 0.0),
+        between_mib=max(kept - peak, 0.0) / MIB,
+        weights_mib=weights / MIB,
+        scratch_lift=lift,
+        scratch_largest=largest,
+        convolutions=np.bincount(kinds, minlength=CONVOLUTION_KINDS).astype(np.float64),
+        touched=np.bincount(kinds, sizes[forward], CONVOLUTION_KINDS) / peak,
+        largest=float(blocks.max(initial=0.0)) / peak,
+        kept=float(live[trace.end_of_forward]) / peak,
+        peak_at=float(live.argmax()) / len(live),
+        allocations=len(blocks),
+        small=float(np.mean(blocks <= MIB)) if len(blocks) else 0.0,
+    )
+
+
+def _gradients_so_far(trace: StepTrace, sizes: Array) -> Array:
+    """Bytes of gradients of parameters that have been made before the end of each event (E)."""
+    born = trace.kinds == Event.ALLOCATE
+    ours = np.zeros(int(born.sum()), dtype=bool)
+    ours[trace.gradients] = True
+    made = np.zeros(len(sizes))
+    made[born] = np.where(ours, sizes[born], 0.0)
+    return np.cumsum(made)
+
+
+def _by_rules(graph: Graph, optimizer: Optimizer) -> StepMemory:
+    freed, kept = (memory_by_rules(graph, optimizer, gradients_kept=k) for k in (False, True))
+    weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
+    return _of_graph(
+        graph,
+        live_mib=freed.live_mib,
+        fragments_mib=freed.reserved_mib - freed.live_mib,
+        between_mib=kept.live_mib - freed.live_mib,
+        weights_mib=weights * (1 + STATES_PER_PARAMETER[optimizer]) / MIB,
+    )
+
+
+def _forward_only(graph: Graph) -> StepMemory:
+    """A forward pass without gradients: each tensor lives until its last reader has run."""
+    outputs = (graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters).astype(np.float64)
+    last = np.arange(graph.node_count)
+    np.maximum.at(last, graph.edges[:, 0], graph.edges[:, 1])
+    change = np.zeros(graph.node_count + 1)
+    change[:-1] += outputs
+    np.subtract.at(change, last + 1, outputs)
+    weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
+    live = (weights + float(np.cumsum(change).max(initial=0.0))) / MIB
+    return _of_graph(
+        graph, live_mib=live, fragments_mib=0.0, between_mib=0.0, weights_mib=weights / MIB
+    )
+
+
+def _of_graph(
+    graph: Graph, *, live_mib: float, fragments_mib: float, between_mib: float, weights_mib: float
+) -> StepMemory:
+    """What a graph alone tells: no convolution is known by its pass, and no order of events."""
+    live = max(live_mib, 1.0)
+    outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
+    return StepMemory(
+        live_mib=live,
+        fragments_mib=max(fragments_mib, 0.0),
+        scratch_mib=0.0,
+        between_mib=max(between_mib, 0.0),
+        weights_mib=weights_mib,
+        scratch_lift=np.zeros(SCRATCH_KINDS),
+        scratch_largest=np.zeros(SCRATCH_KINDS),
+        convolutions=np.zeros(CONVOLUTION_KINDS),
+        touched=np.zeros(CONVOLUTION_KINDS),
+        largest=float(outputs.max(initial=0)) / MIB / live,
+        kept=1.0,
+        peak_at=0.5,
+        allocations=graph.node_count,
+        small=0.0,
+    )

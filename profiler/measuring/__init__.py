@@ -1,0 +1,1 @@
+"""The dynamic profile: one trusted measurement, and many in a row."""

@@ -1,0 +1,196 @@
+"""One attempt to measure, as the measuring child lives it: lock, prepare, run, tell.
+
+The child sends its phases and environment as they come, so that whoever kills it, or sees it die,
+knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from profiler.devices import Device, Findings, open_device
+from profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
+from profiler.measuring.environment import run_facts
+from profiler.measuring.stability import judge
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+
+WORKER = "worker"
+"""The phase before the device is ready; what fails in it is not the configuration's doing."""
+
+LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
+
+_OUT_OF_MEMORY = re.compile(
+    r"out.of.memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|DEVICE_ALLOCATION_FAILED", re.I
+)
+_OUT_OF_HOST_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|cannot allocate memory|bad_alloc"
+    r"|HOST_ALLOCATION_FAILED|(?<!OutOf)MemoryError",
+    re.I,
+)
+_PERHAPS_OUT_OF_MEMORY = re.compile(r"unable to find an engine|NVML_SUCCESS == ", re.I)
+"""What cuDNN says where no kernel can do it, or no workspace is left; and torch's allocator where
+it asks NVML, which is not there, who has the memory that it lacks."""
+_NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
+"""What batch norm says of a single image that the model has shrunk to one pixel."""
+_ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
+_MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
+
+_SHORT_SHARE = 0.5
+"""A host that has less of its memory free than this is short of it, for the moment."""
+
+
+def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Measures what the request asks for (see `Measurer`), and sends how it went.
+
+    Raises:
+        TrappmError: the device's lock was not to be had, or the device is not here.
+    """
+    configuration = Configuration(**request["configuration"])
+    protocol = Protocol(**request["protocol"])
+    device = open_device(request["device"])
+    waited_s = _lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
+    begin = time.monotonic()
+    environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
+    send({"environment": environment})
+    phases: dict[str, float] = {}
+
+    def enter(name: str) -> None:
+        phases.setdefault(name, time.monotonic())
+        send({"phase": name})
+
+    try:
+        # Still the phase `worker`: a device that cannot be prepared says nothing of the model.
+        environment |= device.prepare()
+        environment["prepare_s"] = time.monotonic() - begin
+        send({"environment": environment})
+        enter("create")
+        if request["run"] is None:
+            findings = device.measure(configuration, protocol, enter)
+        else:
+            module, _, name = request["run"].partition(":")
+            run = getattr(importlib.import_module(module), name)
+            findings = judge(run(configuration, device, protocol, enter), protocol)
+    except BaseException as error:  # SystemExit as well: a model is not to say when we end
+        findings = _explain(error, device, [WORKER, *phases][-1])
+    end = time.monotonic()
+    ends = [*[*phases.values()][1:], end]
+    environment |= {
+        "load_average_after": os.getloadavg()[0],
+        "phase_seconds": {name: ends[i] - phases[name] for i, name in enumerate(phases)},
+        **findings.environment,
+    }
+    if findings.step is not None:
+        rate = 1000 * configuration.batch_size / findings.step.median_ms
+        environment["samples_per_second"] = rate
+    measurement = Measurement(
+        configuration=configuration,
+        device=request["device"],
+        protocol=protocol,
+        started_at=request["started_at"],
+        duration_s=end - begin,
+        attempt_key=request["attempt_key"],
+        **{**vars(findings), "environment": environment},
+    )
+    send({"result": measurement.to_dict()})
+
+
+def is_out_of_memory(text: str, device: Device) -> bool:
+    """Whether an error's words say that this device's memory ran out."""
+    if _OUT_OF_MEMORY.search(text) is not None:
+        return True
+    return device.uses_host_memory and _OUT_OF_HOST_MEMORY.search(text) is not None
+
+
+def others_had_memory(detail_mib: Mapping[str, float]) -> bool:
+    """Whether memory ran out because others had a part of it, so that it may fit later."""
+    if "host_memory" in detail_mib:
+        return detail_mib["capacity"] < _SHORT_SHARE * detail_mib["host_memory"]
+    return "device_memory" in detail_mib
+
+
+def with_shortage(message: str, detail_mib: Mapping[str, float]) -> str:
+    """The message of an attempt that ran out of memory, and whether others are to blame."""
+    if not others_had_memory(detail_mib):
+        return message
+    whole_mib = detail_mib.get("host_memory", detail_mib.get("device_memory"))
+    return (
+        f"{message}; memory was short: it could have {detail_mib['capacity']:.0f} of "
+        f"{whole_mib:.0f} MiB, so it may fit another time"
+    )
+
+
+def lock_path(lock_dir: Path, lock_name: str) -> Path:
+    """The file that a measurement on this device holds locked; same for all jobs of a user.
+
+    It stands in /tmp by default whatever TMPDIR says, because two jobs of one host often have two.
+
+    Raises:
+        TrappmError: the folder belongs to somebody else, or cannot be made.
+    """
+    try:
+        lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = lock_dir.lstat().st_uid
+    except OSError as error:
+        raise TrappmError(f"no folder for locks at {lock_dir}: {error}") from error
+    if owner != os.getuid():
+        raise TrappmError(f"{lock_dir} belongs to user {owner}; remove it or name another lock_dir")
+    return lock_dir / f"{lock_name}.lock"
+
+
+def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
+    """Locks the device for this process until it ends; the seconds that it had to wait."""
+    from filelock import FileLock, Timeout
+
+    global _held  # noqa: PLW0603
+    if device.lock_name is None:
+        return 0.0
+    begin = time.monotonic()
+    # No thread-local bookkeeping, and kept for ever: the kernel releases it when we are gone.
+    _held = FileLock(lock_path(lock_dir, device.lock_name), thread_local=False)
+    try:
+        _held.acquire(timeout=timeout_s, poll_interval=0.02)
+    except Timeout as error:
+        raise TrappmError(
+            f"another measurement has held {device.lock_name} of this host for {timeout_s:.0f} s"
+        ) from error
+    return time.monotonic() - begin
+
+
+_held: object = None
+
+
+def _explain(error: BaseException, device: Device, phase: str) -> Findings:
+    """What a failure means: of the configuration, of its memory, or of the worker."""
+    lines = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    text = f"{message} {error}"
+    outcome, detail_mib = Outcome.ERROR, {}
+    is_refusal = isinstance(error, InputError | UnsupportedModelError | NotImplementedError)
+    if phase == WORKER:
+        pass
+    elif is_refusal or _NOT_TRAINABLE.search(text):
+        outcome = Outcome.UNSUPPORTED
+    elif is_out_of_memory(text, device) or (
+        _PERHAPS_OUT_OF_MEMORY.search(text) and device.is_nearly_full()
+    ):
+        outcome, detail_mib = Outcome.OOM, device.memory_limits_mib()
+        message = with_shortage(message, detail_mib)
+        asked = _ALLOCATION.search(str(error))
+        if asked is not None:
+            detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
+    elif _OUT_OF_HOST_MEMORY.search(text):
+        # The host's want says nothing of the memory that the step takes on the device.
+        phase, message = WORKER, f"the host ran out of memory in {phase}: {message}"
+    return Findings(
+        outcome=outcome,
+        failed_in=phase,
+        message=storable(message),
+        memory_detail_mib=detail_mib,
+        provenance=device.provenance,
+    )

@@ -1,0 +1,234 @@
+"""Measures in a process of its own, so that nothing a model does can take the worker down.
+
+Every attempt ends in a Measurement: a crash in native code, a hang, a kill and memory running out
+are outcomes, told with the phase they happened in. The child, not the worker, holds the lock that
+keeps CPU measurements of one host apart, so an orphan still keeps others off until it is dead.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from profiler.devices import Device, open_device
+from profiler.errors import storable
+from profiler.measuring import procfs
+from profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
+from profiler.measuring.environment import host_facts, utc_now
+from profiler.measuring.forks import Child, ForkServer, ForkServerError
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+
+_ATTEMPT = "profiler.measuring.attempt:attempt"
+_PRELOAD = (
+    "profiler.measuring.attempt",
+    "profiler.measuring.stability",
+    "profiler.measuring.step",
+    "filelock",
+)
+_GRACE_S = 15.0
+"""Beyond the wait for the lock, what a child may take to come to it."""
+
+
+class Measurer:
+    """Measures one configuration at a time, each in a fork of a process that is already warm.
+
+    The warm process starts with the first measurement (a few seconds: torch and timm) and ends with
+    `close`, with the `with` block, or with this process, whatever ends it.
+
+    Args:
+        lock_dir: where the locks of this host's devices are; all measurers must agree on it.
+        lock_timeout_s: how long to wait for another measurement to end, before giving up.
+        run: a function that stands in for `profiler.measuring.step.run_protocol` in the child, as
+            "module:name"; None leaves it to the device.
+    """
+
+    def __init__(
+        self,
+        *,
+        lock_dir: Path = LOCK_DIR,
+        lock_timeout_s: float = 1800.0,
+        run: str | None = None,
+    ) -> None:
+        self._lock_dir = lock_dir
+        self._lock_timeout_s = lock_timeout_s
+        self._run = run
+        self._server = ForkServer(_PRELOAD)
+        self._one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the warm process; a later measurement starts another."""
+        self._server.stop()
+
+    def measure(
+        self,
+        configuration: Configuration,
+        device_key: str,
+        protocol: Protocol,
+        attempt_key: str | None = None,
+    ) -> Measurement:
+        """One attempt. Whatever the measured process does, this returns how it went.
+
+        Waiting for another measurement of this host counts neither towards the time-out nor in
+        `duration_s`; it is in the environment as `lock_wait_s`.
+
+        Raises:
+            DeviceError: there is no such device on this machine.
+        """
+        # A wrong key is the caller's mistake, not an outcome.
+        device = open_device(device_key)
+        started_at, key = utc_now(), attempt_key or uuid.uuid4().hex
+        request = {
+            "configuration": configuration.to_dict(),
+            "device": device_key,
+            "protocol": protocol.to_dict(),
+            "attempt_key": key,
+            "started_at": started_at,
+            "lock_dir": str(self._lock_dir),
+            "lock_timeout_s": self._lock_timeout_s,
+            "run": self._run,
+        }
+        progress = _Progress(self._lock_timeout_s + _GRACE_S, protocol.timeout_s)
+        with self._one_at_a_time:
+            oom_kills = procfs.kernel_oom_kills()
+            try:
+                failure = self._attempt(request, progress, device)
+            except ForkServerError as error:
+                self.close()
+                failure = _Failure(Outcome.ERROR, WORKER, str(error))
+            except BaseException:
+                self.close()  # an interrupted worker leaves nothing running
+                raise
+            out_of_memory = procfs.kernel_oom_kills() > oom_kills
+        if progress.result is not None:
+            return Measurement.from_dict(progress.result)
+        if failure.killed and out_of_memory:
+            failure = _host_ran_out(failure.phase, "the kernel killed it: out of memory", device)
+        environment = {"device": device_key, **host_facts(), **progress.environment}
+        message, detail_mib = failure.message, {}
+        if failure.outcome is Outcome.OOM and "memory_limit_mib" in environment:
+            detail_mib["capacity"] = environment["memory_limit_mib"]
+            detail_mib["host_memory"] = environment["memory_allowed_mib"]
+            message = with_shortage(message, detail_mib)
+        return Measurement(
+            configuration=configuration,
+            device=device_key,
+            outcome=failure.outcome,
+            protocol=protocol,
+            started_at=started_at,
+            duration_s=progress.duration_s,
+            attempt_key=key,
+            provenance=device.provenance,
+            failed_in=failure.phase,
+            message=None if message is None else storable(message),
+            memory_detail_mib=detail_mib,
+            environment=environment,
+        )
+
+    def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
+        """Runs one child to its end; the failure counts only if no result has come."""
+        child = self._server.fork(_ATTEMPT, request)
+        try:
+            progress.follow(child.messages(lambda: progress.deadline))
+        except TimeoutError:
+            failure = progress.timed_out()
+            try:
+                child.kill()
+            except ForkServerError as error:
+                self.close()
+                return replace(failure, message=f"{failure.message}, without effect: {error}")
+            return failure
+        finally:
+            child.close()
+        return self._crash(child, progress.phase, device)
+
+    def _crash(self, child: Child, phase: str, device: Device) -> _Failure:
+        code, printed = child.exit_code, self._server.printed
+        if code is not None and code < 0:
+            what = f"was killed by {_signal_name(-code)}"
+            killed = code == -signal.SIGKILL
+        else:
+            what, killed = f"ended with exit status {code}", False
+        message = f"the measuring process {what}"
+        last_line = printed.splitlines()[-1] if printed else ""
+        message = f"{message}: {last_line}" if last_line else message
+        out_of_memory = phase != WORKER and is_out_of_memory(printed, device)
+        return _Failure(Outcome.OOM if out_of_memory else Outcome.ERROR, phase, message, killed)
+
+
+def _host_ran_out(phase: str, message: str, device: Device) -> _Failure:
+    """It is the configuration's doing only where its step takes the host's memory."""
+    if phase != WORKER and device.uses_host_memory:
+        return _Failure(Outcome.OOM, phase, message)
+    return _Failure(Outcome.ERROR, WORKER, message)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # the real-time ones between the first and the last
+
+
+@dataclass(frozen=True)
+class _Failure:
+    outcome: Outcome
+    phase: str
+    message: str
+    killed: bool = False
+    """By a SIGKILL that was not ours."""
+
+
+@dataclass
+class _Progress:
+    """How far a child has come, and until when it may go on."""
+
+    lock_timeout_s: float
+    timeout_s: float
+    phase: str = WORKER
+    has_lock: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] | None = None
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float:
+        return self.begin + (self.timeout_s if self.has_lock else self.lock_timeout_s)
+
+    @property
+    def duration_s(self) -> float:
+        return time.monotonic() - self.begin
+
+    def follow(self, messages: Iterator[Mapping[str, Any]]) -> None:
+        self.begin = time.monotonic()  # the server's own start is not the child's time
+        for message in messages:
+            if not self.has_lock:  # the first word comes as soon as it has it
+                self.begin, self.has_lock = time.monotonic(), True
+            self.phase = message.get("phase", self.phase)
+            self.environment = message.get("environment", self.environment)
+            self.result = message.get("result", self.result)
+
+    def timed_out(self) -> _Failure:
+        if not self.has_lock:
+            return _Failure(Outcome.ERROR, WORKER, "the measuring process never got to its lock")
+        message = f"killed after {self.timeout_s:g} s"
+        if self.phase == WORKER:
+            return _Failure(Outcome.ERROR, WORKER, f"{message}, before the device was ready")
+        return _Failure(Outcome.TIMEOUT, self.phase, message)

@@ -1,0 +1,163 @@
+"""Measures a list of configurations, one after the other, into a file of JSON lines.
+
+    list (YAML or JSON lines) --> what the result file lacks --> measure --> one line, on the disk
+
+The result file is all the state there is: whatever ends a sweep, the same command goes on behind
+the last whole line. What is not the configuration's own doing (an unstable run, a worker that
+broke down, a host short of memory) is tried again a bounded number of times, after all the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from profiler.errors import InputError, TrappmError
+from profiler.json_lines import JsonLines
+from profiler.measuring.attempt import WORKER, others_had_memory
+from profiler.measuring.environment import stack_difference
+from profiler.records import Configuration, Measurement, Outcome, Protocol
+
+_MAX_WORKER_FAILURES = 3
+"""So many in succession are no accident: the machine cannot measure."""
+
+
+class Sweep:
+    """A list of configurations on one device, and how far it is.
+
+    Args:
+        environment: of the device (`Device.environment`); results of another stack are refused.
+        retries: how often to try again what failed for reasons that may pass.
+
+    Raises:
+        InputError: the results were taken under another software stack, or on another device of
+            the same key.
+    """
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        results: JsonLines[Measurement],
+        device_key: str,
+        protocol: Protocol,
+        environment: Mapping[str, Any],
+        *,
+        retries: int = 2,
+    ) -> None:
+        self._results = results
+        self._retries = retries
+        self._latest: dict[Configuration, Measurement] = {}
+        self._tries: Counter[Configuration] = Counter()
+        self.configurations = tuple(dict.fromkeys(configurations))
+        wanted = set(self.configurations)
+        for found in results.found:
+            if found.configuration in wanted and (found.device, found.protocol) == (
+                device_key,
+                protocol,
+            ):
+                difference = stack_difference(found.environment, environment)
+                # A worker that broke down early has not come to say where it was.
+                if difference is not None and not _worker_failed(found):
+                    raise InputError(
+                        f"the results so far are of another stack ({difference}); name another "
+                        "file for those of this one"
+                    )
+                self._take(found)
+
+    @property
+    def settled(self) -> int:
+        """How many configurations have an outcome that stands."""
+        return sum(map(self._is_settled, self.configurations))
+
+    @property
+    def measured(self) -> int:
+        """How many of them have been measured: their outcome is `ok`."""
+        return self.outcomes[Outcome.OK]
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many configurations ended how, by their latest attempts."""
+        return Counter(measurement.outcome for measurement in self._latest.values())
+
+    @property
+    def attempts(self) -> int:
+        """How many measurements the result file has of this sweep."""
+        return self._tries.total()
+
+    def run(
+        self, measure: Callable[[Configuration], Measurement], tell: Callable[[str], None]
+    ) -> None:
+        """Measures what is not settled; tells one line after each attempt.
+
+        Raises:
+            TrappmError: a result cannot be written, or the worker broke down several times in
+                succession. What was measured before is in the file.
+        """
+        waiting = deque(c for c in self.configurations if not self._is_settled(c))
+        begin, attempts, failures = time.monotonic(), 0, 0
+        while waiting:
+            configuration = waiting.popleft()
+            measurement = measure(configuration)
+            self._results.append(measurement)
+            self._take(measurement)
+            if not self._is_settled(configuration):
+                waiting.append(configuration)
+            attempts += 1
+            each_s = (time.monotonic() - begin) / attempts
+            tell(self._progress(measurement, each_s * len(waiting)))
+            failures = failures + 1 if _worker_failed(measurement) else 0
+            if waiting and failures == _MAX_WORKER_FAILURES:
+                raise TrappmError(
+                    f"the worker broke down {failures} times in succession, lastly with: "
+                    f"{measurement.message}"
+                )
+
+    def _take(self, measurement: Measurement) -> None:
+        configuration = measurement.configuration
+        self._tries[configuration] += 1
+        known = self._latest.get(configuration)
+        if known is None or known.outcome is not Outcome.OK:
+            self._latest[configuration] = measurement
+
+    def _is_settled(self, configuration: Configuration) -> bool:
+        latest = self._latest.get(configuration)
+        return latest is not None and (
+            not may_pass(latest) or self._tries[configuration] > self._retries
+        )
+
+    def _progress(self, measurement: Measurement, left_s: float) -> str:
+        told = str(measurement.outcome)
+        if measurement.step_time_ms is not None:
+            told += f", {measurement.step_time_ms:.2f} ms"
+        if measurement.memory_mib is not None:
+            told += f", {measurement.memory_mib:.0f} MiB"
+        if measurement.message is not None:
+            told += f" in {measurement.failed_in}: {measurement.message}"
+        if not self._is_settled(measurement.configuration):
+            told += " (to be tried again)"
+        left = f"; about {duration(left_s)} left" if left_s > 0 else ""
+        count = f"[{self.settled}/{len(self.configurations)}]"
+        return f"{count} {measurement.configuration}: {told}{left}"
+
+
+def may_pass(measurement: Measurement) -> bool:
+    """Whether it failed for a reason that another attempt may not meet."""
+    return (
+        measurement.outcome is Outcome.UNSTABLE
+        or _worker_failed(measurement)
+        or (measurement.outcome is Outcome.OOM and others_had_memory(measurement.memory_detail_mib))
+    )
+
+
+def duration(seconds: float) -> str:
+    """A duration in the two units that matter, such as `3 min` or `2 h 10 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _worker_failed(measurement: Measurement) -> bool:
+    return measurement.outcome is Outcome.ERROR and measurement.failed_in == WORKER

@@ -1,0 +1,295 @@
+"""Opens an ONNX file that anyone may have made, and hands over a small, checked model.
+
+Nothing in the file is trusted: size, external data, validity and control flow are examined before
+anything is computed from it. What the file stores is in `onnx_stored`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import inliner
+
+from profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
+from profiler.files import read_plain
+from profiler.onnx_files.inputs import (
+    image_input,
+    image_shape,
+    refuse_what_is_no_weight,
+    supplied_weights,
+)
+from profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size, constant
+
+BUFFERS_KEY = "trappm.buffers"
+"""Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
+
+MAX_BYTES = 2 << 30
+"""A protobuf message cannot be larger."""
+MAX_NODES = 20_000
+"""Twice what the largest timm model has."""
+
+MAX_CONNECTIONS = 200_000
+"""Inputs and outputs of all nodes together; ten times what the largest timm model has."""
+
+_MAX_DEPTH = 64
+"""Of functions that call functions."""
+
+
+class Operation(NamedTuple):
+    """A node as Python values, which are read many times."""
+
+    operator: str
+    domain: str
+    """Empty for ONNX's own."""
+    inputs: tuple[str, ...]
+    """Names; empty for one left out."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: onnx.NodeProto
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.node.name
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A valid ONNX model without large tensors."""
+
+    operations: list[Operation]
+    """In topological order; constants are not among them."""
+    image: str
+    """Name of the graph input that is the batch of images."""
+    image_kind: int
+    """Its element type (of onnx.TensorProto)."""
+    image_shape: tuple[int | None, ...]
+    """Four sizes; None where the file leaves one open."""
+    outputs: list[str]
+    constants: Mapping[str, onnx.TensorProto]
+    """Small tensors stored in the file."""
+    weights: Mapping[str, Kind]
+    """Type and shape of everything else that is stored, or to be supplied beside the image."""
+    parameters: Mapping[str, int]
+    """Number of elements of each weight that training changes."""
+    source: onnx.ModelProto
+    """The file, with its large tensors emptied."""
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model as ONNX: constants are initializers, all weights inputs beside the image."""
+        graph = onnx.GraphProto(name="checked", output=self.source.graph.output)
+        graph.node.extend(operation.node for operation in self.operations)
+        for name, tensor in self.constants.items():
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = name
+        image = next(value for value in self.source.graph.input if value.name == self.image)
+        graph.input.append(image)
+        make = onnx.helper.make_tensor_value_info
+        graph.input.extend(make(name, *kind) for name, kind in self.weights.items())
+        imports = self.source.opset_import
+        return onnx.ModelProto(ir_version=self.source.ir_version, opset_import=imports, graph=graph)
+
+
+def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
+    """Reads and checks an ONNX file; external data is looked at only where it may hold a shape.
+
+    Raises:
+        ModelFileError: missing, unreadable, too large, not valid ONNX, external data that leaves
+            the folder, or no image-like input.
+        UnsupportedModelError: valid, but with control flow or sparse weights.
+    """
+    model = _parse(path, max_bytes)
+    if model.functions:
+        model = _inlined(path, model)
+    graph = model.graph
+    if not graph.node:
+        raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
+    _check_counts(path, len(graph.node), sum(map(_connections, graph.node)))
+    if graph.sparse_initializer:
+        raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
+    stored = Stored(path)
+    parameters = {}
+    for tensor in graph.initializer:
+        # Stored scalars are constants, not weights.
+        if tensor.data_type in FLOATS and tensor.dims:
+            parameters[tensor.name] = check_size(path, tensor.name, tensor.dims)
+        stored.add(tensor.name, tensor)
+    image = image_input(path, graph, stored)
+    known = {image.name, *stored.weights, *stored.constants}
+    others = [value for value in graph.input if value.name not in known]
+    supplied = supplied_weights(path, others, image.name)
+    stored.weights.update(supplied)
+    _refuse_control_flow(path, graph.node)
+    operations = list(_operations(path, graph, stored))
+    if supplied and not _is_ours(model):
+        refuse_what_is_no_weight(path, operations, image, supplied, parameters.keys())
+    for name, (kind, shape) in supplied.items():
+        if kind in FLOATS:
+            parameters[name] = math.prod(shape)
+    for name in _declared_buffers(model).union(_running_statistics(operations)):
+        parameters.pop(name, None)
+    del graph.value_info[:]
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+    return CheckedModel(
+        operations=operations,
+        image=image.name,
+        image_kind=image.type.tensor_type.elem_type,
+        image_shape=image_shape(image),
+        outputs=[output.name for output in graph.output],
+        constants=stored.constants,
+        weights=stored.weights,
+        parameters=parameters,
+        source=model,
+    )
+
+
+def attribute_value(attribute: onnx.AttributeProto) -> Any:
+    """A node's attribute as a Python value; text as str."""
+    kind = attribute.type
+    if kind == onnx.AttributeProto.INT:
+        return attribute.i
+    if kind == onnx.AttributeProto.INTS:
+        return list(attribute.ints)
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, max_bytes))
+    except InputError as error:
+        raise ModelFileError(str(error)) from error
+    except DecodeError as error:
+        raise ModelFileError(
+            f"{path} is not an ONNX file, or is cut short; export the model again"
+        ) from error
+    if not model.ir_version or not model.opset_import:
+        raise ModelFileError(f"{path} is not an ONNX model: it has no version or no opset")
+    return model
+
+
+def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without functions; how large it will be is found out before."""
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int]:
+        """Nodes, and their inputs and outputs."""
+        if depth > _MAX_DEPTH:
+            raise ModelFileError(
+                f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
+            )
+        count = connections = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in bodies and key not in sizes:
+                sizes[key] = size(bodies[key].node, depth + 1)
+            inside = sizes.get(key, (1, 0))
+            count += inside[0]
+            connections += inside[1] + _connections(node)
+        return count, connections
+
+    for function in model.functions:
+        _refuse_control_flow(path, function.node)
+    _refuse_control_flow(path, model.graph.node)
+    _check_counts(path, *size(model.graph.node, 0), " (functions expanded)")
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
+
+
+def _connections(node: onnx.NodeProto) -> int:
+    return len(node.input) + len(node.output)
+
+
+def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> None:
+    if nodes > MAX_NODES:
+        raise ModelFileError(f"{path} has {nodes} nodes{how}; at most {MAX_NODES}")
+    if connections > MAX_CONNECTIONS:
+        raise ModelFileError(
+            f"{path}: its nodes have {connections} inputs and outputs{how}; at most "
+            f"{MAX_CONNECTIONS}"
+        )
+
+
+def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.type in _GRAPHS:
+                raise UnsupportedModelError(
+                    f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends "
+                    "on the data; export the model without it"
+                )
+
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
+    """All nodes but the constants, which go to what is stored."""
+    for node in graph.node:
+        operator, domain, outputs = node.op_type, node.domain, tuple(node.output)
+        if domain == "ai.onnx":
+            domain = ""
+        if operator == "Constant" and not domain and outputs:
+            tensor = constant(node)
+            if tensor is None:
+                raise UnsupportedModelError(f"{path}: constant {node.name!r} is not a number")
+            stored.add(outputs[0], tensor)
+            continue
+        inputs = tuple(node.input)
+        if not outputs or (operator == "Identity" and not inputs):
+            raise ModelFileError(f"{path}: {operator} {node.name!r} has no input or output")
+        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        yield Operation(operator, domain, inputs, outputs, attributes, node)
+
+
+def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
+    """Running means and variances are updated, but not trained."""
+    for operation in operations:
+        if operation.operator == "BatchNormalization":
+            yield from operation.inputs[3:5]
+
+
+def _declared_buffers(model: onnx.ModelProto) -> set[str]:
+    """What an exporter wrote down: ours for the model, that of PyTorch for each tensor."""
+    by_pytorch = {
+        value.name
+        for value in (*model.graph.input, *model.graph.value_info)
+        for entry in value.metadata_props
+        if entry.key == _TORCH_KIND_KEY and entry.value == "BUFFER"
+    }
+    return by_pytorch | _listed_buffers(model)
+
+
+_TORCH_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def _is_ours(model: onnx.ModelProto) -> bool:
+    """Whether our exporter says that it wrote the file: all inputs but one are weights then."""
+    return any(entry.key == BUFFERS_KEY for entry in model.metadata_props)
+
+
+def _listed_buffers(model: onnx.ModelProto) -> set[str]:
+    """From a stranger it is any text."""
+    for entry in model.metadata_props:
+        if entry.key == BUFFERS_KEY:
+            try:
+                names = json.loads(entry.value)
+            except (ValueError, RecursionError):
+                return set()
+            return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
+    return set()

@@ -1,0 +1,297 @@
+"""The kernels of a training step and of an inference step, for every batch size.
+
+`kernel_recorder` writes them, `step_time` says how long each takes. A kernel is one launch
+on a GPU, or one loop over tensors on a CPU. Whatever has a size is affine in the batch size, and
+equal kernels are one row with a count. The record needs NumPy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.array_archive import pack, unpack
+from profiler.errors import TrappmError, one_line
+from profiler.records import IntArray, MemoryFormat, Phase, Precision
+from profiler.simulation.step_trace import ConvolutionKind, Pass
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from profiler.model_input import Sample
+
+__all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
+
+MAX_KERNELS = 100_000
+"""The longest steps of timm's models have about 3,000 different kernels."""
+MAX_SIZE = 1 << 60
+"""More bytes or operations than this in one kernel and sample is damage."""
+
+
+class KernelKind(IntEnum):
+    """Classes of kernels that reach different shares of a device's peaks.
+
+    The first four are `ConvolutionKind`.
+    """
+
+    POINTWISE = 0
+    """Convolution of one pixel."""
+    DENSE = 1
+    GROUPED = 2
+    DEPTHWISE = 3
+    LINEAR = 4
+    """Product with a weight matrix."""
+    MATMUL = 5
+    """Product of two computed tensors, many small ones at once."""
+    ATTENTION = 6
+    """Fused: products, softmax and dropout without a matrix of scores in memory."""
+    BATCH_NORM = 7
+    LAYER_NORM = 8
+    """Also group, instance and RMS normalisation."""
+    SOFTMAX = 9
+    ELEMENTWISE = 10
+    """Reads and writes dense tensors of one layout, in order."""
+    STRIDED = 11
+    """Element by element too, over tensors of different layouts."""
+    CAST = 12
+    COPY = 13
+    """Into another layout or place: contiguous, cat, roll, pad."""
+    REDUCTION = 14
+    POOLING = 15
+    INDEX = 16
+    """Gather, scatter, embeddings, interpolation."""
+    FILL = 17
+    """Writes without reading."""
+    BROADCAST = 18
+    """Element by element too, with some tensor that repeats along an axis."""
+    OTHER = 19
+    """Not known to us: taken to be bound by memory."""
+
+
+class Size(IntEnum):
+    """What is counted of each kernel."""
+
+    READ_BYTES = 0
+    WRITTEN_BYTES = 1
+    FLOPS = 2
+    """Two for each multiply-accumulate."""
+    ROWS = 3
+    """Of the result of the matrix product that a kernel is, or that a convolution amounts to."""
+    COLUMNS = 4
+    """Of a normalisation: its channels; of a softmax, its axis; of a reduction, its results."""
+    DEPTH = 5
+    """Length of each dot product, or of what each result of a reduction is made of."""
+    PRODUCTS = 6
+    """So many matrix products at once: groups of a convolution, heads of an attention."""
+
+
+_COLUMNS: dict[str, npt.DTypeLike] = {
+    "kinds": np.int8,
+    "passes": np.int8,
+    "counts": np.int32,
+    "half": np.bool_,
+    "channels_last": np.bool_,
+    "sizes": np.int64,
+    "windows": np.int32,
+    "strides": np.int32,
+    "pixels": np.int32,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelTable:
+    """The different kernels of one step, n of them, in the order in which they first run.
+
+    Raises:
+        TrappmError: the arrays contradict each other, or are larger than any step.
+    """
+
+    kinds: npt.NDArray[np.int8]
+    """`KernelKind` of each (n)."""
+    passes: npt.NDArray[np.int8]
+    """`Pass` of each (n); all that runs backward and is no weight's gradient is DATA_GRADIENT."""
+    counts: npt.NDArray[np.int32]
+    """How often it runs in the step (n)."""
+    half: npt.NDArray[np.bool_]
+    """Whether it computes in 16 bits (n)."""
+    channels_last: npt.NDArray[np.bool_]
+    """Whether it works on images whose channels lie next to each other (n)."""
+    sizes: IntArray
+    """By `Size`, first the part that does not depend on the batch, then what each sample adds
+    (n, 7, 2)."""
+    windows: npt.NDArray[np.int32]
+    """Height times width of a convolution's or pool's kernel (n); 1 for others."""
+    strides: npt.NDArray[np.int32]
+    """Of a convolution (n); 1 for others."""
+    pixels: npt.NDArray[np.int32]
+    """Height times width of a convolution's result (n); 1 for others."""
+
+    def __post_init__(self) -> None:
+        wrong = self._fault()
+        if wrong is not None:
+            raise TrappmError(f"not the kernels of a step: {wrong}")
+
+    def _fault(self) -> str | None:
+        count = len(self.kinds)
+        if count > MAX_KERNELS:
+            return f"{count} kernels, of at most {MAX_KERNELS}"
+        for name in _COLUMNS:
+            shape = (count, len(Size), 2) if name == "sizes" else (count,)
+            if getattr(self, name).shape != shape:
+                return f"{name} of shape {getattr(self, name).shape}, not {shape}"
+        if not np.isin(self.kinds, list(KernelKind)).all():
+            return "an unknown kind of kernel"
+        if not np.isin(self.passes, list(Pass)).all():
+            return "an unknown pass"
+        if count and not 0 <= self.sizes.min() <= self.sizes.max() <= MAX_SIZE:
+            return f"a size of {self.sizes.min()} or {self.sizes.max()}"
+        if any((getattr(self, n) < 1).any() for n in ("counts", "windows", "strides", "pixels")):
+            return "a count, window, stride or image below 1"
+        return None
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def sizes_at(self, batch_size: int) -> npt.NDArray[np.float64]:
+        """By `Size`, at this batch size (n, 7)."""
+        fixed, slope = self.sizes[..., 0], self.sizes[..., 1]
+        return fixed.astype(np.float64) + slope.astype(np.float64) * batch_size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kernels:
+    """The kernels of one step at one batch size."""
+
+    table: KernelTable
+    sizes: npt.NDArray[np.float64]
+    """By `Size` (n, 7)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelProfile:
+    """The kernels of both steps of a model at one input size, and what an optimizer works on."""
+
+    train: KernelTable
+    infer: KernelTable
+    parameter_tensors: int
+    """Those that get a gradient."""
+    parameters: int
+    """Their elements."""
+    precision: Precision
+    memory_format: MemoryFormat
+    """Of images and weights; what comes after may have another."""
+    fused_attention: bool = True
+    """Whether the software stack has one kernel for attention; PyTorch before 2.0 has not."""
+    batch_size: int | None = None
+    """Of a model that knows one only; the sizes then do not depend on the batch."""
+
+    def table(self, phase: Phase) -> KernelTable:
+        return self.train if phase is Phase.TRAIN else self.infer
+
+    def at(self, batch_size: int, phase: Phase = Phase.TRAIN) -> Kernels:
+        """The kernels of a step at this batch size.
+
+        Raises:
+            TrappmError: the batch size is below 1, or not the one that the model is made for.
+        """
+        if batch_size < 1 or self.batch_size not in (None, batch_size):
+            only = "1 or more" if self.batch_size is None else f"{self.batch_size}"
+            raise TrappmError(f"kernels at batch size {batch_size} of a model for {only}")
+        table = self.table(phase)
+        return Kernels(table=table, sizes=table.sizes_at(batch_size))
+
+    def to_bytes(self) -> bytes:
+        """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            f"{phase}.{f.name}": getattr(self.table(phase), f.name)
+            for phase in Phase
+            for f in fields(KernelTable)
+        }
+        arrays[_NUMBERS] = np.array(
+            (
+                self.parameter_tensors,
+                self.parameters,
+                list(Precision).index(self.precision),
+                list(MemoryFormat).index(self.memory_format),
+                self.fused_attention,
+                self.batch_size or 0,
+            ),
+            dtype=np.int64,
+        )
+        return pack(arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The profile that `to_bytes` wrote.
+
+        Raises:
+            TrappmError: the bytes are damaged, or ask for more memory than a profile takes.
+        """
+        kinds = {f"{phase}.{name}": kind for phase in Phase for name, kind in _COLUMNS.items()}
+        try:
+            arrays = unpack(data, {**kinds, _NUMBERS: np.int64}, _MAX_ARRAY_BYTES)
+            numbers = arrays[_NUMBERS].tolist()
+            tensors, parameters, precision, memory_format, fused, batch = numbers
+            if min(numbers) < 0:
+                raise ValueError(f"the numbers {numbers}")
+            tables = {
+                phase: KernelTable(**{name: arrays[f"{phase}.{name}"] for name in _COLUMNS})
+                for phase in Phase
+            }
+            return cls(
+                train=tables[Phase.TRAIN],
+                infer=tables[Phase.INFER],
+                parameter_tensors=tensors,
+                parameters=parameters,
+                precision=list(Precision)[precision],
+                memory_format=list(MemoryFormat)[memory_format],
+                fused_attention=bool(fused),
+                batch_size=batch or None,
+            )
+        except Exception as error:  # zipfile, zlib and NumPy have many ways to find damage
+            raise TrappmError(
+                f"a stored kernel profile is damaged ({one_line(error)}); profile the model again"
+            ) from error
+
+
+_NUMBERS = "numbers"
+"""One more array: what is not an array in the record."""
+_MAX_ARRAY_BYTES = 2 * len(Size) * 8 * MAX_KERNELS + 4096
+
+
+def kernel_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    *,
+    precision: Precision = Precision.FP32,
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    fused_attention: bool = True,
+    batch_size: int | None = None,
+) -> KernelProfile:
+    """Traces both steps of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        precision, memory_format: of the configuration.
+        fused_attention, batch_size: as `kernel_recorder.trace_kernels`.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnsupportedModelError: a step cannot be traced; the reason is told.
+    """
+    from profiler.graphs.module_graph import on_meta
+    from profiler.simulation.kernel_recorder import trace_kernels
+
+    return trace_kernels(
+        on_meta(model, input_size),
+        input_size,
+        precision=precision,
+        memory_format=memory_format,
+        fused_attention=fused_attention,
+        batch_size=batch_size,
+    )
