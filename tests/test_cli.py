@@ -6,40 +6,55 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 
-COMMANDS = [
-    [],
-    ["campaign"],
-    ["campaign", "launch"],
-    ["campaign", "resume"],
-    ["campaign", "list"],
-    ["campaign", "status"],
-    ["campaign", "report"],
-    ["pool"],
-    ["pool", "build"],
-    ["pool", "status"],
-    ["labels"],
-    ["labels", "query"],
-    ["labels", "show"],
-    ["labels", "lookup"],
-    ["snapshot"],
-    ["snapshot", "list"],
-    ["snapshot", "pull"],
-    ["predict"],
-]
+from trappm import cli
 
 
-def trappm(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def _commands(group, path=()):
+    yield list(path)
+    for name, command in getattr(group, "commands", {}).items():
+        yield from _commands(command, (*path, name))
+
+
+COMMANDS = list(_commands(typer.main.get_command(cli.app)))
+
+
+@dataclass
+class Answer:
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def trappm(capsys, monkeypatch):
+    """Runs commands in this process, since a new one takes seconds to import timm."""
+
+    def run(*arguments: str, home: Path) -> Answer:
+        monkeypatch.setenv("TRAPPM_HOME", str(home))
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        status = cli.run(list(arguments))
+        return Answer(status, *capsys.readouterr())
+
+    return run
+
+
+def in_a_process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [Path(sys.executable).with_name("trappm"), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "TRAPPM_HOME": str(home), "COLUMNS": "200", **environment},
+        env={**os.environ, "TRAPPM_HOME": str(home), "COLUMNS": "200"},
     )
 
 
@@ -49,7 +64,7 @@ def home(tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(home, command):
+def test_every_command_has_help_with_an_example(trappm, home, command):
     result = trappm(*command, "--help", home=home)
     assert result.returncode == 0
     assert "Example: trappm" in result.stdout
@@ -104,7 +119,7 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_gets_one_line_and_exit_status_2(home, arguments, told):
+def test_bad_input_gets_one_line_and_exit_status_2(trappm, home, arguments, told):
     result = trappm(*arguments, home=home)
     assert result.returncode == 2, result.stderr
     assert told in result.stderr
@@ -113,7 +128,7 @@ def test_bad_input_gets_one_line_and_exit_status_2(home, arguments, told):
     assert result.stdout == ""
 
 
-def test_a_file_that_is_not_onnx_is_told(home, tmp_path):
+def test_a_file_that_is_not_onnx_is_told(trappm, home, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_text("not a model")
     result = trappm("predict", str(path), home=home)
@@ -123,7 +138,7 @@ def test_a_file_that_is_not_onnx_is_told(home, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["campaign", "resume"], ["predict", "resnet10t"]])
-def test_a_data_folder_that_cannot_be_written_is_told(tmp_path, command):
+def test_a_data_folder_that_cannot_be_written_is_told(trappm, tmp_path, command):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     result = trappm(*command, home=blocked / "home")
@@ -133,7 +148,7 @@ def test_a_data_folder_that_cannot_be_written_is_told(tmp_path, command):
 
 
 @pytest.mark.parametrize("what", ["status", "resume", "report"])
-def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(home, what):
+def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, home, what):
     result = trappm("campaign", what, home=home)
     assert result.returncode == 2
     assert "trappm campaign launch" in result.stderr
@@ -155,7 +170,9 @@ def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(home, wha
     ],
     ids=["unknown key", "no such device", "budget", "unknown architecture"],
 )  # fmt: skip
-def test_a_faulty_campaign_file_is_told_before_anything_is_measured(home, tmp_path, changes, told):
+def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
+    trappm, home, tmp_path, changes, told
+):
     result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
     assert result.returncode == 2, result.stderr
     assert told in result.stderr
@@ -163,13 +180,21 @@ def test_a_faulty_campaign_file_is_told_before_anything_is_measured(home, tmp_pa
     assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
 
 
+def test_a_process_ends_with_the_status_and_one_line(home):
+    result = in_a_process("predict", "resnet188", home=home)
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "did you mean" in result.stderr
+    assert result.stdout == ""
+
+
 def test_debug_shows_the_trace(home):
-    result = trappm("predict", "resnet188", "--debug", home=home)
+    result = in_a_process("predict", "resnet188", "--debug", home=home)
     assert result.returncode == 2
     assert "Traceback" in result.stderr
 
 
-def test_empty_lists_say_what_to_do_next(home):
+def test_empty_lists_say_what_to_do_next(trappm, home):
     assert "trappm campaign launch" in trappm("campaign", "list", home=home).stdout
     assert "trappm campaign launch" in trappm("snapshot", "list", home=home).stdout
     for command in (["campaign", "list"], ["snapshot", "list"]):
