@@ -92,6 +92,7 @@ def test_work_on_weights_alone_is_folded_even_where_it_is_done_for_each_sample()
     assert graph.parameters.sum() == parameters
 
 
+@pytest.mark.slow
 def test_vgg_below_its_native_size_differs_only_by_its_pooling():
     graph = template("vgg11", 32).at(2)
     macs, parameters = reference("vgg11", 32, 2)
@@ -102,7 +103,7 @@ def test_vgg_below_its_native_size_differs_only_by_its_pooling():
     assert graph.parameters.sum() == parameters
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
 def test_a_rebatched_template_equals_a_fresh_export_at_that_batch(
     tmp_path_factory, architecture, input_size, batch_size
