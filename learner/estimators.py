@@ -38,7 +38,7 @@ def _ours(given: Surroundings) -> Estimator:
     from learner.priors.step_time import StepTimePrior
 
     if given.metric == "memory_mib":
-        return Ours(MemoryPrior())
+        return Ours(MemoryPrior.on(spec_of(given.device)))
     if given.metric == "step_time_ms":
         return Ours(StepTimePrior(spec_of(given.device)))
     raise InputError(f"there is no prior for {given.metric} yet; choose other estimators")

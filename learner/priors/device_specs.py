@@ -1,4 +1,4 @@
-"""What specification sheets say of devices: where the constants of a step time start from.
+"""What is known of devices before any label: where the constants of priors start from.
 
 They are starting points only: labels move everything that hangs on them.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """The speed of a device on paper."""
+    """The speed of a device on paper, and what its processes need."""
 
     half_tflops: float
     """Dense products in 16 bits."""
@@ -25,6 +25,11 @@ class DeviceSpec:
     """Least time of a kernel on the device."""
     dispatch_us: float = 8.0
     """Time of the host for an operator, where the device waits for the host."""
+    process_mib: float = 1750.0
+    """What a process needs before its first tensor: CUDA's context and the libraries' kernels on an
+    A100 (MEMORY.md, step 5 of the recipe)."""
+    fragments: float = 1.0
+    """How much of the gaps between the blocks of CUDA's allocator there is."""
 
 
 DEVICE_SPECS = {
@@ -33,7 +38,10 @@ DEVICE_SPECS = {
     "h100": DeviceSpec(989, 67, 3350, 50, 132),
     "rtx3090": DeviceSpec(71, 35.6, 936, 6, 82),
     "rtx4090": DeviceSpec(165, 82.6, 1008, 72, 128),
-    "cpu": DeviceSpec(0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0),
+    # Above the baseline of a warm process there is little but tensors on a CPU.
+    "cpu": DeviceSpec(
+        0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0, process_mib=5.0, fragments=0.1
+    ),
 }
 """By the first letters of a device's key. GeForce cards: with fp32 accumulation."""
 

@@ -5,8 +5,8 @@
 
 The sizes come from a training step replayed through CUDA's allocator, or, where none could be
 traced, from rules on the graph (`step_memory`). On a card that is simulated well, all
-constants but the last are 1 and no label is needed; a CPU device has a smaller process, no segments
-and other scratch memory, and labels move the constants there.
+constants but the last are 1 and no label is needed; on a CPU they start from a small process
+without segments (`device_specs`), and labels move them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
 from learner.priors.physics import PriorSpec, TermSpec
 from learner.priors.step_memory import (
     CONVOLUTION_KINDS,
@@ -38,12 +39,9 @@ from profiler.records import MemoryFormat, Phase, Precision
 
 Array = npt.NDArray[np.float64]
 
-PROCESS_MIB = 1750.0
-"""CUDA's context and the libraries' kernels on an A100 (MEMORY.md, step 5 of the recipe)."""
-
 SPEC = PriorSpec(
     (
-        TermSpec("process", 0.7),  # a third of it on the CPU, and more with more libraries loaded
+        TermSpec("process", 0.7),  # more with more libraries loaded
         TermSpec("tensors", 0.05),  # bytes are bytes
         TermSpec("fragments", 0.4),  # from the allocator's rules, which a CPU does not have
         TermSpec("scratch", 0.5),  # cuDNN's choices, fitted on other labels
@@ -72,6 +70,14 @@ class MemoryPrior(TermPrior):
 
     def __init__(self, log_constants: Array | None = None) -> None:
         super().__init__(SPEC, log_constants)
+
+    @classmethod
+    def on(cls, device: DeviceSpec) -> Self:
+        """Where the constants start from on this device."""
+        found = np.zeros(len(SPEC.terms))
+        found[0] = np.log(device.process_mib / UNKNOWN_GPU.process_mib)
+        found[2] = np.log(device.fragments)
+        return cls(found)
 
     def with_constants(self, log_constants: Array) -> Self:
         return type(self)(log_constants)
@@ -102,7 +108,7 @@ def _terms(workloads: Sequence[Workload]) -> Array:
         factor = amp_factor(workload, memory)
         rows.append(
             [
-                PROCESS_MIB,
+                UNKNOWN_GPU.process_mib,
                 factor * memory.live_mib,
                 factor * memory.fragments_mib,
                 factor * memory.scratch_mib,

@@ -6,8 +6,9 @@ import torch
 
 from learner.estimator import Targets
 from learner.head import Head, Ours
+from learner.priors.device_specs import UNKNOWN_GPU, spec_of
 from learner.priors.graph_prior import GraphPrior
-from learner.priors.memory_prior import PROCESS_MIB, MemoryPrior
+from learner.priors.memory_prior import MemoryPrior
 from learner.priors.step_memory import step_memory
 from learner.workload import Workload
 from profiler.errors import InputError
@@ -38,9 +39,9 @@ def test_without_labels_it_is_process_and_simulated_memory(traced):
     said = np.exp(MemoryPrior().log_values(workloads))
     for mib, workload in zip(said, workloads, strict=True):
         simulated = workload.step.memory(workload.batch_size)
-        assert PROCESS_MIB + simulated.reserved_mib <= mib * 1.0001
+        assert UNKNOWN_GPU.process_mib + simulated.reserved_mib <= mib * 1.0001
         kept = workload.step.memory(workload.batch_size, gradients_kept=True)
-        assert mib < PROCESS_MIB + kept.reserved_with_workspace_mib + 100
+        assert mib < UNKNOWN_GPU.process_mib + kept.reserved_with_workspace_mib + 100
 
 
 def test_the_curve_of_live_bytes_is_that_of_the_simulation(traced):
@@ -89,7 +90,7 @@ def test_more_of_anything_needs_more(traced):
         return np.exp(MemoryPrior().log_values([with_settings(workload, **settings)]))[0]
 
     assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
-    assert mib() > mib(phase=Phase.INFER) > PROCESS_MIB
+    assert mib() > mib(phase=Phase.INFER) > UNKNOWN_GPU.process_mib
 
 
 def test_without_a_traced_step_rules_answer(traced):
@@ -98,6 +99,17 @@ def test_without_a_traced_step_rules_answer(traced):
         traced_log, ruled_log = MemoryPrior().log_values([workload, by_rules])
         assert abs(traced_log - ruled_log) < 0.25
         assert MemoryPrior().features([by_rules]).shape == MemoryPrior().features([workload]).shape
+
+
+def test_a_process_on_a_cpu_starts_small(traced):
+    """Nothing but tensors, and no segments: CUDA's constants would be off by gigabytes."""
+    workloads, _ = traced
+    on_a_cpu = np.exp(MemoryPrior.on(spec_of("cpu-2t")).log_values(workloads))
+    on_a_gpu = np.exp(MemoryPrior.on(spec_of("a100")).log_values(workloads))
+    np.testing.assert_allclose(on_a_gpu, np.exp(MemoryPrior().log_values(workloads)))
+    assert np.all(on_a_cpu < on_a_gpu - 1700)
+    live = np.array([step_memory(workload).live_mib for workload in workloads])
+    assert np.all(on_a_cpu > live)
 
 
 @pytest.mark.parametrize(
