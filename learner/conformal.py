@@ -6,7 +6,9 @@ conformal prediction, Vovk et al. 2005; by folds, Vovk 2015; with normalised err
 al. 2008), so an interval between two of the quantiles holds as often as it says, and it is wide
 where the model's deviation is: far from what it has seen. The same quantiles tell how probable it
 is that a value exceeds a limit, such as a device's memory. Both sides have quantiles of their own:
-memory surprises upwards only.
+memory surprises upwards only. A run out of memory is an error of at least so much, and counts as
+such in the product-limit estimate of the quantiles (Kaplan and Meier 1958): without it, the larger
+a surprise, the rarer it would be seen.
 """
 
 from __future__ import annotations
@@ -41,10 +43,17 @@ class Calibration:
     quantiles: Array
 
     @classmethod
-    def fit(cls, errors: Array, deviations: Array, groups: Sequence[str]) -> Self:
+    def fit(
+        cls,
+        errors: Array,
+        deviations: Array,
+        groups: Sequence[str],
+        known: npt.NDArray[np.bool_] | None = None,
+    ) -> Self:
         """From log(measured / predicted) on labels not seen (n), and the deviation stated (n).
 
-        Every architecture has one vote, whatever the number of its labels: batch sizes of one
+        Where an error is not `known` (n; by default all are), it is a lower bound. Every
+        architecture has one vote, whatever the number of its labels: batch sizes of one
         architecture are near-copies.
 
         Raises:
@@ -60,10 +69,18 @@ class Calibration:
         _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
         ratios = np.concatenate([errors / deviations, _STUDENT])
         votes = np.concatenate([1.0 / count[number], _student_votes(len(count))])
-        order = np.argsort(ratios, kind="stable")
-        below = np.cumsum(votes[order])
-        level = (below - 0.5 * votes[order]) / below[-1]
-        return cls(np.interp(LEVELS, level, ratios[order]))
+        sure = np.ones(len(ratios), dtype=bool)
+        if known is not None:
+            sure[: len(known)] = known
+        order = np.lexsort((~sure, ratios))
+        # What is at stake at each error: it and all above. A bound passes its vote on to those.
+        at_stake = np.cumsum(votes[order][::-1])[::-1]
+        hazard = np.where(sure[order], votes[order] / at_stake, 0.0)
+        hazard[-1] = 1.0
+        left = np.cumprod(1.0 - hazard)
+        mass = hazard * np.append(1.0, left[:-1])
+        level = 1.0 - left - 0.5 * mass
+        return cls(np.interp(LEVELS, level[mass > 0], ratios[order][mass > 0]))
 
     def interval(self, coverage: float = COVERAGE) -> tuple[float, float]:
         """How many deviations below and above the prediction this share of values lies between.

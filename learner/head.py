@@ -157,22 +157,20 @@ class Ours:
 
         prior = refitted(np.ones(n, dtype=bool))
         folds = grouped_folds(targets.groups, FOLDS, generator) if n else np.zeros(0, np.int64)
-        left = np.zeros(n)
+        said = np.zeros(n)
         for fold in np.unique(folds):
             out = folds == fold
             unseen = [w for w, chosen in zip(workloads, out, strict=True) if chosen]
-            said = refitted(~out).log_values(unseen)
-            # Of a run that died only a bound is known: the prior's word, if that is above it.
-            left[out] = np.where(
-                np.isnan(log_values[out]),
-                np.maximum(log_above[out] - said, 0.0),
-                log_values[out] - said,
-            )
+            said[out] = refitted(~out).log_values(unseen)
+        # Of a run that died only a bound is known (`least`), and `left` is NaN.
+        left, least = log_values - said, log_above - said
+        known = ~np.isnan(left)
         source, share = None, 0.0
         if start is not None:
-            share = _share(left, start.learned(workloads))
+            word = start.learned(workloads)
+            share = _share(left[known], word[known])
             source = start if share else None
-            left -= share * start.learned(workloads)
+            left, least = left - share * word, least - share * word
         features = prior.features(workloads)
         residual, unseen_words = fit_residual(
             features,
@@ -181,13 +179,10 @@ class Ours:
             generator,
             feature_groups=prior.feature_groups,
             folds=folds,
+            least=least,
         )
-        known = ~np.isnan(log_values)
-        calibration = Calibration.fit(
-            (left - unseen_words.mean)[known],
-            unseen_words.deviation[known],
-            [g for g, k in zip(targets.groups, known, strict=True) if k],
-        )
+        errors = np.where(known, left, least) - unseen_words.mean
+        calibration = Calibration.fit(errors, unseen_words.deviation, targets.groups, known)
         familiarity = Familiarity.fit(features, targets.groups) if n else None
         return Head(prior, residual, calibration, familiarity, source, share)
 

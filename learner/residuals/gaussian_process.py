@@ -4,7 +4,9 @@ The covariance is Matern 3/2 over groups of features, each group with a relevanc
 linear part. Noise is Student-t (4 degrees of freedom), by iteratively reweighted least squares
 (Tipping and Lawrence 2005), since some runs surprise everybody. Above `LANDMARKS` labels the
 covariance is that of Nystroem features (Williams and Seeger 2001), with the variance that they miss
-added to each prediction, as in FITC (Snelson and Ghahramani 2006).
+added to each prediction, as in FITC (Snelson and Ghahramani 2006). Of some labels only a bound is
+known (runs out of memory): they have the likelihood of lying above it (Tobin 1958), which
+takes part in the same reweighting.
 """
 
 from __future__ import annotations
@@ -185,35 +187,41 @@ def fit_process(
     groups: Sequence[int],
     folds: IntArray,
     generator: np.random.Generator,
+    least: Array | None = None,
 ) -> tuple[GaussianProcess, FoldPredictions]:
     """A process of n labels, and what it says of each fold without it.
 
     Args:
         features: (n, f), finite.
-        values: what to explain (n).
+        values: what to explain (n); NaN where only a bound is known.
         groups: number of columns of each group of features.
         folds: the fold of each label (n); the covariance is chosen by predictions across them.
         generator: draws landmarks, and the labels to choose the covariance on.
+        least: lower bounds of the values that are not known (n), NaN elsewhere.
     """
-    unit = max(1.4826 * float(np.median(np.abs(values))), LEAST_NOISE)
+    known = np.flatnonzero(~np.isnan(values))
+    unit = max(1.4826 * float(np.median(np.abs(values[known]))), LEAST_NOISE)
     scaled = values / unit
+    bounds = np.full(len(values), np.nan) if least is None else least / unit
     coordinates = Coordinates.fit(features, groups)
     points = coordinates.apply(features)
-    some = np.sort(generator.permutation(len(values))[:TUNING_ROWS])
+    some = np.sort(generator.permutation(known)[:TUNING_ROWS])
     covariance = _choose(points[some], scaled[some], folds[some], coordinates.groups, unit)
     chosen = np.sort(generator.permutation(len(values))[:LANDMARKS])
     landmarks = points[chosen]
     root = _root(landmarks, coordinates.groups, covariance)
     inner = covariance_matrix(points, landmarks, coordinates.groups, covariance) @ root
     missed = np.maximum(variances(points, covariance) - (inner**2).sum(axis=1), 0.0)
-    least = LEAST_NOISE / unit
+    quietest = LEAST_NOISE / unit
     mean, deviation = np.zeros(len(values)), np.zeros(len(values))
     for fold in np.unique(folds):
         out = folds == fold
-        weights, spread, _ = _posterior(inner[~out], scaled[~out], covariance.noise, least)
+        weights, spread, _ = _posterior(
+            inner[~out], scaled[~out], bounds[~out], covariance.noise, quietest
+        )
         mean[out] = inner[out] @ weights
         deviation[out] = np.sqrt(((inner[out] @ spread) ** 2).sum(axis=1) + missed[out])
-    weights, spread, noise = _posterior(inner, scaled, covariance.noise, least)
+    weights, spread, noise = _posterior(inner, scaled, bounds, covariance.noise, quietest)
     process = GaussianProcess(
         coordinates, covariance, unit, landmarks, root, weights, spread, noise
     )
@@ -230,29 +238,49 @@ def _root(landmarks: Array, groups: Sequence[int], at: Covariance) -> Array:
 
 
 def _posterior(
-    inner: Array, values: Array, noise: float, least: float
+    inner: Array, values: Array, bounds: Array, noise: float, quietest: float
 ) -> tuple[Array, Array, float]:
     """Mean and root of the covariance of the features' weights, and the scale of the noise."""
     dof = DEGREES_OF_FREEDOM
-    precision = np.full(len(values), 1.0 / noise**2)
+    known = ~np.isnan(values)
+    targets, precision = _above(bounds, np.zeros(len(values)), noise)
+    targets = np.where(known, values, targets)
+    precision = np.where(known, 1.0 / noise**2, precision)
     identity = np.eye(inner.shape[1])
     mean: npt.NDArray[Any] = np.zeros(inner.shape[1])
     factor: npt.NDArray[Any] = identity
     for _ in range(ITERATIONS):
         weighted = inner * precision[:, None]
         factor = np.linalg.cholesky(weighted.T @ inner + identity)
-        mean = np.linalg.solve(factor.T, np.linalg.solve(factor, weighted.T @ values))
+        mean = np.linalg.solve(factor.T, np.linalg.solve(factor, weighted.T @ targets))
         half = np.linalg.solve(factor, inner.T)
+        said = inner @ mean
         # The expected square of an error knows that the mean itself is uncertain.
-        squares = (values - inner @ mean) ** 2 + (half**2).sum(axis=0)
+        squares = (targets - said) ** 2 + (half**2).sum(axis=0)
         weight = (dof + 1.0) / (dof + squares / noise**2)
-        if len(values):
-            # Two labels' worth of belief in the first guess.
-            total = float((weight * squares).sum()) + 2.0 * noise**2
-            noise = max(float(np.sqrt(total / (len(values) + 2.0))), least)
-        precision = (dof + 1.0) / (dof * noise**2 + squares)
+        # Two labels' worth of belief in the first guess.
+        total = float((weight * squares)[known].sum()) + 2.0 * noise**2
+        noise = max(float(np.sqrt(total / (np.count_nonzero(known) + 2.0))), quietest)
+        pulled, pull = _above(bounds, said, noise)
+        targets = np.where(known, values, pulled)
+        precision = np.where(known, (dof + 1.0) / (dof * noise**2 + squares), pull)
     spread: Array = np.linalg.solve(factor, identity).T
     return mean, spread, noise
+
+
+def _above(bounds: Array, said: Array, noise: float) -> tuple[Array, Array]:
+    """The label and its precision that pull as "the value lies above the bound" does (n) each.
+
+    The second-order expansion of log P(value > bound) around the mean of n labels, the weight
+    of labels far below their bound as of Student-t errors. Bounds that are NaN give NaN.
+    """
+    gap = (bounds - said) / noise
+    tail = torch.special.log_ndtr(torch.from_numpy(-gap)).numpy()
+    hazard = np.exp(-0.5 * gap**2 - 0.5 * np.log(2.0 * np.pi) - tail)
+    bend = np.maximum(hazard * (hazard - gap), 1e-12)
+    dof = DEGREES_OF_FREEDOM
+    trust = (dof + 1.0) / (dof + 1.0 + np.maximum(gap, 0.0) ** 2)
+    return said + noise * hazard / bend, trust * bend / noise**2
 
 
 _STEPS: tuple[tuple[str, tuple[float, ...]], ...] = (

@@ -5,7 +5,8 @@ is best at few labels, and boosted trees with absolute error (`trees`), which ar
 many and see what the process says as one more feature. Each says what it would of every label
 without the label's fold (folds hold whole architectures), and the weights with the least relative
 error of these out-of-fold words are how much of each to take (stacking, Wolpert 1992). All weights
-may be 0: a residual that knows nothing stays silent. Nothing here knows the metric.
+may be 0: a residual that knows nothing stays silent. Of a label that is only known to lie above a
+bound, what is said above it is no error. Nothing here knows the metric.
 """
 
 from __future__ import annotations
@@ -129,29 +130,35 @@ def fit_residual(
     *,
     feature_groups: Sequence[int] | None = None,
     folds: IntArray | None = None,
+    least: Array | None = None,
 ) -> tuple[Residual, FoldPredictions]:
     """A residual of n labels, and what it says of each label without its architecture.
 
     Args:
         features: (n, f), finite.
         log_residual: log(measured) less the prior's logarithm (n); best by a prior that was fitted
-            without the label's fold.
+            without the label's fold. NaN where only a bound is known.
         groups: the architecture of each label (n).
         generator: all randomness comes from it.
         feature_groups: numbers of columns that the process scales together, in order (sum f); by
             default all in one.
         folds: those of the prior (n); by default drawn here.
+        least: lower bounds of the values that are not known (n), NaN elsewhere.
 
     Raises:
-        InputError: shapes that differ, or values that are not finite.
+        InputError: shapes that differ, values that are not finite, or neither a value nor a bound.
     """
     n = len(features)
-    if features.ndim != 2 or log_residual.shape != (n,) or len(groups) != n:
+    bounds = np.full(n, np.nan) if least is None else least
+    if features.ndim != 2 or not log_residual.shape == bounds.shape == (len(groups),) == (n,):
         raise InputError(
             f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
             "are not one of each for every label"
         )
-    if not (np.isfinite(features).all() and np.isfinite(log_residual).all()):
+    known = ~np.isnan(log_residual)
+    if not (
+        np.isfinite(features).all() and np.isfinite(np.where(known, log_residual, bounds)).all()
+    ):
         raise InputError("a feature or a residual is not finite")
     widths = (features.shape[1],) if feature_groups is None else tuple(feature_groups)
     if sum(widths) != features.shape[1]:
@@ -161,20 +168,24 @@ def fit_residual(
     words: dict[str, Array] = {}
     process, trees = None, None
     spread = np.zeros(n)
-    if n >= LEAST_FOR_PROCESS and folds.max() > 0:
-        process, unseen = fit_process(features, log_residual, widths, folds, generator)
+    count = np.count_nonzero(known)
+    if count >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
+        process, unseen = fit_process(features, log_residual, widths, folds, generator, bounds)
         words["process"], spread = unseen.mean, unseen.deviation
-    if n >= LEAST_FOR_TREES and process is not None:
+    if count >= LEAST_FOR_TREES and process is not None:
         divisions = [folds]
         divisions += [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
         growth = replace(GROWTH, least_in_leaf=np.clip(LEAF_SHARE * n, 5, GROWTH.least_in_leaf))
         seen = np.column_stack([features, words["process"]])
-        trees, words["trees"] = _grow_across(seen, log_residual, divisions, growth, generator)
-    weights = _stack(words, log_residual)
+        # A bound below the process's word says nothing that trees could learn.
+        telling = known | (bounds > words["process"])
+        values = np.where(known, log_residual, bounds)
+        trees, words["trees"] = _grow_across(seen, values, telling, divisions, growth, generator)
+    weights = _stack(words, log_residual, bounds)
     mean = np.zeros(n)
     for name, word in words.items():
         mean += weights[name] * word
-    noise = _robust_deviation(log_residual - mean)
+    noise = _robust_deviation((log_residual - mean)[known])
     residual = Residual(features.shape[1], process, trees, weights, noise)
     return residual, FoldPredictions(mean, np.hypot(spread, noise))
 
@@ -182,33 +193,44 @@ def fit_residual(
 def _grow_across(
     features: Array,
     values: Array,
+    telling: npt.NDArray[np.bool_],
     divisions: Sequence[IntArray],
     growth: Growth,
     generator: np.random.Generator,
 ) -> tuple[Trees, Array]:
-    """A model for each fold of each division, and the median word on labels not seen (n)."""
+    """A model for each fold of each division, and the median word on labels not seen (n).
+
+    Only `telling` labels (n) are learned from.
+    """
     models = []
     unseen = np.empty((len(divisions), len(values)))
     for number, folds in enumerate(divisions):
         for fold in np.unique(folds):
             out = folds == fold
-            models.append(grow(features[~out], values[~out], growth, generator))
+            rows = telling & ~out
+            models.append(grow(features[rows], values[rows], growth, generator))
             unseen[number, out] = models[-1].predict(features[out])[:, 0]
     return join(models), np.median(unseen, axis=0)
 
 
-def _stack(words: Mapping[str, Array], values: Array) -> dict[str, float]:
+def _stack(words: Mapping[str, Array], values: Array, bounds: Array) -> dict[str, float]:
     """Weights, at most 1 together, with the least relative error of words on labels not seen."""
+
+    def error(said: Array) -> float:
+        off = np.where(np.isnan(values), np.minimum(said - bounds, 0.0), said - values)
+        return float(np.abs(np.expm1(off)).sum())
+
     names = list(words)
     steps = round(1 / WEIGHT_STEP)
-    best, least = (0,) * len(names), float(np.abs(np.expm1(-values)).sum())
+    best, least = (0,) * len(names), error(np.zeros(len(values)))
     cost = [CAUTION * WEIGHT_STEP * float(np.abs(words[name]).mean()) for name in names]
     for tried in itertools.product(range(steps + 1), repeat=len(names)):
         if sum(tried) > steps:
             continue
-        said = sum((t * WEIGHT_STEP * words[n] for t, n in zip(tried, names, strict=True)), 0.0)
-        loss = float(np.abs(np.expm1(said - values)).sum())
-        loss += sum(t * c for t, c in zip(tried, cost, strict=True))
+        said = np.zeros(len(values))
+        for t, name in zip(tried, names, strict=True):
+            said += t * WEIGHT_STEP * words[name]
+        loss = error(said) + sum(t * c for t, c in zip(tried, cost, strict=True))
         if loss < least:
             best, least = tried, loss
     found = {name: t * WEIGHT_STEP for name, t in zip(names, best, strict=True)}

@@ -30,6 +30,18 @@ def test_intervals_hold_as_often_as_they_say(architectures):
     assert 0.88 < np.mean(held) < 0.92
 
 
+def test_errors_cut_short_by_a_limit_do_not_narrow_the_interval():
+    whole, cut = [], []
+    for seed in range(8):
+        found, deviation, groups = errors(400, seed, labels=1)
+        limit = deviation * np.random.default_rng(seed).uniform(-4, 8, len(found))
+        known = found < limit
+        least = np.minimum(found, limit)
+        whole.append(Calibration.fit(found, deviation, groups).interval())
+        cut.append(Calibration.fit(least, deviation, groups, known).interval())
+    np.testing.assert_allclose(np.mean(cut, axis=0), np.mean(whole, axis=0), rtol=0.1)
+
+
 @pytest.mark.parametrize("architectures", [0, 1, 3, 10])
 def test_few_errors_give_cautious_intervals(architectures):
     found, deviation, groups = errors(architectures, 1)

@@ -77,6 +77,35 @@ def test_words_on_unseen_labels_do_not_know_them():
     assert abs(np.corrcoef(unseen.mean, pure_noise)[0, 1]) < 0.45
 
 
+@pytest.mark.parametrize("rows", [32, 120])
+def test_values_above_a_bound_teach_as_much_as_they_say(rows):
+    features, _, values, groups = data(rows)
+    cut = values > 0.1
+    known = np.where(cut, np.nan, values)
+    asked, answer, _, _ = data(400, seed=9)
+    high = answer > 0.15
+    folds = grouped_folds(groups, 5, np.random.default_rng(0))
+
+    def error(rows, bounds):
+        residual, _ = fit_residual(
+            features[rows],
+            known[rows],
+            [g for g, taken in zip(groups, rows, strict=True) if taken],
+            np.random.default_rng(0),
+            feature_groups=(2, 4),
+            folds=folds[rows],
+            least=bounds[rows],
+        )
+        return np.mean((answer - residual.predict(asked)[0])[high])
+
+    every = np.ones(rows, dtype=bool)
+    told, vaguely, blind = (
+        error(taken, np.where(cut, bound, np.nan))
+        for taken, bound in ((every, 0.1), (every, -5.0), (~cut, 0.1))
+    )
+    assert 0 < told < 0.8 * min(vaguely, blind)  # low all the same: nobody said how much is missing
+
+
 def test_same_seed_same_residual():
     first, second = (fitted(60)[0] for _ in range(2))
     features = data(30, seed=4)[0]
@@ -107,6 +136,8 @@ def test_wrong_shapes_are_told():
         fit_residual(features, values[:5], groups, generator)
     with pytest.raises(InputError, match="not finite"):
         fit_residual(features, np.full(20, np.nan), groups, generator)
+    with pytest.raises(InputError, match="not one of each"):
+        fit_residual(features, values, groups, generator, least=np.zeros(3))
     with pytest.raises(InputError, match="columns"):
         fit_residual(features, values, groups, generator, feature_groups=(2, 2))
     with pytest.raises(InputError, match=r"not \(n, 6\)"):
