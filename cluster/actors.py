@@ -97,13 +97,18 @@ class CampaignActor:
 
     Args:
         home: the data folder.
+        database_url: of the label store, as the shell that launched it knows it. An argument, and
+            not an environment variable that Ray would show to everybody: it may hold a password.
         campaign_id: which campaign.
         spec: of the campaign.
         may_grow: it is detached, on a cluster that nodes may join later.
     """
 
-    def __init__(self, home: Path, campaign_id: str, spec: CampaignSpec, may_grow: bool) -> None:
-        self._home_path = home
+    def __init__(
+        self, home: Path, database_url: str, campaign_id: str, spec: CampaignSpec, may_grow: bool
+    ) -> None:
+        self._home = Home(home)
+        self._database_url = database_url
         self._campaign_id = campaign_id
         self._spec = spec
         self._may_grow = may_grow
@@ -130,11 +135,11 @@ class CampaignActor:
             lines_seen: how many, in all.
         """
         progress, ended = self._progress, self._ended.done()
-        lines = progress.lines[lines_seen if life == self._life else 0 :]
+        lines = progress.lines_after(lines_seen if life == self._life else 0)
         return {
             "life": self._life,
             "ended": ended,
-            "lines_seen": len(progress.lines),
+            "lines_seen": progress.lines_told,
             "progress": asdict(replace(progress, lines=lines)),
         }
 
@@ -152,11 +157,10 @@ class CampaignActor:
             ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self) -> bool:
-        home = Home(self._home_path)
-        patience = Patience(tell=self._tell)
+        patience = Patience(tell=self._note_store)
         with (
-            campaign_lock(home, self._campaign_id),
-            Store.open(home.database_url, patience) as store,
+            campaign_lock(self._home, self._campaign_id),
+            Store.open(self._database_url, patience) as store,
         ):
             state = store.campaign_state(self._campaign_id)
             if self._was_restarted and state is not CampaignState.RUNNING:
@@ -166,8 +170,8 @@ class CampaignActor:
                 campaign_id=self._campaign_id,
                 spec=self._spec,
                 crew=self._crew(),
-                learner=self._learner(home),
-                snapshots=home.snapshots,
+                learner=self._learner(),
+                snapshots=self._home.snapshots,
                 watch=self._watch,
             )
             if self._stop.is_set():
@@ -181,18 +185,23 @@ class CampaignActor:
     def _crew(self) -> Crew:
         return RayCrew(self._spec.devices.keys, may_grow=self._may_grow)
 
-    def _learner(self, home: Home) -> Learner:
+    def _learner(self) -> Learner:
         return LearnerProxy(
+            tell=self._note_learner,
             preset=self._spec.learner,
             strategy=self._spec.strategy,
             source=self._spec.devices.source,
             seed=self._spec.seed,
-            cache=home.campaigns / self._campaign_id,
+            cache=self._home.campaigns / self._campaign_id,
         )
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
 
-    def _tell(self, line: str) -> None:
+    def _note_store(self, message: str) -> None:
         if self._campaign is not None:
-            self._campaign.tell(line)
+            self._campaign.note("store", message)
+
+    def _note_learner(self, message: str) -> None:
+        if self._campaign is not None:
+            self._campaign.note("learner", message)

@@ -160,7 +160,7 @@ def _run(
     actor = (
         ray.remote(CampaignActor)
         .options(**options)
-        .remote(home.path, campaign_id, spec, address is not None)
+        .remote(home.path, home.database_url, campaign_id, spec, address is not None)
     )
     return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
 

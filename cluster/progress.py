@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from cluster.spec import CampaignSpec
 from profiler.records import Measurement
+
+LINES_KEPT = 1_000
+"""So many lines of news are kept for watchers; the store keeps what happened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,29 @@ class Progress:
     current: tuple[str, ...] = ()
     """What is being measured right now."""
     lines: tuple[str, ...] = field(default=(), repr=False)
-    """All news so far; a watcher prints those that it has not seen."""
+    """The latest news, `LINES_KEPT` at most; a watcher prints those that it has not seen."""
+    lines_told: int = 0
+    """How many lines of news there were in all."""
+
+    def lines_after(self, seen: int) -> tuple[str, ...]:
+        """Those of the latest lines that somebody who has seen so many in all has not."""
+        unseen = max(0, self.lines_told - seen)
+        return self.lines[max(0, len(self.lines) - unseen) :]
+
+
+class _Mean:
+    """Of numbers that come one by one; 0 of none."""
+
+    def __init__(self) -> None:
+        self.count, self._sum = 0, 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self._sum += value
+
+    @property
+    def mean(self) -> float:
+        return self._sum / max(1, self.count)
 
 
 class Pace:
@@ -33,14 +56,15 @@ class Pace:
 
     def __init__(self, spec: CampaignSpec) -> None:
         self._spec = spec
-        self._measured: dict[str, list[float]] = {d: [] for d in spec.devices.keys}
-        self._learned: list[float] = []
+        self._measured = {device: _Mean() for device in spec.devices.keys}
+        self._everything, self._learned = _Mean(), _Mean()
 
     def measured(self, device: str, seconds: float) -> None:
-        self._measured[device].append(seconds)
+        self._measured[device].add(seconds)
+        self._everything.add(seconds)
 
     def learned(self, seconds: float) -> None:
-        self._learned.append(seconds)
+        self._learned.add(seconds)
 
     def eta_s(self, ended: Counter[str], number: int, workers: Counter[str]) -> float | None:
         """Seconds to the end of the campaign; None while nothing is known yet.
@@ -50,16 +74,15 @@ class Pace:
             number: the earliest round that is not closed.
             workers: how many there are, by device.
         """
-        everything = [s for times in self._measured.values() for s in times]
-        if not everything:
+        if not self._everything.count:
             return None
         total = 0.0
         for device, times in self._measured.items():
-            each = float(np.mean(times or everything))
+            each = (times if times.count else self._everything).mean
             left = self._spec.budget(device) - ended[device]
             total += each * left / max(1, workers[device])
         rounds_left = 2 + self._spec.rounds.count - max(number, 1)
-        return total + rounds_left * float(np.mean(self._learned or [0.0]))
+        return total + rounds_left * self._learned.mean
 
 
 def measurement_line(measurement: Measurement) -> str:

@@ -99,7 +99,7 @@ class RayCrew:
         self._devices = devices
         self._may_grow = may_grow
         self._class = ray.remote(profiler or ProfilerActor)
-        self._waiting: dict[str, int] = dict.fromkeys(devices, MANY)
+        self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
@@ -126,8 +126,8 @@ class RayCrew:
         absent = [device for device in self._devices if device not in there]
         return joining + (absent if self._may_grow else [])
 
-    def want(self, waiting: Mapping[str, int]) -> None:
-        self._waiting = dict(waiting)
+    def want(self, to_come: Mapping[str, int]) -> None:
+        self._to_come = dict(to_come)
 
     def _recruit(self) -> None:
         """Starts the profilers that the cluster has room for, and no more than have work."""
@@ -148,7 +148,7 @@ class RayCrew:
         there = sum(profiler.device == device for profiler in self._profilers.values())
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
         wanted = max(offered - there, int(self._may_grow))
-        wanted = min(wanted, self._waiting.get(device, 0))
+        wanted = min(wanted, self._to_come.get(device, 0))
         for _ in range(wanted - len(joining)):
             self._start_profiler(device, where.options, None)
         if not wanted:

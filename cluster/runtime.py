@@ -49,8 +49,9 @@ class Placement:
 
     @property
     def options(self) -> dict[str, Any]:
-        gpu = {"num_gpus": 1} if self.needs_gpu else {"num_cpus": 0}
-        return {**gpu, "label_selector": dict(self.labels)}
+        # No core is asked for: Ray would want one for each GPU, and leave GPUs idle for lack of it.
+        gpu = {"num_gpus": 1} if self.needs_gpu else {}
+        return {**gpu, "num_cpus": 0, "label_selector": dict(self.labels)}
 
     def suits(self, node: Mapping[str, Any]) -> bool:
         """Whether a node, as `ray.nodes` tells of it, has the device."""

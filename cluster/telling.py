@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.crew import OnProgress
-from cluster.progress import Progress
+from cluster.progress import LINES_KEPT, Progress
 
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
@@ -28,10 +28,12 @@ class Teller:
         """Changes what is told: the stage and its counts, and adds a line of news."""
         with self._lock:
             before = self.progress
-            lines = before.lines + ((news,) if news else ())
+            if news:
+                values["lines"] = (*before.lines, news)[-LINES_KEPT:]
+                values["lines_told"] = before.lines_told + 1
             if stage is not None and stage != before.stage:
                 values = {"done": 0, "total": 0, "current": ()} | values
-            self.progress = replace(before, stage=stage or before.stage, lines=lines, **values)
+            self.progress = replace(before, stage=stage or before.stage, **values)
             self._watch(self.progress)
 
     def check_stop(self) -> None:

@@ -71,27 +71,24 @@ class Recording(Database):
             StoreError: the store cannot be written, the assignment is of something else, or the
                 step times cannot be.
         """
-        measurement = with_possible_metrics(measurement)
         with self._writing() as session:
-            assignment = _assignment_of(session, measurement, assignment_id)
-            devices = _device_ids(session, [measurement])
-            new = _insert(session, [measurement], devices, assignment)
-            if not new and _conflicts(session, [measurement]):
-                raise StoreError(
-                    f"the attempt key {measurement.attempt_key!r} was recorded before, of another "
-                    "measurement; give every attempt a key of its own"
-                )
-            label_id = _label_id(session, measurement, *devices)
-            if new and assignment is not None:
-                _settle(session, assignment, measurement, label_id, max_attempts)
-            (measurement_id,) = (
-                new or _measurement_ids(session, [measurement.attempt_key])
-            ).values()
-            return Recorded(
-                measurement_id=measurement_id,
-                label_id=label_id,
-                is_new=bool(new),
-            )
+            return _record(session, [(measurement, assignment_id)], max_attempts)[0]
+
+    def record_results(
+        self,
+        results: Sequence[tuple[Measurement, str]],
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> list[Recorded]:
+        """Keeps attempts, each with the assignment that it is of, as `record` does: all or nothing.
+
+        One transaction for all that came back together costs hardly more than one for each.
+
+        Raises:
+            StoreError: as `record`; none of them is kept.
+        """
+        with self._writing() as session:
+            return _record(session, results, max_attempts)
 
     @in_parts
     def record_many(self, measurements: Iterable[Measurement]) -> int:
@@ -145,21 +142,59 @@ class Recording(Database):
                 yield measurement_of_row(*row)
 
 
-def _assignment_of(
-    session: Session, measurement: Measurement, assignment_id: str | None
-) -> AssignmentRow | None:
-    """The assignment, locked until the transaction ends."""
-    if assignment_id is None:
-        return None
-    row = session.get(AssignmentRow, assignment_id, with_for_update=True)
-    if row is None:
-        raise StoreError(f"there is no assignment {assignment_id!r} to record a measurement for")
-    if (row.configuration_id, row.device_key) != (measurement.configuration.id, measurement.device):
+def _record(
+    session: Session, results: Sequence[tuple[Measurement, str | None]], max_attempts: int
+) -> list[Recorded]:
+    measurements = [with_possible_metrics(measurement) for measurement, _ in results]
+    assignment_ids = [assignment_id for _, assignment_id in results]
+    assignments = _assignments_of(session, measurements, assignment_ids)
+    of_key = {
+        m.attempt_key: assignment
+        for m, assignment in zip(measurements, assignments, strict=True)
+        if assignment is not None
+    }
+    devices = _device_ids(session, measurements)
+    new = _insert(session, measurements, devices, of_key)
+    known = [m for m in measurements if m.attempt_key not in new]
+    if known and (conflicts := _conflicts(session, known)):
         raise StoreError(
-            f"a measurement of {measurement.configuration} on {measurement.device} was handed in "
-            f"for assignment {assignment_id}, which is of something else"
+            f"the attempt key {min(conflicts)!r} was recorded before, of another measurement; "
+            "give every attempt a key of its own"
         )
-    return row
+    ids = new | (_measurement_ids(session, [m.attempt_key for m in known]) if known else {})
+    labels = _label_ids(session, measurements, devices)
+    recorded = []
+    for measurement, assignment, label_id in zip(measurements, assignments, labels, strict=True):
+        is_new = measurement.attempt_key in new
+        if is_new and assignment is not None:
+            _settle(session, assignment, measurement, label_id, max_attempts)
+        recorded.append(
+            Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id, is_new=is_new)
+        )
+    return recorded
+
+
+def _assignments_of(
+    session: Session, measurements: Sequence[Measurement], assignment_ids: Sequence[str | None]
+) -> list[AssignmentRow | None]:
+    """The assignment of each, locked until the transaction ends; None where none is named."""
+    named = sorted({name for name in assignment_ids if name is not None})
+    rows: dict[str, AssignmentRow] = {}
+    if named:
+        # In one order, so that two who record at once wait for each other, and never in a ring.
+        query = select(AssignmentRow).where(AssignmentRow.id.in_(named)).order_by(AssignmentRow.id)
+        rows = {row.id: row for row in session.scalars(query.with_for_update())}
+    for m, name in zip(measurements, assignment_ids, strict=True):
+        if name is None:
+            continue
+        if name not in rows:
+            raise StoreError(f"there is no assignment {name!r} to record a measurement for")
+        if (rows[name].configuration_id, rows[name].device_key) != (m.configuration.id, m.device):
+            raise StoreError(
+                f"a measurement of {m.configuration} on {m.device} was handed in for assignment "
+                f"{name}, which is of something else"
+            )
+    return [None if name is None else rows[name] for name in assignment_ids]
 
 
 def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[int]:
@@ -191,15 +226,23 @@ def _insert(
     session: Session,
     measurements: Sequence[Measurement],
     devices: Sequence[int],
-    assignment: AssignmentRow | None = None,
+    assignments: Mapping[str, AssignmentRow] | None = None,
 ) -> dict[str, int]:
-    """Inserts measurements that are not there yet, and their labels; ids by attempt key."""
+    """Inserts measurements that are not there yet, and their labels; ids by attempt key.
+
+    Args:
+        session: that writes.
+        measurements: to insert.
+        devices: of each, its id.
+        assignments: by attempt key, what it was measured for.
+    """
     # Sorted, so that two who import at once wait for each other in one order, and never in a ring.
     insert_configurations(session, sorted({m.configuration for m in measurements}, key=_by_id))
     fresh = _not_yet_there(session, zip(measurements, devices, strict=True))
     if not fresh:
         return {}
-    rows = [_row_values(m, device_id, assignment) for m, device_id in fresh.values()]
+    of_key = assignments or {}
+    rows = [_row_values(m, device, of_key.get(key)) for key, (m, device) in fresh.items()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to carry out.
     query = new_row(session, MeasurementRow).execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
@@ -298,11 +341,20 @@ def label_upsert(session: Session) -> Insert:
     )
 
 
-def _label_id(session: Session, measurement: Measurement, device_id: int) -> int | None:
-    if label_values(measurement) is None:
-        return None
-    place = label_place(measurement, device_id)
-    return session.scalars(select(LabelRow.id).filter_by(**place)).one()
+def _label_ids(
+    session: Session, measurements: Sequence[Measurement], devices: Sequence[int]
+) -> list[int | None]:
+    """The label of each measurement's place; None for one whose outcome makes none."""
+    places = [
+        None if label_values(m) is None else tuple(label_place(m, device).values())
+        for m, device in zip(measurements, devices, strict=True)
+    ]
+    row = LabelRow
+    query = select(row.id, row.configuration_id, row.device_id, row.protocol_name).where(
+        row.configuration_id.in_({place[0] for place in places if place})
+    )
+    there = {tuple(place): label_id for label_id, *place in session.execute(query)}
+    return [None if place is None else there[place] for place in places]
 
 
 def _settle(

@@ -27,6 +27,7 @@ os.environ |= {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
 }
+os.environ.pop("TRAPPM_DATABASE", None)
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
@@ -36,13 +37,15 @@ import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+import cluster.actors  # noqa: E402
 import cluster.campaign  # noqa: E402
+import cluster.launch  # noqa: E402
 from cluster.actors import CampaignActor  # noqa: E402
 from cluster.campaign import Campaign  # noqa: E402
 from cluster.crew import ProfiledGraph  # noqa: E402
 from cluster.ray_crew import RayCrew  # noqa: E402
 from cluster.ray_learner import LearnerProxy  # noqa: E402
-from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE, here  # noqa: E402
+from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from cluster.spec import CampaignSpec  # noqa: E402
 from store import Home, Store  # noqa: E402
 
@@ -100,8 +103,8 @@ class MadeUpCampaignActor(CampaignActor):
     def _crew(self):
         return MadeUpCrew(self._spec.devices.keys, may_grow=True, profiler=MadeUpProfiler)
 
-    def _learner(self, home):
-        return LearnerProxy(learner=MadeUpLearner, dies_once=None)
+    def _learner(self):
+        return LearnerProxy(tell=self._note_learner, learner=MadeUpLearner, dies_once=None)
 
 
 class MadeUpCrew(RayCrew):
@@ -170,9 +173,10 @@ def play(url, plan, faults=lambda told: None, learner=None):
 
         def note(self, finished):
             keep(self, finished)
-            if finished.measurement is not None:
-                host = finished.measurement.environment["host"]
-                recorded.append((time.monotonic(), finished.worker.device, host))
+            for one in finished:
+                if one.measurement is not None:
+                    host = one.measurement.environment["host"]
+                    recorded.append((time.monotonic(), one.worker.device, host))
 
         Campaign._keep = note
         campaign = Campaign(
@@ -310,14 +314,9 @@ def learner_killed(url):
 
 def campaign_killed(url):
     """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
-    home = Home(Path(url.removeprefix("sqlite:///")).parent)
     plan = spec(100)
     with emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
-        options = {"lifetime": "detached", "name": "campaign", "max_restarts": 5, **here()}
-        options |= {"max_concurrency": 4}
-        actor = ray.remote(MadeUpCampaignActor).options(**options)
-        actor = actor.remote(home.path, record.id, plan, True)
+        record = launched(url, store, plan)
         recovery_s = []
         for count in (20, 60):
             wait_until(lambda count=count: attempts(store, record.id) >= count)
@@ -328,6 +327,17 @@ def campaign_killed(url):
             recovery_s.append(time.monotonic() - moment)
         wait_until(lambda: store.campaign_state(record.id) == "finished")
         return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def launched(url, store, plan):
+    """A campaign that runs by itself, launched by a shell that alone knows the URL."""
+    record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+    cluster.actors.CampaignActor = MadeUpCampaignActor
+    os.environ["TRAPPM_DATABASE"] = url
+    home = Home(Path(os.environ["TRAPPM_HOME"]))
+    end = cluster.launch._run(home, record.id, plan, "auto", lambda progress: None, detach=True)
+    assert end is cluster.launch.End.LEFT
+    return record
 
 
 def attempts(store, campaign_id):

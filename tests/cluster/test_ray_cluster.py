@@ -22,7 +22,7 @@ def play(tmp_path):
         result = subprocess.run(
             [sys.executable, Path(__file__).with_name("emulated_cluster.py"), scenario,
              f"sqlite:///{tmp_path / 'labels.db'}"],
-            env=os.environ | {"MEASURE_S": str(measure_s)},
+            env=os.environ | {"MEASURE_S": str(measure_s), "TRAPPM_HOME": str(tmp_path)},
             capture_output=True, text=True, check=False, timeout=800,
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
