@@ -92,8 +92,8 @@ class Crew(Protocol):
         """Ends a worker that does not answer, and what it is doing; another may join for it."""
         ...
 
-    def want(self, to_come: Mapping[str, int]) -> None:
-        """How much is to be measured on each device: where nothing is, nobody needs to join."""
+    def want(self, waiting: Mapping[str, int]) -> None:
+        """How much waits for each device: for those with nothing, nobody needs to join."""
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...
@@ -122,6 +122,25 @@ class TrainingLabel:
     """Memory ran out, and this is the least that the configuration needs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRequest:
+    """What acquisition is asked for a device's part of a round; configurations by their ids."""
+
+    device: str
+    count: int
+    candidates: Sequence[str]
+    """Those that may be chosen."""
+    known: Sequence[str]
+    """Those that training on this device learns from, or will: measured, or to be measured."""
+    elsewhere: Sequence[str] = ()
+    """The same of the source, where this is the target."""
+    unsteady: Mapping[str, int] = field(default_factory=dict)
+    """Candidates that were given up as unstable, and how often each was tried."""
+    capacity_mib: float | None = None
+    """Memory of the device, as far as a measurement on it has told."""
+    seed: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Choice:
     """A configuration that acquisition wants measured, and why."""
@@ -147,15 +166,9 @@ class Learner(Protocol):
         """Trains the heads of all devices and reports their errors on the evaluation set."""
         ...
 
-    def choose(
-        self,
-        device: str,
-        count: int,
-        *,
-        candidates: Sequence[str],
-        labelled: Sequence[str],
-        seed: Sequence[int],
-    ) -> Sequence[Choice]: ...
+    def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
+        """What to measure next, the most wanted first; without any label as well."""
+        ...
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves a snapshot of encoder and heads; its id, folder and manifest."""

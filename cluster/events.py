@@ -132,6 +132,8 @@ class Learned:
 
     has_heads: bool
     """The source device has heads to choose by."""
+    enough: bool = False
+    """A stop rule holds: nothing more is to be planned."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cluster.crew import Choice, OnProgress, TrainingLabel
-from learner.acquisition import AcquisitionRequest, Covariance, strategy_named
-from learner.acquisition.pool_knowledge import pool_covariances
-from learner.heads import Heads, train_heads
+from cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from learner.acquisition import AcquisitionRequest, cold_start, strategy_named
+from learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from learner.heads import USABLE_SHARE, Heads, train_heads
 from learner.judging.evaluation import accuracy
 from learner.networks.gae import Encoder, train_encoder
 from learner.networks.presets import preset_named
@@ -57,7 +57,7 @@ class CampaignLearner:
         self._encoder: Encoder | None = None
         self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._heads: dict[str, DeviceHeads] = {}
-        self._covariances: dict[tuple[str, tuple[str, ...]], list[Covariance]] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
 
     def set_pool(
@@ -156,43 +156,39 @@ class CampaignLearner:
                 }
         return report
 
-    def choose(
-        self,
-        device: str,
-        count: int,
-        *,
-        candidates: Sequence[str],
-        labelled: Sequence[str],
-        seed: Sequence[int],
-    ) -> list[Choice]:
+    def choose(self, request: ChoiceRequest) -> list[Choice]:
         """Picks what to measure next on a device, with reasons; without any label as well."""
-        heads = self._heads.get(device) or self._heads.get(self._source)
+        heads = self._heads.get(request.device) or self._heads.get(self._source)
         predictions = None if heads is None else heads.predict(self._workloads)
-        labels = [x for x in self._training_labels if x.device == device]
-        known_elsewhere = {x.configuration_id for x in self._training_labels} - set(labelled)
-        request = AcquisitionRequest(
+        knowledge = self._knowledge(request.device)
+        noise_factor = np.ones(len(self._workloads))
+        for name, attempts in request.unsteady.items():
+            noise_factor[self._index[name]] = (1.0 + attempts) ** 2
+        asked = AcquisitionRequest(
             embeddings=self._embeddings,
             static_features=np.stack([static_features(w.graph) for w in self._workloads]),
-            labelled=np.array([self._index[c] for c in labelled], dtype=np.int64),
-            candidates=np.array([self._index[c] for c in candidates], dtype=np.int64),
-            count=count,
-            generator=np.random.default_rng(list(seed)),
+            labelled=self._indices(request.known),
+            candidates=self._indices(request.candidates),
+            count=request.count,
+            generator=np.random.default_rng(list(request.seed)),
             families=[family_of(c.architecture) for c in self._configurations],
-            covariances=self._pool_covariances(device),
+            covariances=list(knowledge.covariances.values()),
             uncertainty=None if predictions is None else _over_metrics(predictions),
-            predicted_cost=None if predictions is None else _step_times(predictions),
-            failure=None if heads is None else self._failure(heads, labels),
-            elsewhere=np.array(
-                [] if device == self._source else [self._index[c] for c in known_elsewhere],
-                dtype=np.int64,
-            ),
+            predicted_cost=_step_times(predictions, knowledge),
+            failure=self._failure(request, heads, knowledge),
+            noise_factor=noise_factor,
+            elsewhere=self._indices(request.elsewhere),
         )
+        strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
             Choice(self._configurations[pick.index].id, pick.reason)
-            for pick in self._strategy.select(request)
+            for pick in strategy.select(asked)
         ]
 
-    def _pool_covariances(self, device: str) -> list[Covariance]:
+    def _indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+        return np.array([self._index[name] for name in names], dtype=np.int64)
+
+    def _knowledge(self, device: str) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
         known = {
             metric
@@ -201,20 +197,31 @@ class CampaignLearner:
             if value is not None
         }
         asked = device, tuple(sorted(known or FIRST_METRICS))
-        if asked not in self._covariances:
-            self._covariances[asked] = pool_covariances(
+        if asked not in self._known:
+            self._known[asked] = PoolKnowledge.of(
                 self._workloads, asked[1], spec_of(device), self._generator(2)
             )
-        return self._covariances[asked]
+        return self._known[asked]
 
     def _failure(
-        self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
+        self, request: ChoiceRequest, heads: DeviceHeads | None, knowledge: PoolKnowledge
     ) -> npt.NDArray[np.float64] | None:
-        """The probability that runs die of the memory that others died of; None if none did."""
-        bounds = [x.memory_above_mib for x in labels if x.memory_above_mib is not None]
-        if not bounds or not isinstance(heads, Heads) or "memory_mib" not in heads.metrics:
+        """The probability that runs die of the device's memory; None where that is not known.
+
+        The memory is what runs died of, or what a measurement has told of the device.
+        """
+        bounds = [
+            label.memory_above_mib
+            for label in self._training_labels
+            if label.device == request.device and label.memory_above_mib is not None
+        ]
+        capacity = min(bounds, default=request.capacity_mib)
+        if capacity is None:
             return None
-        return heads.out_of_memory(self._workloads, min(bounds))
+        if isinstance(heads, Heads) and "memory_mib" in heads.metrics:
+            return heads.out_of_memory(self._workloads, capacity)
+        said = knowledge.estimates.get("memory_mib")
+        return None if said is None else probability_above(said, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves encoder and heads as a snapshot in the registry."""
@@ -271,6 +278,7 @@ class CampaignLearner:
                 {
                     "device": labels[i].device,
                     "configuration_id": labels[i].configuration_id,
+                    "architecture": self._configurations[at[i]].architecture,
                     "metric": metric,
                     "measured": float(measured[i]),
                     "predicted": float(predicted[i]),
@@ -326,11 +334,14 @@ def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
     return np.asarray(np.sqrt(np.mean((predictions.disagreement / scale) ** 2, axis=1)))
 
 
-def _step_times(predictions: Predictions) -> npt.NDArray[np.float64] | None:
-    """In ms (n); None without a head for them."""
-    if "step_time_ms" not in predictions.metrics:
-        return None
-    return predictions.mean[:, predictions.metrics.index("step_time_ms")]
+def _step_times(
+    predictions: Predictions | None, knowledge: PoolKnowledge
+) -> npt.NDArray[np.float64] | None:
+    """In ms (n), without a head for them those of the prior; None where there is neither."""
+    if predictions is not None and "step_time_ms" in predictions.metrics:
+        return predictions.mean[:, predictions.metrics.index("step_time_ms")]
+    said = knowledge.estimates.get("step_time_ms")
+    return None if said is None else said.median
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:

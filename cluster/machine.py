@@ -60,8 +60,8 @@ _MARGIN = 2.0
 _MEMORY = 0.05
 """Weight of the newest measurement in the mean duration of a device's measurements."""
 
-DRAWN_ROUNDS = 2
-"""Evaluation and initial draw: nothing has to be learned to plan them."""
+UNLEARNED_ROUNDS = 2
+"""Evaluation set and initial round: nothing has to be learned to plan them."""
 
 
 class Machine:
@@ -73,6 +73,7 @@ class Machine:
         waiting: assignments that were planned before and have not ended.
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
+        enough: a stop rule held before.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Machine:
         waiting: Iterable[Waiting] = (),
         next_rounds: Mapping[str, int] | None = None,
         closed: Iterable[int] = (),
+        enough: bool = False,
     ) -> None:
         self.course = course
         self.next_round = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
@@ -112,17 +114,15 @@ class Machine:
         self._commands: list[Command] = []
         for one in waiting:
             self._add(one)
+        if enough:
+            self._plan_no_more()
 
     # What it can be asked.
 
     @property
-    def to_come(self) -> dict[str, int]:
-        """By device: how many assignments nobody measures yet, planned or not."""
-        shares, first = self.course.shares, self.next_round
-        return {
-            device: len(queue) + sum(shares[device][first[device] :])
-            for device, queue in self._queues.items()
-        }
+    def waiting(self) -> dict[str, int]:
+        """By device: how many assignments nobody measures yet."""
+        return {device: len(queue) for device, queue in self._queues.items()}
 
     @property
     def measuring(self) -> int:
@@ -185,14 +185,16 @@ class Machine:
                 self.next_round[device] = number + 1
                 for one in assignments:
                     self._add(one)
-                if number >= DRAWN_ROUNDS and not self.course.keeps_host_quiet:
+                if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
                     # Rounds that are short beside a training: more of them before the next one.
                     self._thoughts.extend(self._plans([device]))
                 self._end_thought()
             case Settled(assignment_ids):
                 self._settle(assignment_ids)
-            case Learned(has_heads):
+            case Learned(has_heads, enough):
                 self._has_heads = has_heads
+                if enough:
+                    self._plan_no_more()
                 for number in self._to_close if has_heads else ():
                     self._close(number)
                 self._end_thought()
@@ -320,7 +322,7 @@ class Machine:
     def _next_thoughts(self) -> list[Plan | Learn]:
         draws: list[Plan | Learn] = [
             self._plan(device, number)
-            for number in range(DRAWN_ROUNDS)
+            for number in range(UNLEARNED_ROUNDS)
             for device in self.course.devices
             if self.next_round[device] <= number
         ]
@@ -345,6 +347,13 @@ class Machine:
 
     def _plan(self, device: str, number: int) -> Plan:
         return Plan(device, number, self.course.shares[device][number])
+
+    def _plan_no_more(self) -> None:
+        """What is planned is still measured; rounds that nobody has begun to plan are no more."""
+        planned = max(self.next_round.values())
+        self._not_closed = [number for number in self._not_closed if number < planned]
+        self.next_round = dict.fromkeys(self.course.devices, self.course.rounds)
+        self._thoughts.clear()
 
     def _is_hungry(self, device: str) -> bool:
         """Whether this device's part of its next round should be planned now."""

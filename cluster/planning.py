@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from cluster.budget import check_budget, pool_of, without_refused
-from cluster.crew import Choice, Crew
+from cluster.crew import Choice, ChoiceRequest, Crew
 from cluster.spec import CampaignSpec
 from cluster.telling import Teller
-from profiler.records import Configuration
-from store import PlannedAssignment, Store
+from profiler.records import Configuration, Outcome
+from store import Assignment, PlannedAssignment, Store
+from store.records import Role
 
 PURPOSES = ("evaluation", "initial", "acquired")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What acquisition is asked for a device's part of a round."""
-
-    device: str
-    round_number: int
-    count: int
-    candidates: Mapping[str, Configuration]
-    """Those that may be chosen, by id."""
-    labelled: Sequence[str]
-    """Ids of the training configurations that were assigned before, measured or not."""
-    seed: Sequence[int]
 
 
 class Planner:
@@ -72,43 +58,53 @@ class Planner:
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
             teller.tell(done=teller.progress.done + 1, news=refusal)
 
-    def draw(self, device: str, number: int, count: int) -> list[PlannedAssignment]:
-        """A uniform draw for a device's part of the evaluation set or of the initial round."""
-        candidates = self._candidates(device, held_out=number == 0)
-        key = [self._spec.seed, number + 1, self._spec.devices.keys.index(device)]
+    def draw(self, device: str, count: int) -> list[PlannedAssignment]:
+        """A uniform draw for a device's part of the evaluation set."""
+        candidates = [c for c, is_held_out in self.pool if is_held_out]
+        key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))[:count]
-        role = "evaluate" if number == 0 else "train"
         return [
             PlannedAssignment(
                 configuration=candidates[index],
                 device=device,
-                role=role,
+                role="evaluate",
                 rank=rank,
                 reason={"strategy": "uniform draw"},
             )
             for rank, index in enumerate(order)
         ]
 
-    def request(self, device: str, number: int, count: int) -> Request:
-        """What to ask the learner for a device's part of an acquired round."""
-        candidates = self._candidates(device, held_out=False)
-        assigned = self._store.assignments(self._id, device=device)
-        return Request(
+    def request(self, device: str, number: int, count: int) -> ChoiceRequest:
+        """What to ask the learner for a device's part of the initial or of an acquired round.
+
+        What was given up as unstable may be chosen again; what died or failed otherwise may not.
+        """
+        assigned = self._assigned(device)
+        unsteady = self._store.given_up(self._id, device, Outcome.UNSTABLE)
+        candidates = [
+            c.id
+            for c, is_held_out in self.pool
+            if not is_held_out and (c.id not in assigned or c.id in unsteady)
+        ]
+        source = self._spec.devices.source
+        return ChoiceRequest(
             device=device,
-            round_number=number,
             count=min(count, len(candidates)),
-            candidates={c.id: c for c in candidates},
-            labelled=sorted(a.configuration.id for a in assigned if a.role == "train"),
+            candidates=candidates,
+            known=_taught(assigned.values()),
+            elsewhere=() if device == source else _taught(self._assigned(source).values()),
+            unsteady=unsteady,
+            capacity_mib=self._store.device_memory_mib(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
-    @staticmethod
-    def chosen(request: Request, choices: Sequence[Choice]) -> list[PlannedAssignment]:
+    def chosen(self, device: str, choices: Sequence[Choice]) -> list[PlannedAssignment]:
         """What the learner answered, to be written down."""
+        by_id = {c.id: c for c, _ in self.pool}
         return [
             PlannedAssignment(
-                configuration=request.candidates[choice.configuration_id],
-                device=request.device,
+                configuration=by_id[choice.configuration_id],
+                device=device,
                 role="train",
                 rank=rank,
                 reason=dict(choice.reason),
@@ -116,6 +112,12 @@ class Planner:
             for rank, choice in enumerate(choices)
         ]
 
-    def _candidates(self, device: str, *, held_out: bool) -> list[Configuration]:
-        taken = {a.configuration.id for a in self._store.assignments(self._id, device=device)}
-        return [c for c, is_held_out in self.pool if is_held_out == held_out and c.id not in taken]
+    def _assigned(self, device: str) -> dict[str, Assignment]:
+        return {a.configuration.id: a for a in self._store.assignments(self._id, device=device)}
+
+
+def _taught(assigned: Iterable[Assignment]) -> list[str]:
+    """What training learns from, now or later: all but what is held out or was given up."""
+    return sorted(
+        a.configuration.id for a in assigned if a.role == Role.TRAIN and a.state != "failed"
+    )

@@ -27,6 +27,8 @@ class CourseSoFar:
     """Assignments that need no measurement any more, by device."""
     report: Mapping[str, Any]
     """The latest; empty before the first training."""
+    enough: bool
+    """A stop rule held."""
 
     def machine(self, canary_is_due: Callable[[Worker], bool]) -> Machine:
         return Machine(
@@ -35,6 +37,7 @@ class CourseSoFar:
             waiting=self.waiting,
             next_rounds=self.next_rounds,
             closed=self.closed,
+            enough=self.enough,
         )
 
 
@@ -60,6 +63,7 @@ def course_so_far(
         closed=closed,
         ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
         report=next((r.report for r in reversed(rounds) if r.report), {}),
+        enough=any("stop" in (r.report or {}) for r in rounds),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from cluster.stopping import StopRules
 from cluster.yaml_file import parse, read_text
 from profiler.errors import InputError
 from profiler.measuring.canary import CanaryPlan
@@ -79,6 +80,8 @@ class CampaignSpec(_Part):
     evaluation: Evaluation
     initial: Share
     rounds: Rounds
+    stop: StopRules | None = None
+    """What ends the campaign before its last round; asked after each training."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """How the devices are watched while they measure; `false` or `null`: not at all."""
@@ -166,6 +169,6 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """
     parts = (
         CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
-        CanaryPlan, Configuration,
+        CanaryPlan, Configuration, StopRules,
     )  # fmt: skip
     return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)

@@ -10,14 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cluster.crew import Learner, TrainingLabel
-from cluster.planning import Planner, Request
+from cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
 from cluster.progress import Pace
 from cluster.telling import Teller
 from profiler.records import METRICS, Configuration
-from store import PlannedAssignment, Store
+from store import Store
 
-OnPlanned = Callable[[str, int, Sequence[PlannedAssignment]], None]
+OnChosen = Callable[[str, int, Sequence[Choice]], None]
 OnLearned = Callable[[dict[str, Any], bool], None]
 
 
@@ -25,7 +24,7 @@ class Thinker:
     """Asks the learner one thing at a time, and hands on its answers when the loop asks for them.
 
     Args:
-        on_planned: called with device, round and what was chosen.
+        on_chosen: called with device, round and what was chosen.
         on_learned: called with the learner's report, and what `learn` was told of the initial draw.
     """
 
@@ -34,13 +33,13 @@ class Thinker:
         learner: Learner,
         teller: Teller,
         pace: Pace,
-        on_planned: OnPlanned,
+        on_chosen: OnChosen,
         on_learned: OnLearned,
     ) -> None:
         self._learner = learner
         self._teller = teller
         self._pace = pace
-        self._on_planned = on_planned
+        self._on_chosen = on_chosen
         self._on_learned = on_learned
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._asked: tuple[Future[Any], Callable[[Any], None]] | None = None
@@ -75,19 +74,11 @@ class Thinker:
         )
         self._teller.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
-    def choose(self, request: Request) -> None:
-        """Begins to choose a device's part of a round."""
+    def choose(self, request: ChoiceRequest, number: int) -> None:
+        """Begins to choose a device's part of the round of this number."""
         self._ask(
-            lambda: self._learner.choose(
-                request.device,
-                request.count,
-                candidates=list(request.candidates),
-                labelled=request.labelled,
-                seed=request.seed,
-            ),
-            lambda choices: self._on_planned(
-                request.device, request.round_number, Planner.chosen(request, choices)
-            ),
+            lambda: self._learner.choose(request),
+            lambda choices: self._on_chosen(request.device, number, choices),
         )
 
     def learn(self, labels: Sequence[TrainingLabel], initial_ended: bool, is_alone: bool) -> None:

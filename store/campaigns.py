@@ -149,6 +149,7 @@ class Campaigns(Database):
         """Writes a round down, or the parts of it that other devices have.
 
         A device's part is planned once: one that has assignments in this round is left as it is.
+        A configuration that was given up before may be planned again: it is opened anew.
 
         Raises:
             StoreError: a configuration is not in the campaign's pool, or planned for a second time
@@ -169,20 +170,23 @@ class Campaigns(Database):
             query = select(AssignmentRow.device_key).distinct()
             query = query.filter_by(campaign_id=campaign_id, round_number=number)
             are_planned = set(session.scalars(query))
-            session.add_all(
-                AssignmentRow(
+            failed = select(AssignmentRow).filter_by(
+                campaign_id=campaign_id, state=AssignmentState.FAILED
+            )
+            given_up = {(a.configuration_id, a.device_key): a for a in session.scalars(failed)}
+            for one in planned:
+                if one.device in are_planned:
+                    continue
+                row = given_up.get((one.configuration.id, one.device)) or AssignmentRow(
                     id=uuid.uuid4().hex,
                     campaign_id=campaign_id,
-                    round_number=number,
                     configuration_id=one.configuration.id,
                     device_key=one.device,
                     role=Role(one.role),
-                    rank=one.rank,
-                    reason=dict(one.reason),
                 )
-                for one in planned
-                if one.device not in are_planned
-            )
+                row.round_number, row.rank, row.reason = number, one.rank, dict(one.reason)
+                row.state, row.failures = AssignmentState.OPEN, 0
+                session.add(row)
 
     def rounds(self, campaign_id: str) -> list[RoundRecord]:
         """The campaign's rounds by number."""
@@ -277,6 +281,19 @@ class Campaigns(Database):
             for device, outcome, count in session.execute(query):
                 counts.setdefault(device, {})[outcome.value] = count
         return counts
+
+    def device_memory_mib(self, device: str) -> float | None:
+        """The least memory that measurements on this device, on any stack, have told of it."""
+        with self._reading() as session:
+            told = session.scalars(select(DeviceRow.environment).filter_by(key=device))
+            known = [e["device_memory_mib"] for e in told if e.get("device_memory_mib")]
+        return min(known, default=None)
+
+    def measuring_seconds(self, campaign_id: str) -> float:
+        """How long this campaign's attempts have taken in all, failed ones included."""
+        query = select(func.coalesce(func.sum(MeasurementRow.duration_s), 0.0))
+        with self._reading() as session:
+            return float(session.scalars(query.filter_by(campaign_id=campaign_id)).one())
 
     def log_event(self, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
         with self._writing() as session:

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import ScalarSelect, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from profiler.errors import StoreError
 from profiler.records import Outcome
 from store.campaigns import add_event, assignment_of
 from store.database import Database
-from store.records import Assignment, AssignmentState, RoundState
+from store.records import Assignment, AssignmentState, Role, RoundState
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -197,6 +197,27 @@ class Leases(Database):
                 row.state, row.failures = AssignmentState.OPEN, 0
             return len(rows)
 
+    def given_up(self, campaign_id: str, device: str, outcome: Outcome) -> dict[str, int]:
+        """Training configurations that were given up on a device, and how often each was tried.
+
+        Args:
+            campaign_id: of the campaign.
+            device: its key.
+            outcome: of the last attempt.
+
+        Returns:
+            Attempts by id of the configuration.
+        """
+        query = select(AssignmentRow.configuration_id, AssignmentRow.attempts).where(
+            AssignmentRow.campaign_id == campaign_id,
+            AssignmentRow.device_key == device,
+            AssignmentRow.role == Role.TRAIN,
+            AssignmentRow.state == AssignmentState.FAILED,
+            _last_outcome() == outcome,
+        )
+        with self._reading() as session:
+            return {row.configuration_id: row.attempts for row in session.execute(query)}
+
     def reopen(self, campaign_id: str, outcome: Outcome | None) -> int:
         """Opens assignments again that ended without a label, and their rounds with them.
 
@@ -207,18 +228,12 @@ class Leases(Database):
         Returns:
             How many there were.
         """
-        attempt = select(func.max(MeasurementRow.id)).where(
-            MeasurementRow.assignment_id == AssignmentRow.id
-        )
-        last = select(MeasurementRow.outcome).where(
-            MeasurementRow.id == attempt.correlate(AssignmentRow).scalar_subquery()
-        )
         labelled = select(AssignmentLabelRow.assignment_id)
         query = select(AssignmentRow).where(
             AssignmentRow.campaign_id == campaign_id,
             AssignmentRow.state.in_([AssignmentState.FAILED, AssignmentState.DONE]),
             AssignmentRow.id.not_in(labelled),
-            last.correlate(AssignmentRow).scalar_subquery().is_not_distinct_from(outcome),
+            _last_outcome().is_not_distinct_from(outcome),
         )
         with self._writing() as session:
             rows = session.scalars(query.with_for_update()).all()
@@ -241,6 +256,17 @@ def count_failure(row: AssignmentRow, limit: int) -> None:
 
 def end_lease(row: AssignmentRow, state: AssignmentState) -> None:
     row.state, row.worker, row.lease_expires_at = state, None, None
+
+
+def _last_outcome() -> ScalarSelect[Outcome]:
+    """Of an assignment's latest attempt that came to an end, inside of a query of assignments."""
+    attempt = select(func.max(MeasurementRow.id)).where(
+        MeasurementRow.assignment_id == AssignmentRow.id
+    )
+    last = select(MeasurementRow.outcome).where(
+        MeasurementRow.id == attempt.correlate(AssignmentRow).scalar_subquery()
+    )
+    return last.correlate(AssignmentRow).scalar_subquery()
 
 
 def _time(session: Session) -> datetime:

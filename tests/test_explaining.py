@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cluster.crew import ChoiceRequest
 from cluster.learning import CampaignLearner
 from cluster.spec import parse_spec
 from learner.networks.presets import LAPTOP, PRESETS
@@ -65,7 +66,9 @@ def home(tmp_path_factory, hasty):
         ordered = [(c, templates[c.architecture]) for c, _ in store.campaign_pool(campaign.id)]
         learner.set_pool(ordered, lambda done, total: None)
         ids = [c.id for c, _ in pool if c.architecture != held_out]
-        choices = learner.choose("cpu-2t", 2, candidates=ids, labelled=[], seed=(1,))
+        choices = learner.choose(
+            ChoiceRequest(device="cpu-2t", count=2, candidates=ids, known=[], seed=(1,))
+        )
         by_id = {c.id: c for c, _ in pool}
         store.plan_round(
             campaign.id, 0, "acquired",

@@ -74,7 +74,7 @@ def explain(
     assigned = store.assignments(campaign.id, device=chosen_device)
     acquired = [a for a in assigned if a.role == "train"]
     pool = store.campaign_pool(campaign.id)
-    wanted, embeddings = _next(store, home, campaign, spec, chosen_device, acquired, count)
+    wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
         "campaign": campaign.id,
         "device": chosen_device,
@@ -102,11 +102,11 @@ def _next(
     campaign: CampaignRecord,
     spec: CampaignSpec,
     device: str,
-    acquired: Sequence[Assignment],
     count: int,
 ) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
     """What the strategy would pick now, and the embeddings of the pool."""
     from cluster.learning import CampaignLearner
+    from cluster.planning import Planner
 
     cache = home.campaigns / campaign.id
     if not list(cache.glob("encoder-*.safetensors")):
@@ -128,15 +128,8 @@ def _next(
         lambda done, total: None,
         store.step_profiles(pairs),
     )
-    known = {a.configuration.id for a in acquired}
-    open_ = [c.id for c, held_out in pool if not held_out and c.id not in known]
-    choices = learner.choose(
-        device,
-        min(count, len(open_)),
-        candidates=open_,
-        labelled=sorted(known),
-        seed=(spec.seed, len(known)),
-    )
+    number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
+    choices = learner.choose(Planner(store, campaign.id, spec).request(device, number, count))
     by_id = {c.id: c for c, _ in pool}
     return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings
 
@@ -179,13 +172,9 @@ def _map(
 def print_explanation(facts: Mapping[str, Any], most: int) -> None:
     """Tables of what was chosen and what is wanted next, and the map as text."""
     columns = ["configuration", "round", "state", *_REASONS.values()]
-    told = [x for x in facts["chosen"] if "uniform draw" not in x["reason"].values()]
-    rows = [[x["configuration"], x["round"], x["state"], *_told(x)] for x in told[:most]]
+    rows = [[x["configuration"], x["round"], x["state"], *_told(x)] for x in facts["chosen"][:most]]
     if rows:
         print_table(f"chosen on {facts['device']} by {facts['strategy']}", columns, rows)
-    drawn = len(facts["chosen"]) - len(told)
-    if drawn:
-        console().print(f"{drawn} more were drawn uniformly")
     if facts["wanted"]:
         rows = [[x["configuration"], *_told(x)] for x in facts["wanted"]]
         print_table("most wanted now", ["configuration", *_REASONS.values()], rows)

@@ -71,6 +71,7 @@ def _by_provenance(counts: dict[str, dict[str, int]]) -> dict[str, int]:
 
 def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
+    from cluster.ending import end_of
     from cluster.rehearsal import runs_nothing
 
     campaign = store.campaign(campaign_id)
@@ -91,6 +92,7 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
         "canary": canary_rows(store.canaries(campaign_id=campaign_id)),
         "rehearsal_on": [d for d in devices.values() if d and runs_nothing(d)],
         "snapshot": snapshots[0].id if snapshots else None,
+        "end": end_of(store, campaign),
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
         ][-5:],
@@ -138,6 +140,7 @@ def print_status(facts: dict[str, Any]) -> None:
     _print_outcomes(facts)
     _print_canary(facts)
     _print_rounds(facts)
+    _print_end(facts)
     for event in facts["events"]:
         at, message = event["at"][:19].replace("T", " "), event["message"].get("message", "")
         out.print(f"{at} UTC  {event['kind']}: {message}", soft_wrap=True)
@@ -222,6 +225,22 @@ def _print_rounds(facts: dict[str, Any]) -> None:
         errors_of = (f"{metric}, MAPE %" for metric in METRICS)
         columns = ("round", "purpose", "device", "trained_on", "judged_on", *errors_of)
         console().print(table("error on architectures held out", columns, rows))
+
+
+def _print_end(facts: dict[str, Any]) -> None:
+    """The rule that ended the campaign, or the one that will end it first, and when."""
+    end = facts["end"]
+    if end is None:
+        return
+    if end["holds"]:
+        text = f"enough ({end['rule']}): {end['told']}"
+    else:
+        at = (end["at"] or "")[:16].replace("T", " ")
+        text = (
+            f"it will end by {end['rule']}, at the pace so far with about {end['labels']} labels "
+            f"at {at} UTC: {end['told']}"
+        )
+    console().print(text, soft_wrap=True, markup=False)
 
 
 def _print_transfer(report: dict[str, Any]) -> None:

@@ -42,8 +42,15 @@ __all__ = [
     "Covariance",
     "Pick",
     "Strategy",
+    "cold_start",
     "strategy_named",
 ]
+
+
+def cold_start(strategy: Strategy) -> Strategy:
+    """What chooses before any label: the strategy itself, or the middles of clusters of embeddings
+    within families for one that goes by what heads say."""
+    return _STRATEGIES["clusters"] if isinstance(strategy, MostUncertain) else strategy
 
 
 def strategy_named(name: str) -> Strategy:

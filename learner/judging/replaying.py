@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition import AcquisitionRequest, Covariance, Strategy, strategy_named
+from learner.acquisition import (
+    AcquisitionRequest,
+    Covariance,
+    Strategy,
+    cold_start,
+    strategy_named,
+)
 from learner.acquisition.covariance import narrow
 from learner.acquisition.joint import Ground, Joint, JointModel
+from learner.acquisition.pool_knowledge import probability_above
 from learner.estimator import Estimate, Estimator, Model
 from learner.judging.benchmarking import TEST_SHARE, Samples
 from learner.judging.evaluation import split_architectures
@@ -32,10 +38,6 @@ BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
 """Labels after which the learner is fitted, judged and asked what next."""
 STEPS = 55
 """Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
-LEAST_DOUBT = 0.1
-"""Deviation, in the logarithm, with which it is foretold at least whether a run will die."""
-NEED_HEADS = frozenset({"uncertainty"})
-"""Strategies that begin with a uniform draw."""
 NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
 """Strategies that ask what runs are expected to cost, or how sure that is."""
 
@@ -101,12 +103,11 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     view = _View(bench, pool)
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
-        first = not len(labelled) and strategy in NEED_HEADS
         generator = np.random.default_rng([seed, budget])
         guards = strategy == "ours" and bench.capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
         asked = view.request(labelled, budget, generator, predicted)
-        picks = (strategy_named("random") if first else chooser).select(asked)
+        picks = (chooser if len(labelled) else cold_start(chooser)).select(asked)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
         yield _point(bench, pool[labelled], view.predict(np.flatnonzero(test)), test)
@@ -167,14 +168,6 @@ class _View:
 
     def predict(self, rows: IntArray) -> Estimate:
         return self._model.predict(self._bench.samples.some(rows))
-
-
-def probability_above(said: Estimate, limit: float) -> Array:
-    """The probability of each estimate (n) to be above this limit, as a normal logarithm (n)."""
-    assert said.log_std is not None  # noqa: S101  (of the quick learner)
-    gaps = (np.log(limit) - np.log(said.median)) / np.maximum(said.log_std, LEAST_DOUBT)
-    normal = NormalDist()
-    return np.array([1.0 - normal.cdf(gap) for gap in gaps.tolist()])
 
 
 def _point(bench: Bench, rows: IntArray, said: Estimate, test: npt.NDArray[np.bool_]) -> Point:

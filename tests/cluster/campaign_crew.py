@@ -190,9 +190,10 @@ class FakeLearner:
         devices = {x.device: {} for x in labels if x.role == "train"}
         return {"devices": devices, "labels": {}, "evaluation": []}
 
-    def choose(self, device, count, *, candidates, labelled, seed):
-        assert not set(candidates) & set(labelled)
-        return [Choice(c, {"rank": i}) for i, c in enumerate(sorted(candidates)[:count])]
+    def choose(self, request):
+        assert not set(request.candidates) & set(request.known)
+        chosen = sorted(request.candidates)[: request.count]
+        return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
     def publish(self, registry, fields):
         return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}

@@ -12,6 +12,7 @@ from virtual_cluster import VirtualCluster, Weather
 
 from cluster.events import (
     CanaryMeasured,
+    Close,
     Course,
     Dismiss,
     GiveUp,
@@ -74,6 +75,7 @@ weathers = st.builds(
     freezing=st.sampled_from([0.0, 0.1, 0.2]),
     poisoned=st.sampled_from([0.0, 0.2, 1.0]),
     joining_s=st.sampled_from([1.0, 500.0]),
+    enough_after=st.sampled_from([1, 2, 3, np.inf]),
 )
 groups = st.tuples(st.integers(1, 4), st.integers(1, 3))
 
@@ -86,9 +88,13 @@ def is_well(plan, played):
     assert set(ledger.state.values()) <= {"done", "failed"}
     assert not ledger.holder
     assert not list(played.machine.leases())
-    assert sorted(ledger.closed) == list(range(plan.rounds))
     by_part = {(d, n): share for d in plan.devices for n, share in enumerate(plan.shares[d])}
-    assert ledger.planned == Counter(by_part)  # all of the budget, and no more
+    if ledger.enough:  # what was planned before, and nothing afterwards
+        assert sorted(ledger.closed) == sorted({number for _, number in ledger.planned})
+        assert ledger.planned.items() <= by_part.items()
+    else:
+        assert sorted(ledger.closed) == list(range(plan.rounds))
+        assert ledger.planned == Counter(by_part)  # all of the budget, and no more
     assert all(ledger.starts[one] <= plan.max_attempts for one in ledger.state)
     assert set(ledger.quarantined) == {x for x, state in ledger.state.items() if state == "failed"}
     return True
@@ -124,6 +130,25 @@ def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(plan, sizes, we
         played.run(until_s=0.0)
         assert not set(before) & set(ledger.starts)
     assert is_well(plan, played.run())
+
+
+def test_once_a_stop_rule_holds_nothing_more_is_planned():
+    weather = Weather(enough_after=2)
+    played = play(only([4, 6, 5, 5, 5], quiet=True), {"a100": (1, 1)}, weather)
+    assert is_well(only([4, 6, 5, 5, 5], quiet=True), played)
+    assert dict(played.ledger.planned) == {("a100", 0): 4, ("a100", 1): 6, ("a100", 2): 5}
+    assert played.ledger.trainings == 2
+
+
+def test_what_was_planned_before_a_stop_rule_held_is_measured_after_a_restart():
+    held = {"waiting": [Waiting("a100/2/0", "a100", 2, 0)], "next_rounds": {"a100": 3},
+            "closed": [0, 1], "enough": True}  # fmt: skip
+    desk = Desk(only([1, 4, 1, 4, 4]), [worker("one")], **held)
+    assert desk.doing() == {"one": "a100/2/0"}
+    desk.measured("one")
+    assert not of(desk.commands, Plan)
+    assert of(desk.commands, Close) == [Close(2)]
+    assert desk.machine.is_over
 
 
 def test_the_same_seed_plays_the_same_campaign():

@@ -50,6 +50,26 @@ def test_a_pool_can_be_named_instead_of_described():
     assert spec != parse(small())
 
 
+def test_stop_rules_survive_the_round_trip_through_the_store():
+    text = (
+        yaml.safe_dump(small())
+        + """
+stop:
+  target_mape: {step_time_ms: 10, memory_mib: 5}
+  plateau_rounds: 3
+  labels: 400
+  gpu_hours: 12.5
+  money: 40
+  price_per_gpu_hour: 2.5
+  ends_at: 2026-11-22T08:00:00+00:00
+"""
+    )
+    spec = parse_spec(text, origin="my.yaml")
+    assert spec.stop.target_mape == {"step_time_ms": 10, "memory_mib": 5}
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+    assert parse(small()).stop is None
+
+
 def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
     pool = build_pool(load_preset("laptop").pool)
     assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
@@ -87,6 +107,10 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),
         ({"pool": {"name": "paper"}}, "pool: NAME"),
         ({"pool": 5}, "pool"),
+        ({"stop": {"target": 5}}, "unknown key; did you mean 'target"),
+        ({"stop": {"target_mape": {"memory": 5}}}, "no metric 'memory'"),
+        ({"stop": {"labels": "many"}}, "stop.labels"),
+        ({"stop": {"money": 5}}, "price_per_gpu_hour"),
         ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
          "batch_sizes"),
     ],

@@ -59,6 +59,8 @@ class Weather:
     """Share of assignments that kill every worker they meet."""
     until_s: float = np.inf
     """Afterwards nothing goes wrong any more, but for what is poisoned."""
+    enough_after: float = np.inf
+    """With the training of this number a stop rule holds."""
 
 
 @dataclass
@@ -73,6 +75,11 @@ class Ledger:
     closed: list[int] = field(default_factory=list)
     quarantined: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By assignment that was given up: the hosts where it failed."""
+    trainings: int = 0
+    enough: bool = False
+    """A stop rule holds, as the latest training says."""
+    stopped: bool = False
+    """A round was closed with a report that says so."""
 
     @property
     def ended(self) -> list[str]:
@@ -92,7 +99,10 @@ class Ledger:
             device: 1 + max((n for d, n in self.planned if d == device), default=-1)
             for device in course.devices
         }
-        return Machine(course, waiting=waiting, next_rounds=next_rounds, closed=self.closed)
+        return Machine(
+            course, waiting=waiting, next_rounds=next_rounds, closed=self.closed,
+            enough=self.stopped,
+        )  # fmt: skip
 
     def add(self, device: str, number: int, ids: list[str]) -> None:
         assert (device, number) not in self.planned, "planned twice"
@@ -192,6 +202,8 @@ class VirtualCluster:
                 self._do(command)
         elif kind in {Learned, Planned}:
             self._thinking = False
+            if kind is Learned:
+                self.ledger.enough = event.enough
         return event
 
     def _pass(self, seconds: float) -> None:
@@ -237,16 +249,18 @@ class VirtualCluster:
             planned = [
                 Waiting(one, command.device, command.round_number, i) for i, one in enumerate(ids)
             ]
-            drawn = command.round_number < 2
             self._begin_thinking()
-            takes_s = 0.0 if drawn else self.weather.choosing_s
+            takes_s = 0.0 if command.round_number == 0 else self.weather.choosing_s
             self.at(self.time_s + takes_s, Planned(command.device, command.round_number, planned))
         elif kind is Learn:
             self._begin_thinking()
-            self.at(self.time_s + self.weather.learning_s, Learned(True))
+            self.ledger.trainings += 1
+            enough = self.ledger.enough or self.ledger.trainings >= self.weather.enough_after
+            self.at(self.time_s + self.weather.learning_s, Learned(True, enough))
         elif kind is Close:
             assert command.round_number not in self.ledger.closed
             self.ledger.closed.append(command.round_number)
+            self.ledger.stopped = self.ledger.enough
         elif kind is Publish:
             self.publications += 1
 

@@ -1,0 +1,183 @@
+"""What a campaign's learner chooses without labels, and what its planner tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from campaign_crew import BUDGET, SPEC, FakeCrew, FakeLearner, campaign, labels_by_device
+
+from cluster.crew import Choice, ChoiceRequest
+from cluster.learning import CampaignLearner
+from learner.acquisition import STRATEGIES
+from learner.networks.presets import LAPTOP, PRESETS
+from profiler.records import Configuration, GraphTemplate
+
+ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
+BATCHES = (1, 8, 64, 512)
+
+
+def template(number: int) -> bytes:
+    """A chain of convolutions whose activations grow with the number."""
+    width = 4 * 2**number
+    shapes = np.tile(np.array([0, width, 32, 32, 0, 0]), (6, 1))
+    per_sample = np.tile(np.array([1, 0, 0, 0, 0, 0]), (6, 1))
+    elements = np.full(6, width * 32 * 32)
+    nothing = np.zeros(6, np.int64)
+    return GraphTemplate(
+        operators=("Conv", "Relu") * 3,
+        edges=np.array([[i, i + 1] for i in range(5)]),
+        constant={"input_shapes": shapes, "output_shapes": shapes, "macs": nothing,
+                  "memory_bytes": nothing},
+        slope={"input_shapes": per_sample, "output_shapes": per_sample,
+               "macs": 9 * width * elements, "memory_bytes": 4 * elements},
+        parameters=np.full(6, 9 * width**2),
+    ).to_bytes()  # fmt: skip
+
+
+POOL = [
+    (Configuration(architecture=name, batch_size=batch, input_size=32), template(number))
+    for number, name in enumerate(ARCHITECTURES)
+    for batch in BATCHES
+]
+IDS = [c.id for c, _ in POOL]
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory):
+    """By strategy; the encoder hardly learns, and is trained once."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+
+        def made(strategy: str) -> CampaignLearner:
+            one = CampaignLearner(
+                preset="laptop", strategy=strategy, source="a100", seed=7, cache=cache
+            )
+            one.set_pool(POOL, lambda done, total: None)
+            return one
+
+        yield made
+
+
+def asked(count=4, seed=(7, 1, 0), **changes):
+    given = {"device": "a100", "candidates": IDS, "known": (), **changes}
+    return ChoiceRequest(count=count, seed=seed, **given)
+
+
+def picks(learner, request):
+    return [choice.configuration_id for choice in learner.choose(request)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_begins_without_a_label_and_alike_with_the_same_seed(learner, strategy):
+    chosen = picks(learner(strategy), asked())
+    assert len(set(chosen)) == 4
+    assert picks(learner(strategy), asked()) == chosen
+
+
+def test_ours_begins_with_different_architectures(learner):
+    by_id = {c.id: c for c, _ in POOL}
+    chosen = picks(learner("ours"), asked(count=3))
+    assert len({by_id[one].architecture for one in chosen}) == 3
+
+
+def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(learner):
+    ours = learner("ours")
+    biggest = {c.id for c, _ in POOL if c.batch_size == 512}
+    free = picks(ours, asked(count=8))
+    assert biggest & set(free)
+    guarded = ours.choose(asked(count=8, capacity_mib=1_200.0))
+    assert max(c.reason["probability_of_failure"] for c in guarded) < 0.99
+    assert len(biggest & {c.configuration_id for c in guarded}) < len(biggest & set(free))
+
+
+def test_what_was_unstable_comes_again_when_nothing_better_is_left(learner):
+    ours = learner("ours")
+    first = picks(ours, asked(count=1))[0]
+    assert first not in picks(ours, asked(count=4, unsteady={first: 3}))
+    assert picks(ours, asked(count=len(IDS), unsteady={first: 3}))[-1] in IDS
+    assert first in picks(ours, asked(count=len(IDS), unsteady={first: 3}))
+
+
+def test_the_target_is_asked_what_the_source_has_not_told(learner):
+    ours = learner("ours")
+    alone = picks(ours, asked(count=6, device="v100"))
+    beside = picks(ours, asked(count=6, device="v100", elsewhere=alone))
+    assert alone != beside
+    assert picks(ours, asked(count=6, device="v100", elsewhere=alone, seed=(9,))) == beside
+
+
+class Listening(FakeLearner):
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def choose(self, request):
+        self.asked.append(request)
+        return super().choose(request)
+
+
+def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
+    learner = Listening()
+    run = campaign(store, FakeCrew(), learner)
+    run.run()
+    assert not learner.asked[0].known
+    assert [r.count for r in learner.asked[:2]] == [4, 2]
+    reasons = {a.round_number: a.reason for a in store.assignments(run.id)}
+    assert reasons[0] == {"strategy": "uniform draw"}
+    assert "rank" in reasons[1]
+
+
+def test_the_target_is_told_what_the_source_measures(store):
+    learner = Listening()
+    run = campaign(store, FakeCrew(), learner)
+    run.run()
+    for request in learner.asked:
+        assert bool(request.elsewhere) == (request.device == SPEC["devices"]["target"])
+
+
+class Unlucky(FakeCrew):
+    """The first configuration that is to be trained on fails three times, and never again."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.victim, self.left = fault, None, 3
+
+    def _measure(self, worker, task, cost, fault):
+        is_training = getattr(task, "role", None) == "train"  # a canary has none
+        if is_training and self.victim in {None, task.configuration.id} and self.left:
+            self.victim, self.left, fault = task.configuration.id, self.left - 1, self.fault
+        return super()._measure(worker, task, cost, fault)
+
+
+class Forgiving(Listening):
+    """Chooses what was unstable first."""
+
+    def choose(self, request):
+        first = sorted(request.candidates, key=lambda c: (c not in request.unsteady, c))
+        super().choose(request)
+        return [Choice(c, {"rank": i}) for i, c in enumerate(first[: request.count])]
+
+
+def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
+    crew, learner = Unlucky("unstable"), Forgiving()
+    run = campaign(store, crew, learner)
+    run.run()
+    assert [r.unsteady for r in learner.asked if r.unsteady] == [{crew.victim: 3}]
+    assert not store.assignments(run.id, state="failed")
+    (again,) = [a for a in store.assignments(run.id) if a.configuration.id == crew.victim
+                and a.attempts == 4]  # fmt: skip
+    assert (again.round_number, again.state) == (2, "done")
+    assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
+
+
+def test_what_crashed_is_not_chosen_again(store):
+    crew, learner = Unlucky("error"), Forgiving()
+    run = campaign(store, crew, learner)
+    run.run()
+    assert not any(request.unsteady for request in learner.asked)
+    (failed,) = store.assignments(run.id, state="failed")
+    assert failed.configuration.id == crew.victim
+    assert all(crew.victim not in r.known for r in learner.asked if r.device == failed.device)

@@ -1,0 +1,144 @@
+"""Stop rules: a target needs its confidence, near is not there, the first to come is told."""
+
+import datetime
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.stopping import (
+    Judged,
+    RoundResult,
+    StopRules,
+    foretold,
+    labels_to,
+    stopped,
+    upper_bound,
+)
+from profiler.errors import InputError
+
+SERIES = ("a100", "step_time_ms")
+START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
+
+
+def generator():
+    return np.random.default_rng(0)
+
+
+def result(labels, mape, spread=0.0, minutes=None):
+    """40 architectures with two labels each, a minute of measuring and of the clock a label."""
+    errors = np.repeat(mape + spread * np.linspace(-1, 1, 40), 2)
+    minutes = labels if minutes is None else minutes
+    return RoundResult(
+        labels=labels,
+        gpu_seconds=60.0 * labels,
+        ended_at=START + datetime.timedelta(minutes=minutes),
+        judged={SERIES: Judged(errors.tolist(), [f"a{i // 2}" for i in range(80)])},
+    )
+
+
+def ended(rules, rounds, devices=("a100",)):
+    return stopped(rules, rounds, devices, generator())
+
+
+def target(mape):
+    return {"target_mape": {"step_time_ms": mape}}
+
+
+def test_a_target_is_reached_only_with_its_confidence():
+    rules = StopRules(**target(5.0), confidence=0.95)
+    assert ended(rules, [result(10, 4.9, spread=0.1)]).rule == "target"
+    assert ended(rules, [result(10, 4.9, spread=4.0)]) is None
+    assert ended(rules, [result(10, 5.1)]) is None
+
+
+def test_a_target_has_to_be_reached_on_every_device():
+    one = result(10, 4.9)
+    assert ended(StopRules(**target(5.0)), [one], ("a100", "v100")) is None
+    both = replace(one, judged={**one.judged, ("v100", "step_time_ms"): one.judged[SERIES]})
+    assert ended(StopRules(**target(5.0)), [both], ("a100", "v100")).rule == "target"
+
+
+def test_the_bound_is_over_architectures_not_over_their_near_copies():
+    """Ten labels of each architecture that err alike tell no more than one."""
+    few = Judged([3.0, 5.0, 7.0, 9.0], list("abcd"))
+    copies = Judged([3.0, 5.0, 7.0, 9.0] * 10, list("abcd") * 10)
+    assert upper_bound(few, 0.9, generator()) == pytest.approx(
+        upper_bound(copies, 0.9, generator())
+    )
+
+
+def test_a_plateau_is_rounds_without_progress():
+    rules = StopRules(plateau_rounds=2)
+    falling = [result(10 * (i + 1), m) for i, m in enumerate((9.0, 7.0, 6.0, 5.0))]
+    assert ended(rules, falling) is None
+    flat = [*falling, result(50, 5.0), result(60, 4.95)]
+    assert ended(rules, flat).rule == "plateau"
+    assert ended(rules, flat[:-1]) is None
+    # An error that still falls, or that is judged for the first time, is progress.
+    other = ("a100", "memory_mib")
+    falls = [
+        replace(r, judged={**r.judged, other: result(1, 9.0 / (i + 1)).judged[SERIES]})
+        for i, r in enumerate(flat)
+    ]
+    assert ended(rules, falls) is None
+    assert ended(rules, [*flat[:-1], falls[-1]]) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "rule"),
+    [
+        ({"labels": 60}, "labels"),
+        ({"gpu_hours": 1.0}, "GPU-hours"),
+        ({"money": 3.0, "price_per_gpu_hour": 3.0}, "money"),
+        ({"ends_at": START + datetime.timedelta(hours=1)}, "clock"),
+    ],
+)
+def test_a_budget_ends_when_it_is_spent_and_is_foretold(rules, rule):
+    rounds = [result(20, 9.0), result(40, 8.0)]
+    assert ended(StopRules(**rules), rounds) is None
+    coming = foretold(StopRules(**rules), rounds, 900)
+    assert coming.rule == rule
+    assert coming.labels == pytest.approx(60)
+    assert coming.at == START + datetime.timedelta(hours=1)
+    assert ended(StopRules(**rules), [*rounds, result(60, 7.0)]).rule == rule
+
+
+def test_labels_to_a_target_follow_the_power_law():
+    rounds = [result(n, 40.0 * n**-0.5) for n in (25, 50, 100)]
+    assert labels_to({"step_time_ms": 2.0}, rounds) == pytest.approx(400)
+    assert labels_to({"step_time_ms": 2.0}, rounds[:2]) is None
+    assert labels_to({"step_time_ms": 0.001}, rounds) is None
+    assert labels_to({"step_time_ms": 2.0}, [result(n, 5.0) for n in (25, 50, 100)]) is None
+    assert labels_to({}, rounds) is None
+
+
+def test_the_first_rule_to_come_is_told():
+    rounds = [result(n, 40.0 * n**-0.5) for n in (25, 50, 100)]
+    assert foretold(StopRules(**target(2.0), labels=200), rounds, 900).rule == "labels"
+    assert foretold(StopRules(**target(2.0), labels=900), rounds, 900).rule == "target"
+    assert foretold(StopRules(labels=900), rounds[:1], 900) is None
+
+
+def test_without_rules_the_last_round_ends_a_campaign():
+    rounds = [result(n, 5.0) for n in (25, 50, 100)]
+    coming = foretold(StopRules(), rounds, 400)
+    assert (coming.rule, coming.labels) == ("rounds", 400)
+    assert coming.at == START + datetime.timedelta(minutes=400)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"labels": 0}, "labels is 0"),
+        ({"confidence": 1.0}, "between 0.5 and 1"),
+        ({"plateau_share": 1.0}, "between 0 and 1"),
+        ({"target_mape": {"memory": 5.0}}, "no metric 'memory'"),
+        ({"target_mape": {"memory_mib": 0.0}}, "must be positive"),
+        ({"money": 5.0}, "needs price_per_gpu_hour"),
+        ({"ends_at": datetime.datetime(2026, 1, 1)}, "time zone"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules, message):
+    with pytest.raises(InputError, match=message):
+        StopRules(**rules)
