@@ -15,9 +15,10 @@ campaign killed at any moment goes on from the last recorded measurement. The lo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,17 @@ class Campaign:
         self._leases: dict[str, Assignment] = {}
         self._ended: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
+        self._notes: deque[tuple[str, str]] = deque()
         self._next_tick = 0.0
 
     def stop(self) -> None:
         """Asks a running campaign to stop; what is being measured is measured again later."""
         self._teller.stop.set()
 
-    def tell(self, line: str) -> None:
-        """Adds a line to what the campaign tells, from any thread."""
-        self._tell(news=line)
+    def note(self, kind: str, message: str) -> None:
+        """Tells what happened, and has it written down within a second; from any thread."""
+        self._tell(news=message)
+        self._notes.append((kind, message))
 
     def run(self) -> str | None:
         """Runs to the end.
@@ -135,15 +138,13 @@ class Campaign:
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
             with self._thinker:
-                self.store.release_leases(self.id)
-                self.store.reopen_failed(self.id)
+                self._take_up()
                 self._planner.make_pool(self.crew, self._teller)
                 self._thinker.prepare(self.store, self._planner.pool)
                 self._drive()
                 snapshot_id, unfit = self._publish()
         except CampaignStopped:
-            for finished in self.crew.wait(timeout_s=0):  # what has come back is not thrown away
-                self._keep(finished)
+            self._keep(self.crew.wait(timeout_s=0))  # what has come back is not thrown away
             self._end_early("stopped on request")
             raise
         except CanaryStopError as stop:
@@ -161,6 +162,13 @@ class Campaign:
         )
         return snapshot_id
 
+    def _take_up(self) -> None:
+        """Takes back what a process that was killed had begun; nothing, in a new campaign."""
+        interrupted = self.store.release_leases(self.id)
+        self.store.reopen_failed(self.id)
+        if self.store.rounds(self.id):
+            self.note("resumed", f"{interrupted} measurements were interrupted, and are repeated")
+
     # The loop.
 
     def _drive(self) -> None:
@@ -174,8 +182,7 @@ class Campaign:
             if stalled := self._machine.stalled():
                 self._wait_for_workers(stalled)
             patience_s = THINKING_S if self._thinker.is_busy else TICK_S
-            for finished in self.crew.wait(timeout_s=patience_s):
-                self._take(finished)
+            self._take(self.crew.wait(timeout_s=patience_s))
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
 
     def _obey(self) -> None:
@@ -184,24 +191,34 @@ class Campaign:
         if time.monotonic() < self._next_tick:
             return
         self._next_tick = time.monotonic() + TICK_S
-        self.crew.want(self._machine.waiting)
+        self._write_notes()
+        self.crew.want(self._machine.to_come)
         if self.store.campaign_state(self.id) is not CampaignState.RUNNING:
             raise CampaignStopped
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
         self._show_counts()
 
-    def _handle(self, event: Event) -> None:
-        """Tells the machine, and does what it commands; what follows from that comes after it."""
-        self._events.append(event)
-        if len(self._events) > 1:
-            return  # we are inside of a command already
+    def _handle(self, *events: Event) -> None:
+        """Tells the machine, and does what it commands; what follows from that comes after it.
+
+        Measurements that nothing else comes between are leased together, in one transaction.
+        """
+        inside_of_a_command = bool(self._events)
+        self._events.extend(events)
+        if inside_of_a_command:
+            return
+        to_start: list[Measure] = []
         while self._events:
-            commands = self._machine.handle(self._events[0], time.monotonic())
-            for command in commands:
-                self._do(command)
-            self._start([c for c in commands if isinstance(c, Measure)])
+            for command in self._machine.handle(self._events[0], time.monotonic()):
+                if isinstance(command, Measure):
+                    to_start.append(command)
+                else:
+                    self._start(to_start)
+                    to_start = []
+                    self._do(command)
             self._events.popleft()
+        self._start(to_start)
 
     def _do(self, command: Command) -> None:
         match command:
@@ -210,8 +227,7 @@ class Campaign:
             case Renew(_, assignment_id):
                 self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
-                self._known.pop(worker.name, None)
-                self._canaries.forget(worker)
+                self._forget(worker)
                 self.crew.dismiss(worker)
                 self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
             case GiveUp(assignment_id, why):
@@ -242,9 +258,12 @@ class Campaign:
                 self._handle(Joined(worker))
 
     def _lose(self, worker: Worker, why: str) -> None:
+        self._forget(worker)
+        self._handle(Lost(worker, why))
+
+    def _forget(self, worker: Worker) -> None:
         self._known.pop(worker.name, None)
         self._canaries.forget(worker)
-        self._handle(Lost(worker, why))
 
     def _adopt(self, worker: Worker) -> None:
         """What was measured before, on the same device and stack, is not measured again."""
@@ -294,39 +313,46 @@ class Campaign:
             self._canaries.count_measurement(command.worker)
             self.crew.start(command.worker, lease, self.protocol)
 
-    def _take(self, finished: Finished) -> None:
+    def _take(self, finished: Sequence[Finished]) -> None:
         """Keeps what has come back, and goes on."""
+        if finished:
+            self._keep(finished)
+            self._handle(*itertools.chain.from_iterable(map(self._what_happened, finished)))
+            self._show_counts()
+
+    def _what_happened(self, finished: Finished) -> Iterator[Event]:
         worker, task, measurement = finished.worker, finished.task, finished.measurement
-        self._keep(finished)
+        if worker in self._canaries.stopped:
+            yield Stopped(worker)
         if measurement is None:
-            if worker in self._canaries.stopped:
-                self._handle(Stopped(worker))
-            self._lose(worker, finished.loss or "the worker was lost")
+            self._forget(worker)
+            yield Lost(worker, finished.loss or "the worker was lost")
         elif isinstance(task, CanaryCheck):
-            if worker in self._canaries.stopped:
-                self._handle(Stopped(worker))
-            self._handle(CanaryMeasured(worker))
+            yield CanaryMeasured(worker)
         else:
             if is_final(measurement.outcome):
                 self._leases.pop(task.id, None)
                 self._ended[task.device] += 1
-            seconds = measurement.duration_s
-            self._handle(Measured(worker, task.id, measurement.outcome, seconds))
-        self._show_counts()
+            yield Measured(worker, task.id, measurement.outcome, measurement.duration_s)
 
-    def _keep(self, finished: Finished) -> None:
-        task, measurement = finished.task, finished.measurement
-        if isinstance(task, CanaryCheck):
-            self._tell(news=self._canaries.take(finished))
-        elif measurement is None:
-            loss = finished.loss or "the worker was lost"
-            self._tell(news=f"{task.device}  {task.configuration}  {loss}")
-        else:
-            self.store.record(
-                measurement, assignment_id=task.id, max_attempts=self.spec.max_attempts
-            )
-            self._pace.measured(measurement.device, measurement.duration_s)
-            self._tell(news=measurement_line(measurement))
+    def _keep(self, finished: Sequence[Finished]) -> None:
+        """Records what has come back together in one transaction, and tells of it."""
+        results = [
+            (one.measurement, one.task.id)
+            for one in finished
+            if one.measurement is not None and not isinstance(one.task, CanaryCheck)
+        ]
+        if results:
+            self.store.record_results(results, max_attempts=self.spec.max_attempts)
+        for one in finished:
+            if isinstance(one.task, CanaryCheck):
+                self._tell(news=self._canaries.take(one))
+            elif one.measurement is None:
+                loss = one.loss or "the worker was lost"
+                self._tell(news=f"{one.task.device}  {one.task.configuration}  {loss}")
+            else:
+                self._pace.measured(one.task.device, one.measurement.duration_s)
+                self._tell(news=measurement_line(one.measurement))
 
     def _quarantine(self, command: Quarantine) -> None:
         what = self._leases.pop(command.assignment_id).configuration
@@ -392,9 +418,16 @@ class Campaign:
     # Telling what happens.
 
     def _end(self, state: CampaignState, message: str) -> None:
+        self._write_notes()
         self.store.set_campaign_state(self.id, state)
         self.store.log_event(self.id, state, {"message": message})
         self._tell(str(state), eta_s=None, current=())
+
+    def _write_notes(self) -> None:
+        while self._notes:
+            kind, message = self._notes[0]
+            self.store.log_event(self.id, kind, {"message": message})
+            self._notes.popleft()
 
     def _end_early(self, message: str) -> None:
         """Paused, unless the order to stop was to cancel; nothing is with a worker any more."""
@@ -405,12 +438,13 @@ class Campaign:
     def _show_counts(self) -> None:
         number = self._machine.round_number
         workers = Counter(worker.device for worker in self._known.values())
-        at_work = [f"{w.device}: {t.configuration}" for w, t in self.crew.running()]
+        at_work = self.crew.running()
+        shown = [f"{w.device}: {t.configuration}" for w, t in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
             done=self._ended.total(),
             total=sum(self.spec.budget(d) for d in self.spec.devices.keys),
             eta_s=self._pace.eta_s(self._ended, number, workers),
-            current=(*at_work[:SHOWN], *more),
+            current=(*shown, *more),
         )

@@ -92,8 +92,8 @@ class Crew(Protocol):
         """Ends a worker that does not answer, and what it is doing; another may join for it."""
         ...
 
-    def want(self, waiting: Mapping[str, int]) -> None:
-        """How much waits for each device: for those with nothing, nobody needs to join."""
+    def want(self, to_come: Mapping[str, int]) -> None:
+        """How much is to be measured on each device: where nothing is, nobody needs to join."""
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...

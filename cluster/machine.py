@@ -120,9 +120,13 @@ class Machine:
     # What it can be asked.
 
     @property
-    def waiting(self) -> dict[str, int]:
-        """By device: how many assignments nobody measures yet."""
-        return {device: len(queue) for device, queue in self._queues.items()}
+    def to_come(self) -> dict[str, int]:
+        """By device: how many assignments nobody measures yet, planned or not."""
+        shares, first = self.course.shares, self.next_round
+        return {
+            device: len(queue) + sum(shares[device][first[device] :])
+            for device, queue in self._queues.items()
+        }
 
     @property
     def measuring(self) -> int:

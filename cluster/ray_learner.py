@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from profiler.records import Configuration
 POLL_S = 0.2
 
 LIVES = 3
-"""A learner that dies, such as of too little memory, is started again so many times less one."""
+"""A learner that dies, such as of too little memory, may die so many times less one in one call."""
+
+TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class LearnerProxy:
@@ -27,16 +29,23 @@ class LearnerProxy:
     heads are trained again), and is asked again what killed the other.
 
     Args:
+        tell: is told that it died.
         learner: the class of the actor, if it is not `cluster.actors.LearnerActor`.
         arguments: of that class.
     """
 
-    def __init__(self, *, learner: type[Any] | None = None, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        tell: Callable[[str], None],
+        learner: type[Any] | None = None,
+        **arguments: Any,
+    ) -> None:
         from cluster.actors import LearnerActor
 
         self._class = ray.remote(learner or LearnerActor)
         self._arguments = arguments
-        self._lives = LIVES
+        self._tell = tell
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
         self._steps: Mapping[tuple[str, int], bytes] | None = None
         self._labels: Sequence[TrainingLabel] | None = None
@@ -71,40 +80,52 @@ class LearnerProxy:
     def _call(
         self, method: str, *arguments: Any, on_progress: OnProgress | None = None, **keywords: Any
     ) -> Any:
+        deaths = 0
         while True:
             try:
+                if deaths:
+                    self._revive(method)
                 return self._ask(method, arguments, keywords, on_progress)
-            except RayActorError as error:
-                self._lives -= 1
-                if not self._lives:
+            except _DiedError as error:
+                deaths += 1
+                if deaths == LIVES:
                     raise CampaignError(
-                        f"the learner died {LIVES} times, the last time in {method} "
-                        f"({first_line(error)}); nothing recorded is lost. See that its node has "
-                        "memory to spare, then go on with: trappm campaign resume"
+                        f"the learner died {LIVES} times, the last time in {method} ({error}); "
+                        "nothing recorded is lost. See that its node has memory to spare, then go "
+                        "on with: trappm campaign resume"
                     ) from error
-            self._revive(method)
+                self._tell(f"the learner died in {method} ({error}); it is started again")
 
     def _revive(self, method: str) -> None:
+        ray.kill(self._actor)  # if it only ran out of memory
         self._actor = self._start()
         if method != "set_pool" and self._pool:
-            self._call("set_pool", self._pool, steps=self._steps)
+            self._ask("set_pool", (self._pool,), {"steps": self._steps})
             if method != "fit" and self._labels is not None:
-                self._call("fit", self._labels)
+                self._ask("fit", (self._labels,), {})
 
     def _ask(
         self,
         method: str,
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
-        on_progress: OnProgress | None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
-        reference = self._actor.call.remote(method, arguments, keywords)
         try:
+            reference = self._actor.call.remote(method, arguments, keywords)
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if on_progress is not None:
                     on_progress(*ray.get(self._actor.progress.remote()))
             return ray.get(reference)
+        except RayActorError as error:
+            raise _DiedError(first_line(error)) from error
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):
                 raise error.cause from error
+            if isinstance(error.cause, MemoryError) or TORCH_OUT_OF_MEMORY in str(error.cause):
+                raise _DiedError("out of memory") from error
             raise CampaignError(f"the learner failed: {error.cause}") from error
+
+
+class _DiedError(Exception):
+    """The learner's process is gone, or of no use any more."""

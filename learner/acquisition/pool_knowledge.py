@@ -76,7 +76,7 @@ def probability_above(said: Estimate, limit: float) -> npt.NDArray[np.float64]:
 
 def _prior(metric: str, workloads: Sequence[Workload], spec: DeviceSpec) -> Prior:
     if metric == "memory_mib":
-        return MemoryPrior()
+        return MemoryPrior.on(spec)
     if metric == "step_time_ms" and all(w.kernels is not None for w in workloads):
         return StepTimePrior(spec)
     return GraphPrior(metric)
