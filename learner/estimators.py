@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from learner.estimator import Estimator
 from learner.networks.gae import Encoder
 from learner.networks.presets import PRESETS, EncoderPreset
+from learner.priors.prior import Prior
 from learner.workload import Workload
 from profiler.errors import InputError
 
@@ -31,17 +32,29 @@ class Surroundings:
     """Of the baselines' networks: laptop or paper."""
 
 
-def _ours(given: Surroundings) -> Estimator:
-    from learner.head import Ours
+def _prior(given: Surroundings) -> Prior:
     from learner.priors.device_specs import spec_of
+    from learner.priors.graph_prior import GraphPrior
     from learner.priors.memory_prior import MemoryPrior
     from learner.priors.step_time import StepTimePrior
 
     if given.metric == "memory_mib":
-        return Ours(MemoryPrior.on(spec_of(given.device)))
+        return MemoryPrior.on(spec_of(given.device))
     if given.metric == "step_time_ms":
-        return Ours(StepTimePrior(spec_of(given.device)))
-    raise InputError(f"there is no prior for {given.metric} yet; choose other estimators")
+        return StepTimePrior(spec_of(given.device))
+    return GraphPrior(given.metric)
+
+
+def _ours(given: Surroundings) -> Estimator:
+    from learner.head import Ours
+
+    return Ours(_prior(given))
+
+
+def _prior_alone(given: Surroundings) -> Estimator:
+    from learner.baselines.prior_alone import PriorAlone
+
+    return PriorAlone(_prior(given))
 
 
 def _published(preset: str, pretrained: bool) -> Callable[[Surroundings], Estimator]:
@@ -98,6 +111,7 @@ def _faketensor(given: Surroundings) -> Estimator:
 
 _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "ours": _ours,
+    "prior": _prior_alone,
     "trappm-paper": _published("paper", True),
     "trappm-laptop": _published("laptop", True),
     "trappm-paper-random": _published("paper", False),

@@ -5,6 +5,7 @@ Reports are plain values, ready for JSON; the runs beside them are for plots.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from learner.estimator import Estimator, Model
 from learner.estimators import Surroundings, estimator_named
 from learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
+from learner.judging.kept_runs import KeptRuns
 from learner.judging.scoring import score, summarize
 from profiler.errors import InputError
 from profiler.records import Measurement
@@ -45,6 +47,8 @@ class Request:
     start: Path | None = None
     """Labels of another device, whose models are starts."""
     processes: int = 1
+    runs: Path | None = None
+    """A folder where each run is kept as it comes."""
     watch: Watch = lambda done, total, what: None
 
 
@@ -80,7 +84,7 @@ def evaluate_splits(
     plan = Plan(
         splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
     )
-    runs = list(run_plan(samples, estimators, plan, request.watch))
+    runs = list(run_plan(samples, estimators, plan, request.watch, _kept(request, prepared)))
     report = {
         "metric": request.metric,
         "device": prepared.device,
@@ -234,6 +238,16 @@ def _counts(prepared: Prepared) -> dict[str, Any]:
         "architectures": len(set(samples.architectures)),
         "left_out": dict(prepared.left_out),
     }
+
+
+def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
+    if request.runs is None:
+        return None
+    samples = prepared.samples
+    rows = repr(samples.configurations).encode()
+    labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
+    start = None if request.start is None else request.start.name
+    return KeptRuns(request.runs, (request.metric, prepared.device, request.size, start, labels))
 
 
 def _predictions(samples: Samples, estimate: Any) -> list[dict[str, Any]]:

@@ -26,8 +26,8 @@ Pair = tuple[str, int]
 Watch = Callable[[int, int, str], None]
 """Called with what is done, how much there is in all, and what is being done."""
 
-NO_KERNELS = frozenset({"memory_mib"})
-"""Metrics that no predictor explains by kernels."""
+OF_KERNELS = frozenset({"step_time_ms"})
+"""Metrics that our prior explains by kernels: labels without them are left out for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +81,25 @@ def prepare(
     for done, profile in enumerate(profile_in_processes(missing, processes)):
         watch(done, len(missing), f"static profile of {profile.architecture}")
         profile.save(store)
-    traced = {} if metric in NO_KERNELS else _kernels(known, kernels, processes, watch)
+    explained = metric in OF_KERNELS
+    traced = kernel_keys(known, kernels, processes, watch) if explained else {}
     maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
     rows: list[tuple[Measurement, Workload]] = []
     for measurement in known:
         try:
-            rows.append((measurement, maker.workload(measurement)))
+            workload = maker.workload(measurement)
         except (KeyError, InputError):
             left_out["no graph"] += 1
+            continue
+        if explained and workload.kernels is None:
+            left_out["no kernels"] += 1
+            continue
+        rows.append((measurement, workload))
     if not rows:
-        raise InputError(f"there is no graph of any of the {len(known)} labels of {metric}")
+        raise InputError(
+            f"there is no {'graph with kernels' if explained else 'graph'} of any of the "
+            f"{len(known)} labels of {metric}"
+        )
     return Prepared(
         samples=_samples(rows, metric, usable),
         estimates_mib={
@@ -169,7 +178,7 @@ class _Workloads:
         )
 
 
-def _kernels(
+def kernel_keys(
     measurements: Sequence[Measurement], kernels: KernelCache, processes: int, watch: Watch
 ) -> dict[str, KernelKey]:
     """The keys of all measurements by attempt, once all that can be traced are."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from learner.estimator import Estimate, Estimator, Model, Targets
 from learner.judging.evaluation import split_architectures
+from learner.judging.kept_runs import KeptRuns
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.families import family_of
@@ -174,8 +175,12 @@ def run_plan(
     estimators: Sequence[Estimator],
     plan: Plan,
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    kept: KeptRuns | None = None,
 ) -> Iterator[Run]:
-    """Makes every training of the plan, in order, and predicts the rows held out."""
+    """Makes every training of the plan, in order, and predicts the rows held out.
+
+    What is in `kept` is not made again, and the rest is put there.
+    """
     splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
     jobs = [
         (split, estimator, count, transferred)
@@ -194,13 +199,19 @@ def run_plan(
             drawn = np.random.default_rng([split.seed, 1]).permutation(rows)
             rows = np.sort(drawn[:count])
         start = plan.starts[estimator.name] if transferred else None
-        if start is not None and not _can(estimator, len(rows)):
-            model = start
-        else:
-            # A checksum of its own name, so that an estimator does not depend on those beside it.
-            generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
-            model = estimator.fit(samples.some(rows), samples.targets(rows), generator, start)
         test = np.flatnonzero(split.test)
+        name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
+        estimate = None if kept is None else kept.get(name, len(test))
+        if estimate is None:
+            if start is not None and not _can(estimator, len(rows)):
+                model = start
+            else:
+                # A checksum of its own name: an estimator must not depend on those beside it.
+                generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
+                model = estimator.fit(samples.some(rows), samples.targets(rows), generator, start)
+            estimate = model.predict(samples.some(test))
+            if kept is not None:
+                kept.put(name, estimate)
         yield Run(
             estimator=estimator.name,
             split=split.kind,
@@ -208,7 +219,7 @@ def run_plan(
             labels=count,
             transferred=transferred,
             test=test,
-            estimate=model.predict(samples.some(test)),
+            estimate=estimate,
         )
     on_progress(len(jobs), len(jobs), "")
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from learner.estimator import Estimate
 from learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
 from learner.judging.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
+from learner.judging.kept_runs import KeptRuns
 from learner.judging.scoring import score, summarize
 from learner.workload import Workload
 from profiler.errors import InputError
@@ -202,3 +203,40 @@ def test_estimators_go_by_name(zoo):
         assert estimator_named(name, surroundings).name == name
     with pytest.raises(InputError, match="did you mean 'nnlqp'"):
         check_names(["ours", "nnlpq"])
+
+
+@pytest.mark.parametrize("metric", ["power_w", "energy_j"])
+@pytest.mark.parametrize("name", ["ours", "prior"])
+def test_metrics_that_nothing_simulates_have_a_prior_of_the_graph(zoo, metric, name):
+    macs = np.array([graph.macs.sum() for graph in zoo.graphs], dtype=float)
+    values = 30 + 90 * macs / (macs + 1e8) if metric == "power_w" else 0.5 + macs / 1e8
+    surroundings = Surroundings(
+        metric=metric, device="a100", make_encoder=lambda *_: zoo.encoder, estimates_mib={}
+    )
+    data = samples(values=values[:39], zoo=zoo)
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[0])
+    (run,) = run_plan(data, [estimator_named(name, surroundings)], plan)
+    error = np.abs(np.log(run.estimate.median / data.values[run.test])).mean()
+    middle = np.median(data.values[~np.isin(np.arange(39), run.test)])
+    assert error < 0.5 * np.abs(np.log(middle / data.values[run.test])).mean()
+
+
+def test_runs_that_are_kept_are_not_made_again(tmp_path):
+    estimator = Memory()
+
+    def runs(metric, seeds):
+        plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=seeds, label_counts=[5])
+        return list(run_plan(samples(), [estimator], plan, kept=KeptRuns(tmp_path, [metric])))
+
+    first = runs("memory", (0,))
+    assert len(estimator.fits) == 2
+    again = runs("memory", (0, 1))
+    assert len(estimator.fits) == 4  # those of the other seed
+    for one, other in zip(first, again, strict=False):
+        np.testing.assert_array_equal(one.estimate.median, other.estimate.median)
+    runs("power", (0,))
+    assert len(estimator.fits) == 6
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:40])  # as a full disk leaves it
+    runs("memory", (0,))
+    assert len(estimator.fits) == 8

@@ -51,6 +51,10 @@ def evaluate(
     size: Annotated[
         str, typer.Option(help="Of the baselines' networks: laptop, paper.")
     ] = "laptop",
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Keep every run in this folder: the same command goes on behind it."),
+    ] = None,
     plots: Annotated[Path | None, typer.Option(help="Write plots into this folder.")] = None,
     processes: Annotated[
         int | None,
@@ -66,8 +70,8 @@ def evaluate(
     two_files = train is not None or test is not None
     if two_files and (train is None or test is None):
         raise InputError("--train and --test belong together; give both files")
-    if two_files and (suite or labels or device or split or label_counts or plots):
-        raise InputError("--train and --test judge two files; they take no splits and no plots")
+    if two_files and (suite or labels or device or split or label_counts or plots or runs):
+        raise InputError("--train and --test judge two files; they take no splits, runs or plots")
     if not two_files and (labels is None) == (device is None):
         raise InputError("give labels: a file with --labels, or a device of the store (--device)")
     _check("suite", suite, ("paper",))
@@ -104,6 +108,7 @@ def evaluate(
             label_counts=counts,
             usable=None if usable is None else read_usable(usable),
             start=start,
+            runs=runs,
             processes=processes or len(os.sched_getaffinity(0)),
             watch=display.show,
         )

@@ -1,0 +1,55 @@
+"""Runs of a benchmark kept in a folder, so that hours of training can be stopped and gone on with.
+
+A run is named by all that it follows from (labels, estimator, split, seed), but not by the code: a
+folder belongs to one state of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.estimator import Estimate
+
+COLUMNS = ("median", "low", "high")
+
+
+class KeptRuns:
+    """The predictions of every run that has been made."""
+
+    def __init__(self, folder: Path, settings: Sequence[object]) -> None:
+        """Keeps them in `folder`, which is made; `settings` are what all runs have in common."""
+        self.folder, self.settings = folder, tuple(settings)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, run: Sequence[object], count: int) -> Estimate | None:
+        """The predictions of `count` rows by this run; None if it has not been made."""
+        try:
+            with np.load(self._path(run), allow_pickle=False) as file:
+                columns = {name: file[name] for name in COLUMNS if name in file.files}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None
+        if "median" not in columns or any(
+            c.shape != (count,) or c.dtype != np.float64 for c in columns.values()
+        ):
+            return None
+        return Estimate(**columns)
+
+    def put(self, run: Sequence[object], estimate: Estimate) -> None:
+        columns: dict[str, npt.NDArray[np.float64]] = {
+            name: value for name in COLUMNS if (value := getattr(estimate, name)) is not None
+        }
+        path = self._path(run)
+        part = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+        np.savez(part, **columns)  # type: ignore[arg-type]
+        part.replace(path)
+
+    def _path(self, run: Sequence[object]) -> Path:
+        told = repr((*self.settings, *run)).encode()
+        return self.folder / f"{hashlib.sha256(told).hexdigest()[:32]}.npz"
