@@ -74,7 +74,29 @@ def build(
     """
     configurations = build_pool(file.spec)
     store.save_pool(file.name, file.model_dump(mode="json"), configurations)
-    pairs = sorted({(c.architecture, c.input_size) for c in configurations})
+    make_profiles(
+        store,
+        sorted({(c.architecture, c.input_size) for c in configurations}),
+        address=address,
+        processes=processes,
+        watch=watch,
+        retry_refused=retry_refused,
+    )
+
+
+def make_profiles(
+    store: Store,
+    pairs: Sequence[Pair],
+    *,
+    address: str | None,
+    processes: int,
+    watch: Watch,
+    retry_refused: bool = False,
+) -> None:
+    """Makes the static profiles of these pairs that are missing; each is kept as it comes.
+
+    Arguments and errors are those of `build`.
+    """
     missing = store.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)

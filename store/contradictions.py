@@ -98,6 +98,7 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     differs = or_(
         *(ours.is_distinct_from(measured) for ours, measured in metrics.items()),
         label.memory_above_mib.is_not(None),
+        label.outcome != Outcome.OK,
     )
     what = "labels whose values differ from their measurement"
     yield table, what, behind(made_by.outcome == Outcome.OK, differs), _LABEL_AGAIN
@@ -106,6 +107,7 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     not_censored = or_(
         *(ours.is_not(None) for ours in metrics),
         label.memory_above_mib.is_distinct_from(capacity),
+        label.outcome != Outcome.OOM,
     )
     what = "censored labels that say something else than that memory ran out"
     yield table, what, behind(made_by.outcome == Outcome.OOM, not_censored), _LABEL_AGAIN

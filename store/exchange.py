@@ -196,7 +196,8 @@ def _from_texts(row: _Row) -> _Row:
 
 def _write_csv(path: Path, rows: Iterable[_Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        # As RFC 4180 ends lines: the writer puts quotes around what stands in its line ends only.
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\r\n")
         writer.writeheader()
         for row in rows:
             writer.writerow(_as_texts(_quoted(row)))

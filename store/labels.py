@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 
 from profiler.errors import InputError
 from profiler.records import Configuration, Provenance
@@ -13,6 +13,7 @@ from store.asking import LabelFilter, restricted
 from store.campaigns import AS_PLANNED
 from store.database import Database
 from store.leases import end_lease
+from store.names import refuse_unknown_names
 from store.records import AssignmentState, LabelRecord, Role
 from store.schema import (
     ArchitectureGraphRow,
@@ -86,12 +87,11 @@ class Labels(Database):
             device: its key.
         """
         wanted = set(pairs)
-        same = ("batch_size", "precision", "memory_format", "optimizer", "phase")
         query = (
             _join_labels(select(*_WHOLE_LABEL))
             .where(ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})))
             .where(DeviceRow.key == device)
-            .where(*(getattr(ConfigurationRow, name) == getattr(what, name) for name in same))
+            .where(*_same_settings(what))
             .order_by(LabelRow.id)
         )
         with self._reading() as session:
@@ -100,6 +100,37 @@ class Labels(Database):
             label for label in found
             if (label.configuration.architecture, label.configuration.input_size) in wanted
         ]  # fmt: skip
+
+    def labelled_pairs(
+        self, device: str | None = None, like: Configuration | None = None
+    ) -> list[Pair]:
+        """Architectures and input sizes with a label that is not simulated, each once.
+
+        Args:
+            device: its key; all devices without one.
+            like: only labels of its batch size and settings.
+
+        Raises:
+            InputError: the store knows no such device; the nearest one is told.
+        """
+        row = ConfigurationRow
+        query = _answering(select(row.architecture, row.input_size).distinct(), device)
+        if like is not None:
+            query = query.where(*_same_settings(like))
+        with self._reading() as session:
+            pairs = [(name, size) for name, size in session.execute(query)]
+            if not pairs:
+                refuse_unknown_names(session, LabelFilter(device=device))
+        return sorted(pairs)
+
+    def labelled_configurations(
+        self, architectures: Iterable[str], device: str
+    ) -> list[Configuration]:
+        """What there is a label of that is not simulated, of these architectures on a device."""
+        named = ConfigurationRow.architecture.in_(sorted(set(architectures)))
+        query = _answering(select(ConfigurationRow).distinct(), device).where(named)
+        with self._reading() as session:
+            return sorted(configuration_of(row) for row in session.scalars(query))
 
     def pairs_of_graph(self, content_hash: str) -> list[Pair]:
         """The architectures and input sizes that have this graph."""
@@ -152,6 +183,21 @@ class Labels(Database):
 
 
 _WHOLE_LABEL = (LabelRow, ConfigurationRow, DeviceRow.key, DeviceRow.fingerprint)
+
+
+def _answering(query: _Query, device: str | None) -> _Query:
+    """The query of configurations, of those that have a label which is not simulated."""
+    query = (
+        query.join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
+        .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
+        .where(LabelRow.provenance != Provenance.SIMULATED)
+    )
+    return query if device is None else query.where(DeviceRow.key == device)
+
+
+def _same_settings(what: Configuration) -> list[ColumnElement[bool]]:
+    names = ("batch_size", "precision", "memory_format", "optimizer", "phase")
+    return [getattr(ConfigurationRow, name) == getattr(what, name) for name in names]
 
 
 def _join_labels(query: _Query) -> _Query:

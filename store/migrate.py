@@ -13,7 +13,7 @@ from profiler.errors import StoreAccessError
 from store.database import address, told_as_store_error
 from store.reading import NoLabelStoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """All released schemas, the newest last."""
 
 _VERSION_TABLE = "alembic_version"

@@ -236,12 +236,14 @@ def _insert(
         devices: of each, its id.
         assignments: by attempt key, what it was measured for.
     """
-    # Sorted, so that two who import at once wait for each other in one order, and never in a ring.
-    insert_configurations(session, sorted({m.configuration for m in measurements}, key=_by_id))
+    of_key = assignments or {}
+    # Those of assignments are there. Sorted, so that two who import at once wait for each other in
+    # one order, and never in a ring.
+    unknown = {m.configuration for m in measurements if m.attempt_key not in of_key}
+    insert_configurations(session, sorted(unknown, key=_by_id))
     fresh = _not_yet_there(session, zip(measurements, devices, strict=True))
     if not fresh:
         return {}
-    of_key = assignments or {}
     rows = [_row_values(m, device, of_key.get(key)) for key, (m, device) in fresh.items()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to carry out.
     query = new_row(session, MeasurementRow).execution_options(preserve_rowcount=True)
@@ -311,6 +313,7 @@ def label_values(measurement: Measurement) -> dict[str, Any] | None:
         return None
     ok = measurement.outcome is Outcome.OK
     return {
+        "outcome": measurement.outcome,
         "provenance": measurement.provenance,
         "step_time_ms": measurement.step_time_ms if ok else None,
         "memory_mib": measurement.memory_mib if ok else None,

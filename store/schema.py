@@ -250,7 +250,7 @@ class MeasurementRow(Base):
     campaign_id: Mapped[str | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
     assignment_id: Mapped[str | None] = mapped_column(ForeignKey("assignments.id"), index=True)
     provenance: Mapped[Provenance]
-    outcome: Mapped[Outcome] = mapped_column(index=True)
+    outcome: Mapped[Outcome]
     failed_in: Mapped[str | None] = mapped_column(String(16))
     message: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[str] = mapped_column(UtcTime, index=True)
@@ -283,6 +283,7 @@ class MeasurementRow(Base):
         ),
         CheckConstraint("duration_s >= 0", name="duration_s"),
         Index(None, "configuration_id", "device_id"),
+        Index(None, "outcome", "id", unique=True),  # what labels refer to
     )
 
 
@@ -295,7 +296,9 @@ class LabelRow(Base):
     configuration_id: Mapped[str] = mapped_column(ForeignKey("configurations.id"))
     device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"), index=True)
     protocol_name: Mapped[str] = mapped_column(String(64))
-    measurement_id: Mapped[int] = mapped_column(ForeignKey("measurements.id"), unique=True)
+    measurement_id: Mapped[int] = mapped_column(BIG, unique=True)
+    outcome: Mapped[Outcome]
+    """Of its measurement: with it the label refers there, so none can stand on one that failed."""
     provenance: Mapped[Provenance]
     step_time_ms: Mapped[float | None]
     memory_mib: Mapped[float | None]
@@ -306,6 +309,9 @@ class LabelRow(Base):
     created_at: Mapped[str] = mapped_column(UtcTime, index=True)
 
     __table_args__ = (
+        ForeignKeyConstraint(
+            ["measurement_id", "outcome"], ["measurements.id", "measurements.outcome"]
+        ),
         UniqueConstraint("configuration_id", "device_id", "protocol_name"),
         *positive("step_time_ms", "memory_mib", "memory_above_mib", "power_w", "energy_j"),
         CheckConstraint(
@@ -314,6 +320,11 @@ class LabelRow(Base):
             name="some_metric",
         ),
         CheckConstraint("memory_mib IS NULL OR memory_above_mib IS NULL", name="value_or_bound"),
+        CheckConstraint(
+            "(outcome = 'ok' AND memory_above_mib IS NULL)"
+            " OR (outcome = 'oom' AND memory_above_mib IS NOT NULL)",
+            name="ok_or_censored",
+        ),
     )
 
 

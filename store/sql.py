@@ -4,7 +4,8 @@ Each back end has several walls, one behind the other.
 
 SQLite: the file is opened for reading (mode=ro), `PRAGMA query_only`, one statement, and an
 authorizer that is asked about every table, function and keyword and knows only reading, so that
-ATTACH, PRAGMA and VACUUM INTO do not exist.
+ATTACH, PRAGMA and VACUUM INTO do not exist. It is asked in a process of its own, with limits, that
+is killed when time is up (`store.sqlite_question`).
 
 PostgreSQL (14 or later): a READ ONLY transaction, as the role `pg_read_all_data` where the
 connection may become it, and one statement, which has to be a SELECT or VALUES since a cursor is
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-import time
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -27,28 +28,18 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import InputError, one_line
+from store import sqlite_question
 from store.database import Database, told_as_store_error
 from store.reading import engine_to_read
 
 if TYPE_CHECKING:
     import pandas as pd
     from psycopg import Connection
+    from sqlalchemy import Engine
 
 TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
 """Unless asked otherwise; what a statement gives beyond is not fetched."""
-
-_MAX_VALUE_BYTES = 64 * 1024 * 1024
-"""No string or blob that a statement builds in SQLite may be longer."""
-
-_READS = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-}
-_STEPS_BETWEEN_LOOKS = 10_000
-"""Instructions of SQLite's virtual machine between looks at the clock."""
 
 _HARMLESS = ["random", "clock_timestamp", "timeofday", "pg_sleep", "gen_random_uuid"]
 """Volatile functions of PostgreSQL that change nothing and reach nothing."""
@@ -84,41 +75,42 @@ class Sql(Database):
         engine = engine_to_read(self._engine.url.render_as_string(hide_password=False))
         ask = _ask_sqlite if engine.dialect.name == "sqlite" else _ask_postgresql
         try:
-            with told_as_store_error(engine), closing(engine.raw_connection()) as connection:
-                driver: Any = connection.driver_connection
-                names, rows = ask(driver, statement, limit + 1, timeout_s)
+            names, rows = ask(engine, statement, limit + 1, timeout_s)
         finally:
             engine.dispose()
         return _frame(names, rows[:limit]), len(rows) > limit
 
 
-def _ask_sqlite(
-    connection: sqlite3.Connection, statement: str, max_rows: int, timeout_s: float
-) -> _Answer:
-    deadline = time.monotonic() + timeout_s
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-    connection.execute("PRAGMA trusted_schema = OFF").close()
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_LOOKS)
-    connection.set_authorizer(_authorize)
+def _ask_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
+    (file,), _ = engine.dialect.create_connect_args(engine.url)
+    question = {
+        "file": file, "statement": statement, "max_rows": max_rows, "timeout_s": timeout_s,
+    }  # fmt: skip
     try:
-        with closing(connection.execute(statement)) as cursor:
-            if cursor.description is None:
-                raise _refused("it gives no rows")
-            return [column[0] for column in cursor.description], cursor.fetchmany(max_rows)
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-        if time.monotonic() > deadline:
-            raise _took_too_long(timeout_s) from error
-        raise _refused(one_line(error)) from error
-    finally:
-        connection.set_authorizer(None)  # what closes the connection is not to be refused
+        answer = subprocess.run(
+            [sys.executable, "-IS", sqlite_question.__file__],
+            input=json.dumps(question).encode(),
+            capture_output=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _took_too_long(timeout_s) from error
+    lines = [json.loads(line) for line in answer.stdout.splitlines()]
+    if answer.returncode or not lines:
+        raise _refused(f"it ended the process that answers (status {answer.returncode})")
+    if isinstance(lines[-1], dict):
+        raise _refused(lines[-1]["refused"])
+    return lines[0], lines[1:]
 
 
-def _authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-    allowed = action in _READS and second != "load_extension"
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+def _ask_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
+    with told_as_store_error(engine), closing(engine.raw_connection()) as connection:
+        driver: Any = connection.driver_connection
+        return _ask_server(driver, statement, max_rows, timeout_s)
 
 
-def _ask_postgresql(
+def _ask_server(
     connection: Connection[Any], statement: str, max_rows: int, timeout_s: float
 ) -> _Answer:
     import psycopg

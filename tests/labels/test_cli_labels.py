@@ -215,6 +215,10 @@ WRONG = [
     (["lookup", "resnet18", "--device", DEVICE, "--batch-size", "0"], "batch size is 0"),
     (["lookup", "none.onnx", "--device", DEVICE], "none.onnx"),
     (["lookup", "resnet18"], "--device"),
+    (["lookup", "resnet18", "--device", DEVICE, "--protocol", "papr"], "did you mean 'paper'"),
+    (["show", str(2**63 - 1)], "no label has the id 9223372036854775807"),
+    (["show", str(2**63)], "less than or equal to 9223372036854775807"),
+    (["query", "--protocol", "quik"], "did you mean 'quick'"),
     (["lookup", "resnet18", "--device", DEVICE, "--phase", "x"], "phase is 'x'"),
 ]
 

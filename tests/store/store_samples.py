@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+from sqlalchemy import create_engine, select
 
 from profiler.records import (
     Configuration,
@@ -15,6 +18,7 @@ from profiler.records import (
 from profiler.simulation.step_profile import SavedBytes, StepProfile
 from profiler.simulation.step_trace import Event, StepTrace
 from store import PlannedAssignment
+from store.schema import METADATA
 
 DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}
@@ -103,3 +107,18 @@ def measure_next(store, campaign_id, outcome="ok", worker="w", **fields):
     lease = store.lease(campaign_id, DEVICE, worker, 60)
     result = measurement(lease.configuration, outcome, attempt_key=lease.attempt_key, **fields)
     return result, store.record(result, assignment_id=lease.id)
+
+
+def contents(url):
+    """Every row of every table, to see whether anything changed; JSON without its order."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        rows = {
+            table.name: sorted(
+                str([json.dumps(x, sort_keys=True) if isinstance(x, dict) else x for x in row])
+                for row in connection.execute(select(table))
+            )
+            for table in METADATA.sorted_tables
+        }
+    engine.dispose()
+    return rows

@@ -24,13 +24,13 @@ COMMANDS = (["upgrade"], ["check"], ["stats"], ["backup"])
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(sqlite_databases, tmp_path, monkeypatch):
     """A data folder with a whole store."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
-    with Store.open(Home.open().database_url) as store:
-        store_whole.fill(store)
-    return tmp_path / "home"
+    Home.open()
+    with sqlite_databases.copy(tmp_path / "home", store_whole.fill):
+        return tmp_path / "home"
 
 
 @pytest.fixture
@@ -223,6 +223,39 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, gu
         assert (status, out) == (2, "")
         assert "password authentication failed" in err
         assert wrong not in err + logged
+
+
+def test_a_backup_is_restored_into_an_empty_store_only(home, run, tmp_path, monkeypatch):
+    assert run("backup", tmp_path / "copy.db")[0] == 0
+    status, out, err, _ = run("restore", tmp_path / "copy.db")
+    assert (status, out) == (2, "")
+    assert "nothing is merged" in err
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "other"))
+    status, out, err, _ = run("restore", tmp_path / "copy.db")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"sqlite:///{tmp_path}/other/labels.db: schema {REVISIONS[-1]}, ")
+    assert run("check")[0] == 0
+    there = f"sqlite:///{tmp_path / 'third.db'}"
+    done = json.loads(run("restore", tmp_path / "copy.db", "--database", there, "--json")[1])
+    with Store.open_to_read(there) as store:
+        assert done["rows"] == sum(store.stats().rows.values())
+    status, _, err, _ = run("restore", tmp_path / "none.db")
+    assert (status, "there is no backup" in err) == (2, True)
+
+
+def test_mending_tells_what_it_did(home, run, tmp_path, monkeypatch):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE labels SET memory_mib = 1 WHERE id = 1")
+    status, out, err, _ = run("mend")
+    assert (status, err) == (0, "")
+    assert out.endswith("1 labels were wrong, 1 are made again\n")
+    assert json.loads(run("mend", "--json")[1]) == {"wrong": 0, "made": 0}
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
+    for command in ("mend", "profile", "check", "stats"):
+        status, out, err, _ = run(command)
+        assert (status, out, err.count("\n")) == (2, "", 1), command
+        assert "no label store at" in err
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_help_says_where_the_password_belongs():

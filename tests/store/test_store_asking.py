@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_samples import (
-    campaign_with,
-    configuration,
-    measure_next,
-    measurement,
-)
-from test_store_contract import contents
+from store_samples import campaign_with, configuration, contents, measure_next, measurement
 
 from profiler.errors import InputError
 from profiler.records import Precision

@@ -6,11 +6,9 @@ import multiprocessing
 import sqlite3
 
 import pytest
-import store_whole
 import store_workers
-from sqlalchemy import create_engine, text
-from store_samples import configuration, measurement
-from test_store_contract import contents
+from sqlalchemy import create_engine, make_url, text
+from store_samples import configuration, contents, measurement
 
 from profiler.errors import InputError, StoreError
 from store import Store
@@ -20,11 +18,10 @@ PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")
 
 
-def test_a_copy_is_a_store_with_the_same_rows(store, database_url, tmp_path):
-    store_whole.fill(store)
+def test_a_copy_is_a_store_with_the_same_rows(whole_url, tmp_path):
     file = tmp_path / "copies" / "50% & more?.db"
     file.parent.mkdir()
-    done = back_up(database_url, file)
+    done = back_up(whole_url, file)
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     connection.close()
@@ -34,11 +31,10 @@ def test_a_copy_is_a_store_with_the_same_rows(store, database_url, tmp_path):
     plain = tmp_path / "plain.db"
     plain.write_bytes(file.read_bytes())
     url = f"sqlite:///{plain}"
-    assert contents(url) == contents(database_url)
-    assert done.rows == sum(map(len, contents(database_url).values()))
+    assert contents(url) == contents(whole_url)
+    assert done.rows == sum(map(len, contents(whole_url).values()))
     with Store.open(url) as copy:
         assert copy.check() == []
-        assert copy.labels() == store.labels()
         copy.record(measurement(configuration(99)))  # one can go on with it
 
 
@@ -61,34 +57,27 @@ def test_where_nothing_can_be_written_is_told(store, database_url, tmp_path, pla
         back_up(database_url, tmp_path / place)
 
 
-def test_a_damaged_store_is_not_taken_for_a_copy(tmp_path):
-    path = tmp_path / "labels.db"
-    with Store.open(f"sqlite:///{path}") as store:
-        store_whole.fill(store)
-    with sqlite3.connect(path) as connection:
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_a_damaged_store_is_not_taken_for_a_copy(whole_url, tmp_path):
+    with sqlite3.connect(make_url(whole_url).database) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_schema SET rootpage = 3 WHERE name = 'labels'")
     connection.close()
     with pytest.raises(StoreError):
-        back_up(f"sqlite:///{path}", tmp_path / "copy.db")
+        back_up(whole_url, tmp_path / "copy.db")
     assert not [p for p in tmp_path.iterdir() if "copy" in p.name]
 
 
-def test_a_postgresql_store_of_an_older_schema_is_told(request, tmp_path):
-    server = request.getfixturevalue("postgresql_server")
-    url = server.render_as_string(hide_password=False)
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    with pytest.raises(StoreError, match="empty database"):
-        back_up(url, tmp_path / "copy.db")
-    Store.open(url).close()
-    with engine.connect() as connection:
+@pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
+def test_a_postgresql_store_of_an_older_schema_is_told(databases, database_url, tmp_path):
+    with databases.new(tmp_path) as empty, pytest.raises(StoreError, match="empty database"):
+        back_up(empty, tmp_path / "copy.db")
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     engine.dispose()
     with pytest.raises(StoreError, match="trappm store upgrade"):
-        back_up(url, tmp_path / "copy.db")
+        back_up(database_url, tmp_path / "copy.db")
     assert list(tmp_path.iterdir()) == []
 
 

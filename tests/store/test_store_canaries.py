@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
-from sqlalchemy import create_engine, inspect
 from store_samples import campaign_with, configuration, measurement
 
-import store.migrate
 from profiler.errors import StoreError
 from profiler.measuring.canary import CanaryPlan, read_canary
-from store import Store
-from store.upkeep import upgrade_store
 
 PLAN = CanaryPlan(configuration=configuration(4))
 
@@ -77,31 +72,3 @@ def test_what_cannot_be_is_not_kept(store, changes):
     with pytest.raises(StoreError):
         store.save_canary(dataclasses.replace(reading, **changes))
     assert store.canaries() == []
-
-
-def test_a_store_of_before_keeps_its_labels_and_takes_readings(database_url, monkeypatch):
-    older = tuple(itertools.takewhile(lambda name: name != "0006", store.migrate.REVISIONS))
-    monkeypatch.setattr(store.migrate, "REVISIONS", older)
-    with Store.open(database_url) as before:
-        label_id = before.record(measurement()).label_id
-    assert "canaries" not in _inspected(database_url, "get_table_names")
-    monkeypatch.undo()
-    upgrade_store(database_url)
-    (reading,) = readings([10])
-    with Store.open(database_url) as opened:
-        opened.save_canary(reading)
-        assert opened.canaries() == [reading]
-        assert [label.id for label in opened.labels()] == [label_id]
-    indices = [
-        index["column_names"] for index in _inspected(database_url, "get_indexes", "canaries")
-    ]
-    assert ["device", "stack_fingerprint", "host", "taken_at"] in indices
-
-
-def _inspected(url, what, *arguments):
-    """Seen by a new connection: SQLite lists indices as it knew them when it opened the file."""
-    engine = create_engine(url)
-    try:
-        return getattr(inspect(engine), what)(*arguments)
-    finally:
-        engine.dispose()

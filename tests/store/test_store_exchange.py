@@ -9,8 +9,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_samples import configuration, measurement
-from test_store_contract import contents
+from store_samples import configuration, contents, measurement
 
 from profiler.errors import InputError
 from profiler.records import Measurement, Provenance, StepSummary
@@ -50,7 +49,7 @@ measurements = st.builds(
     memory_detail_mib=st.dictionaries(texts, st.floats(-1e9, 1e9)),
     missing=st.dictionaries(texts, texts),
     failed_in=st.none() | st.sampled_from(["create", '"', ""]),
-    message=st.none() | texts | st.sampled_from(["", '""', "a,b\r\nc"]),
+    message=st.none() | texts | st.sampled_from(["", '""', "a,b\r\nc", "\r"]),
     environment=st.dictionaries(texts, st.none() | texts | st.integers(0, 9), min_size=1),
 )
 

@@ -99,12 +99,12 @@ def test_a_file_that_names_no_database_is_told_without_what_stands_in_it(
 
 
 def test_every_command_works_on_the_database_that_is_named(
-    database_url, tmp_path, monkeypatch, capsys
+    empty_database_url, tmp_path, monkeypatch, capsys
 ):
     home, sheet = tmp_path / "home", tmp_path / "one.jsonl"
     export_file([measurement()], sheet)
     monkeypatch.setenv("TRAPPM_HOME", str(home))
-    monkeypatch.setenv("TRAPPM_DATABASE", database_url)
+    monkeypatch.setenv("TRAPPM_DATABASE", empty_database_url)
     for command in ("campaign list", "pool status", "snapshot list"):  # no store yet, so no rows
         assert cli.run(command.split()) == 0
     what = ["resnet18", "--input-size", "64", "--device", "cpu-2t", "--json"]
@@ -114,5 +114,5 @@ def test_every_command_works_on_the_database_that_is_named(
     assert '"source": "measured"' in capsys.readouterr().out
     assert cli.run(["store", "check"]) == 0
     assert not (home / "labels.db").exists()
-    with Store.open_to_read(database_url) as store:
+    with Store.open_to_read(empty_database_url) as store:
         assert len(store.labels()) == 1

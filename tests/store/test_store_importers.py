@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_store_contract import contents
+from store_samples import contents
 
 from profiler.errors import InputError
 from store import LabelFilter
@@ -65,12 +65,18 @@ def test_the_memory_sheet_is_read_with_its_faults(store, database_url, tmp_path)
 
 def test_models_that_are_not_todays_are_not_trusted(store, tmp_path):
     path = tmp_path / "sheet.csv"
-    path.write_text(
-        "architecture,batch_size,max_gpu_memory_mib,faketensor_mib\nresnet18,8,19000,9000\n"
-    )
+    rows = [  # as the sheet has them, and then with half the activations
+        "architecture,batch_size,max_gpu_memory_mib,faketensor_mib",
+        "resnet18,8,2200,205",
+        "resnet18,128,7300,2800",
+        "resnet34,8,2400,300",
+        "resnet34,128,8600,2000",
+    ]
+    path.write_text("\n".join(rows))
     report = import_file(store, path, source="gpumemnet", check_models=True)
-    assert report.reasons == {("failed", "not about the model that timm builds today"): 1}
-    assert store.labels() == []
+    doubt = "not about the model that timm builds today"
+    assert report.reasons[("failed", doubt)] == 2
+    assert {label.configuration.architecture for label in store.labels()} == {"resnet18"}
 
 
 TIMM = """model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count

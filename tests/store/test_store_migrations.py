@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
-from store_samples import measurement, step_profile, template
+from sqlalchemy.exc import IntegrityError
+from store_samples import contents, measurement, step_profile, template
+from test_store_upgrades import load
 
 import store.migrate
 from profiler.errors import InputError, StoreAccessError, StoreError
 from store import Store
+from store.database import make_engine
 from store.schema import METADATA
 from store.upkeep import upgrade_store
 from store.waiting import Patience
@@ -65,20 +69,74 @@ def test_every_revision_is_released_in_order():
     assert walked == list(reversed(store.migrate.REVISIONS))
 
 
-def test_opening_again_keeps_everything(database_url):
-    with Store.open(database_url) as first:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE labels SET measurement_id = 4, outcome = 'unsupported' WHERE id = 2",
+        "UPDATE labels SET measurement_id = 4 WHERE id = 2",
+        "UPDATE labels SET outcome = 'timeout' WHERE id = 2",
+        "UPDATE labels SET outcome = 'oom', memory_above_mib = 9, memory_mib = NULL WHERE id = 2",
+        "UPDATE labels SET memory_above_mib = NULL, memory_mib = 9 WHERE id = 3",
+        "UPDATE measurements SET outcome = 'error' WHERE id = 3",
+        "DELETE FROM measurements WHERE id = 1",
+    ],
+)
+def test_no_label_stands_on_a_measurement_that_failed_whoever_writes(whole_url, change):
+    """Of the whole store: labels 1 and 2 are ok, 3 is censored, and measurement 4 failed."""
+    engine = make_engine(whole_url)
+    before = contents(whole_url)
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key|check"), engine.begin() as writing:
+        writing.exec_driver_sql(change)
+    engine.dispose()
+    assert contents(whole_url) == before
+
+
+def test_an_upgrade_drops_labels_that_nothing_supports_and_mending_makes_others_again(
+    empty_database_url,
+):
+    load(empty_database_url, "0007")
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:  # label 2 is left on a run that failed; another one did not
+        (there,) = connection.execute(text("SELECT measurement_id FROM labels WHERE id = 2"))
+        again = dict(connection.execute(
+            text("SELECT * FROM measurements WHERE id = :id"), {"id": there.measurement_id}
+        ).mappings().one())  # fmt: skip
+        connection.execute(
+            text("UPDATE measurements SET outcome = 'error' WHERE id = :id"), {"id": again["id"]}
+        )
+        model = METADATA.tables["measurements"]
+        again |= {"id": 99, "attempt_key": "again", "assignment_id": None, "campaign_id": None}
+        for name in ("protocol", "memory_detail_mib", "missing", "environment"):
+            value = again[name]
+            again[name] = json.loads(value) if isinstance(value, str) else value
+        again["started_at"] = "2026-01-02T03:04:05+00:00"
+        connection.execute(model.insert().values(again))
+    engine.dispose()
+    upgrade_store(empty_database_url)
+    with Store.open(empty_database_url) as opened:
+        assert 2 not in {label.id for label in opened.labels()}
+        assert {f.what for f in opened.check()} >= {"measurements without the label that they make"}
+        assert opened.relabel().made == 1
+        assert 99 in {label.measurement_id for label in opened.labels()}
+        assert "measurements without the label that they make" not in {
+            finding.what for finding in opened.check()
+        }
+
+
+def test_opening_again_keeps_everything(empty_database_url):
+    with Store.open(empty_database_url) as first:
         label_id = first.record(measurement()).label_id
-    with Store.open(database_url) as second:
+    with Store.open(empty_database_url) as second:
         assert [label.id for label in second.labels()] == [label_id]
 
 
 def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
-    database_url, monkeypatch
+    empty_database_url, monkeypatch
 ):
     monkeypatch.setattr(store.migrate, "REVISIONS", ("0001", "0002"))
-    Store.open(database_url).close()
+    Store.open(empty_database_url).close()
     graph = template()
-    engine = create_engine(database_url)
+    engine = create_engine(empty_database_url)
     with engine.begin() as connection:
         assert "step_profiles" not in inspect(connection).get_table_names()
         connection.execute(
@@ -93,10 +151,10 @@ def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
     engine.dispose()
     monkeypatch.undo()
     with pytest.raises(StoreAccessError, match="trappm store upgrade"):
-        Store.open(database_url)  # which would keep no copy of it
-    assert upgrade_store(database_url).before == "0002"
+        Store.open(empty_database_url)  # which would keep no copy of it
+    assert upgrade_store(empty_database_url).before == "0002"
     pairs = [("a", 64), ("b", 64)]
-    with Store.open(database_url) as opened:
+    with Store.open(empty_database_url) as opened:
         assert opened.graph_for("a", 64).content_hash == graph.content_hash
         assert opened.pairs_to_profile(pairs) == pairs[:1]
         opened.save_graph("a", 64, graph.to_bytes(), None, step=step_profile())
@@ -112,26 +170,26 @@ def test_a_newer_schema_is_left_alone(store, database_url):
     engine.dispose()
 
 
-def test_a_database_of_something_else_is_left_alone(database_url):
-    engine = create_engine(database_url)
+def test_a_database_of_something_else_is_left_alone(empty_database_url):
+    engine = create_engine(empty_database_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE customers (id INTEGER)"))
     with pytest.raises(StoreAccessError, match=r"something else .*'customers'"):
-        Store.open(database_url)
+        Store.open(empty_database_url)
     assert inspect(engine).get_table_names() == ["customers"]
     engine.dispose()
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(database_url, monkeypatch):
+def test_a_migration_that_fails_leaves_nothing_behind(empty_database_url, monkeypatch):
     def fail(connection):
         METADATA.create_all(connection)
         raise StoreError("power cut")
 
     monkeypatch.setattr(store.migrate, "_run_alembic", fail)
     with pytest.raises(StoreError, match="power cut"):
-        Store.open(database_url)
+        Store.open(empty_database_url)
     monkeypatch.undo()
-    Store.open(database_url).close()
+    Store.open(empty_database_url).close()
 
 
 @pytest.mark.parametrize(

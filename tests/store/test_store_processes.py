@@ -39,10 +39,10 @@ def started():
         process.join()
 
 
-def test_processes_that_open_a_new_store_at_once_all_get_it(database_url, started):
+def test_processes_that_open_a_new_store_at_once_all_get_it(empty_database_url, started):
     results, barrier = context.Queue(), context.Barrier(4)
     processes = [
-        started(store_workers.open_store, database_url, barrier, results) for _ in range(4)
+        started(store_workers.open_store, empty_database_url, barrier, results) for _ in range(4)
     ]
     assert [results.get(timeout=PATIENCE_S) for _ in processes] == [0] * 4
 
@@ -117,7 +117,7 @@ def test_a_worker_that_beats_keeps_its_lease_and_one_that_stops_loses_it(
     campaign_id = campaign_with(store, [configuration()])
     lease = store.lease(campaign_id, DEVICE, "w", 600)  # until the first beat
     stop = context.Event()
-    beating = started(store_workers.keep_alive, database_url, lease, 6.0, 0.2, stop)
+    beating = started(store_workers.keep_alive, database_url, lease, 4.0, 0.2, stop)
     ends = set()
     while len(ends) < 4:
         ends.add(store.assignments(campaign_id)[0].lease_expires_at)

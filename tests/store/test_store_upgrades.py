@@ -62,14 +62,16 @@ def test_a_database_of_every_released_schema_is_stored():
 
 
 @pytest.mark.parametrize("revision", STORED)
-def test_every_released_schema_comes_up_whole(database_url, revision):
-    load(database_url, revision)
-    before = rows_of(database_url)
+def test_every_released_schema_comes_up_whole(empty_database_url, revision):
+    load(empty_database_url, revision)
+    before = rows_of(empty_database_url)
     assert all(rows for _, rows in before.values()), "there are rows in every table"
-    done = upgrade_store(database_url)
+    done = upgrade_store(empty_database_url)
     assert (done.before, done.after) == (revision, REVISIONS[-1])
-    assert rows_of(database_url, {name: names for name, (names, _) in before.items()}) == before
-    with Store.open(database_url) as store:
+    assert (
+        rows_of(empty_database_url, {name: names for name, (names, _) in before.items()}) == before
+    )
+    with Store.open(empty_database_url) as store:
         # There were no censored labels before 0004; what ran out of memory then still lacks one.
         assert len(store.check()) == (revision < "0004")
         assert store.relabel().made == (revision < "0004")
@@ -93,12 +95,12 @@ def test_a_copy_of_what_was_there_is_kept(tmp_path, revision):
     assert (again.before, again.after, again.backup) == (REVISIONS[-1], REVISIONS[-1], None)
 
 
-def test_an_empty_database_becomes_a_store(database_url, tmp_path):
-    if database_url.startswith("sqlite"):
+def test_an_empty_database_becomes_a_store(empty_database_url, tmp_path):
+    if empty_database_url.startswith("sqlite"):
         (tmp_path / "labels.db").touch()
-    done = upgrade_store(database_url)
+    done = upgrade_store(empty_database_url)
     assert (done.before, done.backup) == (None, None)
-    with Store.open_to_read(database_url) as store:
+    with Store.open_to_read(empty_database_url) as store:
         assert store.check() == []
 
 

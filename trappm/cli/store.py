@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 app = typer.Typer(
-    help="Upgrade, check, count, back up and restore the label store.",
+    help="Upgrade, check, mend, profile, count, back up and restore the label store.",
     no_args_is_help=True,
     epilog="Example: trappm store check",
 )
@@ -73,13 +74,63 @@ def mend(database: Database = None, as_json: AsJson = False) -> None:
     """Make labels that are wrong or lost again from what was measured, all or nothing."""
     from store import Store
 
-    with Store.open(_url(database)) as store:
+    url = _url(database)
+    Store.open_to_read(url).close()  # or there is none, and none is made
+    with Store.open(url) as store:
         done = store.relabel()
         where = store.address
     if as_json:
         print_json(asdict(done))
     else:
         typer.echo(f"{where}: {done.wrong:,} labels were wrong, {done.made:,} are made again")
+
+
+@app.command(epilog="Example: trappm store profile --device a100-40gb --limit 50")
+def profile(
+    device: Annotated[
+        str | None, typer.Option(help="Only of what has labels on this device, such as a100.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many at most.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
+    ] = None,
+    retry_refused: Annotated[
+        bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
+    ] = False,
+    database: Database = None,
+) -> None:
+    """Make the graphs of labelled architectures that have none, so that a file finds its labels.
+
+    About a second each. Stopped or killed, the same command goes on where it was.
+    """
+    from cluster.pool import make_profiles
+    from store import Store
+    from trappm.pools import BuildDisplay
+
+    url = _url(database)
+    with Store.open_to_read(url) as store:  # or there is none, and none is made
+        pairs = store.labelled_pairs(device)
+    with Store.open(url) as store:
+        missing = store.pairs_to_profile(pairs, also_refused=retry_refused)[:limit]
+        display = BuildDisplay()
+        try:
+            with display:
+                make_profiles(
+                    store,
+                    missing,
+                    address=None,
+                    processes=processes or len(os.sched_getaffinity(0)),
+                    watch=display.show,
+                    retry_refused=retry_refused,
+                )
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
+            raise typer.Exit(130) from interrupt
+        graphs = store.graph_templates(pairs)
+        left = len(store.pairs_to_profile(pairs))
+    told = f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph"
+    typer.echo(f"{told}; {left:,} are still to be made, {len(pairs) - len(graphs) - left:,} cannot")
 
 
 @app.command(epilog="Example: trappm store stats --json")

@@ -1,0 +1,307 @@
+"""Faults to put into a whole store, each with what `store check` is to find then."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+from sqlalchemy import create_engine, make_url, text
+from store_samples import template
+
+from store import Store
+
+
+def inject(url, *statements, **values):
+    """Runs statements where no constraint holds; afterwards all are as they were."""
+    if make_url(url).get_backend_name() == "sqlite":
+        with closing(sqlite3.connect(make_url(url).database, isolation_level=None)) as connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            for statement in statements:
+                connection.execute(statement, values)
+        return
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        checks = connection.execute(
+            text(
+                "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid)"
+                " FROM pg_constraint WHERE contype = 'c' AND connamespace = 'public'::regnamespace"
+            )
+        ).all()
+        connection.execute(text("SET session_replication_role = replica"))
+        for table, name, _ in checks:
+            connection.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT {name}"))
+        for statement in statements:
+            connection.execute(text(statement), values)
+        for table, name, rule in checks:
+            connection.exec_driver_sql(
+                f"ALTER TABLE {table} ADD CONSTRAINT {name} {rule} NOT VALID"
+            )
+    engine.dispose()
+
+
+def findings(url):
+    with Store.open_to_read(url) as store:
+        return {finding.what: finding for finding in store.check()}
+
+
+# Of the whole store: measurement 1 is of round 0, 2 is ok, 3 ran out of memory, 4 is unsupported;
+# labels 1 to 3 are of measurements 1 to 3.
+FAULTS = {
+    "labels without their measurement": (
+        ["DELETE FROM measurements WHERE id = 2"],
+        {"labels without their row of measurements (measurement_id)": "2"},
+    ),
+    "links without a label": (
+        ["DELETE FROM labels WHERE id = 2"],
+        {
+            "assignment_labels without their row of labels (label_id)": None,
+            "measurements without the label that they make": "2",
+        },
+    ),
+    "a censored label that was lost": (
+        ["DELETE FROM labels WHERE id = 3"],
+        {
+            "assignment_labels without their row of labels (label_id)": None,
+            "measurements without the label that they make": "3",
+        },
+    ),
+    "a label of a bound although there is a value": (
+        [
+            "UPDATE measurements SET outcome = 'ok', memory_mib = 9, assignment_id = NULL,"
+            " configuration_id = (SELECT configuration_id FROM labels WHERE id = 3) WHERE id = 4"
+        ],
+        {
+            "labels although a measurement is worth more": "3",
+            "assignments done without a label or an attempt": None,
+        },
+    ),
+    "an imported label although it was measured": (
+        [
+            "UPDATE measurements SET provenance = 'imported' WHERE id = 3",
+            "UPDATE labels SET provenance = 'imported' WHERE id = 3",
+            "UPDATE measurements SET outcome = 'ok', memory_mib = 9, assignment_id = NULL,"
+            " configuration_id = (SELECT configuration_id FROM labels WHERE id = 3) WHERE id = 4",
+        ],
+        {
+            "labels although a measurement is worth more": "3",
+            "assignments done without a label or an attempt": None,
+        },
+    ),
+    "links without an assignment": (
+        ["UPDATE assignment_labels SET assignment_id = 'gone' WHERE label_id = 1"],
+        {
+            "assignment_labels without their row of assignments (assignment_id)": "gone",
+        },
+    ),
+    "measurements without a configuration": (
+        [
+            "UPDATE measurements SET configuration_id = 'gone' WHERE id = 4",
+            "UPDATE measurements SET assignment_id = NULL WHERE id = 4",
+        ],
+        {
+            "measurements without their row of configurations (configuration_id)": "4",
+            "assignments done without a label or an attempt": None,
+        },
+    ),
+    "a snapshot's alias that leads nowhere": (
+        ["UPDATE snapshot_aliases SET snapshot_id = 'gone'"],
+        {"snapshot_aliases without their row of snapshots (snapshot_id)": "latest"},
+    ),
+    "a negative time": (
+        [
+            "UPDATE measurements SET step_median_ms = -1 WHERE id = 2",
+            "UPDATE labels SET step_time_ms = -1 WHERE measurement_id = 2",
+        ],
+        {
+            "measurements against the rule ck_measurements_step_median_ms_positive": "2",
+            "labels against the rule ck_labels_step_time_ms_positive": "2",
+        },
+    ),
+    "a negative duration": (
+        ["UPDATE measurements SET duration_s = -3 WHERE id = 4"],
+        {"measurements against the rule ck_measurements_duration_s": "4"},
+    ),
+    "infinite power": (
+        [
+            "UPDATE measurements SET power_w = :infinite WHERE id = 2",
+            "UPDATE labels SET power_w = :infinite WHERE measurement_id = 2",
+        ],
+        {
+            "measurements whose power_w is no finite number": "2",
+            "labels whose power_w is no finite number": "2",
+        },
+    ),
+    "an outcome that does not exist": (
+        ["UPDATE measurements SET outcome = 'fine' WHERE id = 4"],
+        {"measurements against the rule ck_measurements_outcome": "4"},
+    ),
+    "more memory than the device has": (
+        [
+            "UPDATE measurements SET memory_mib = 500, environment = :environment WHERE id = 2",
+            "UPDATE labels SET memory_mib = 500 WHERE measurement_id = 2",
+        ],
+        {"measurements of more memory than there is": "2"},
+    ),
+    "more memory than the measurement names": (
+        ["""UPDATE measurements SET memory_detail_mib = '{"capacity": 200}' WHERE id = 2"""],
+        {"measurements of more memory than there is": "2"},
+    ),
+    "a label that differs from its measurement": (
+        ["UPDATE labels SET memory_mib = 322.5 WHERE id = 2"],
+        {"labels whose values differ from their measurement": "2"},
+    ),
+    "a label that lacks what was measured": (
+        ["UPDATE labels SET power_w = NULL WHERE id = 2"],
+        {"labels whose values differ from their measurement": "2"},
+    ),
+    "a label of another protocol": (
+        ["UPDATE labels SET protocol_name = 'other' WHERE id = 2"],
+        {
+            "labels of something else than their measurement": "2",
+            "measurements without the label that they make": "2",
+        },
+    ),
+    "a censored label with another bound": (
+        ["UPDATE labels SET memory_above_mib = 9 WHERE measurement_id = 3"],
+        {"censored labels that say something else than that memory ran out": "3"},
+    ),
+    "a censored label with a time": (
+        ["UPDATE labels SET step_time_ms = 9 WHERE measurement_id = 3"],
+        {"censored labels that say something else than that memory ran out": "3"},
+    ),
+    "a label that says otherwise how its measurement ended": (
+        ["UPDATE labels SET outcome = 'oom' WHERE id = 2"],
+        {
+            "labels against the rule ck_labels_ok_or_censored": "2",
+            "labels whose values differ from their measurement": "2",
+        },
+    ),
+    "a label of an attempt that failed": (
+        ["UPDATE measurements SET outcome = 'timeout' WHERE id = 3"],
+        {"labels made by an attempt that failed": "3"},
+    ),
+    "a 95th percentile below the median": (
+        ["UPDATE measurements SET step_p95_ms = 1 WHERE id = 2"],
+        {"measurements whose summary of the step cannot be": "2"},
+    ),
+    "more than a whole step": (
+        ["UPDATE measurements SET step_forward_share = 1.5 WHERE id = 2"],
+        {"measurements whose summary of the step cannot be": "2"},
+    ),
+    "raw samples that were cut off": (
+        ["UPDATE measurements SET step_samples_ms = :cut WHERE id = 2"],
+        {"measurements with raw samples that cannot be": "2"},
+    ),
+    "a raw sample that is no number": (
+        ["UPDATE measurements SET step_samples_ms = :nan WHERE id = 2"],
+        {"measurements with raw samples that cannot be": "2"},
+    ),
+    "a campaign that both runs and is over": (
+        ["UPDATE campaigns SET finished_at = created_at"],
+        {"campaigns against the rule ck_campaigns_finished_at": None},
+    ),
+    "a lease in a campaign that is over": (
+        ["UPDATE campaigns SET state = 'finished', finished_at = created_at"],
+        {"leases in campaigns that have ended": None},
+    ),
+    "a lease of the dead": (
+        [
+            "UPDATE assignments SET lease_expires_at = '2001-02-03 04:05:06.000000'"
+            " WHERE state = 'leased'"
+        ],
+        {"leases of workers that died (expired, not taken over)": None},
+    ),
+    "a lease of nobody": (
+        ["UPDATE assignments SET worker = NULL WHERE state = 'leased'"],
+        {"assignments against the rule ck_assignments_worker": None},
+    ),
+    "a closed round with something to do": (
+        ["UPDATE rounds SET state = 'closed', report = '{}' WHERE number = 1"],
+        {"assignments still to do in rounds that are closed": None},
+    ),
+    "an assignment that is open and has a label": (
+        [
+            "UPDATE assignments SET state = 'open'"
+            " WHERE id = (SELECT assignment_id FROM measurements WHERE id = 2)"
+        ],
+        {"assignments with a label that are not done": None},
+    ),
+    "an assignment with the label of another": (
+        ["UPDATE assignment_labels SET label_id = 1 WHERE label_id = 2"],
+        {"assignments with the label of something else": None},
+    ),
+    "a measurement for another assignment": (
+        [
+            "UPDATE measurements SET assignment_id ="
+            " (SELECT assignment_id FROM measurements WHERE id = 2) WHERE id = 4"
+        ],
+        {
+            "measurements of something else than their assignment": "4",
+            "assignments done without a label or an attempt": None,
+        },
+    ),
+    "training on what is held out": (
+        ["UPDATE assignments SET role = 'train'"],
+        {"assignments to train on what is held out for evaluation": None},
+    ),
+    "a graph of another hash": (
+        ["UPDATE graphs SET template = :other_graph"],
+        {"graphs whose bytes do not give their hash": None},
+    ),
+    "a graph of no bytes": (
+        ["UPDATE graphs SET template = :cut"],
+        {"graphs whose bytes do not give their hash": None},
+    ),
+    "a graph of another size": (
+        ["UPDATE graphs SET node_count = 7"],
+        {"graphs whose bytes do not give their hash": None},
+    ),
+    "a step profile of other figures": (
+        ["UPDATE step_profiles SET trainable_parameters = 1"],
+        {"step profiles whose bytes do not give their figures": "resnet18, 64"},
+    ),
+    "a step profile without a graph": (
+        ["UPDATE step_profiles SET architecture = 'odd'"],
+        {"step profiles of architectures without a graph": "odd, 64"},
+    ),
+    "a configuration under another id": (
+        ["UPDATE configurations SET batch_size = 99 WHERE batch_size = 5"],
+        {"configurations whose id is not their own": None},
+    ),
+    "a precision that does not exist": (
+        ["UPDATE configurations SET \"precision\" = 'fp1' WHERE batch_size = 5"],
+        {"configurations whose id is not their own": None},
+    ),
+    "an index that was lost": (
+        ["DROP INDEX ix_labels_device_id"],
+        {"differences between the schema and that of this version": None},
+    ),
+    "a column that was lost": (
+        ["ALTER TABLE canaries DROP COLUMN relative_drift"],
+        {"differences between the schema and that of this version": None},
+    ),
+}
+
+VALUES = {
+    "infinite": float("inf"),
+    "environment": '{"device_memory_mib": 400, "host_memory_mib": 100000}',
+    "cut": b"123",
+    "nan": b"\x00\x00\xc0\x7f",
+    "other_graph": template(macs=11).to_bytes(),
+}
+
+IN_OTHER_WORDS = {
+    "a censored label that was lost",
+    "a label of a bound although there is a value",
+    "labels without their measurement",
+    "infinite power",
+    "an outcome that does not exist",
+    "more memory than the device has",
+    "a censored label with another bound",
+    "raw samples that were cut off",
+    "a lease of the dead",
+    "training on what is held out",
+    "a graph of no bytes",
+    "a column that was lost",
+}
+"""What PostgreSQL is asked for in SQL of its own; the rest only repeats there what SQLite says."""
