@@ -107,6 +107,8 @@ def print_answer(answer: Answer) -> None:
 
         told = "source: predicted; no label there is known to be of this graph"
         console().print(told, style="bold")
+        if answer.remark is not None:
+            console().print(answer.remark, style="dim", markup=False)
         print_prediction(answer.prediction)
         return
     best, others = answer.labels[0], answer.labels[1:]

@@ -8,6 +8,7 @@ both training steps are equal too; for a file, which has no such profile, the an
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ Pair = tuple[str, int]
 
 _ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that answer, the best first; simulated ones are no knowledge about a device."""
+
+_NEAREST = 3
+"""So many labelled settings are told where none fits."""
 
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
@@ -50,7 +54,7 @@ class Answer:
     prediction: Prediction | None
     """If there is no label: what a snapshot says."""
     remark: str | None = None
-    """What to mind about a label of another name; None if there is nothing."""
+    """What to mind about a label of another name, or what there is instead of one; else None."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
@@ -111,11 +115,12 @@ def lookup(
         TrappmError: it was measured, and that gave no label.
     """
     asked = _Asked.about(model, batch_size, input_size, settings)
+    rule = _rule(protocol, device)
     found = asked.labels(device)
     if found:
         return asked.answer(device, found)
     if measure:
-        return asked.answer(device, [asked.measured(device, protocol)])
+        return asked.answer(device, [asked.measured(device, rule)])
     return asked.predicted(device, snapshot)
 
 
@@ -233,19 +238,54 @@ class _Asked:
             remark=remark,
         )
 
-    def measured(self, device: str, protocol: str | Protocol | None) -> LabelRecord:
+    def hints(self, device: str) -> list[str]:
+        """What there is on this device instead, and what a file could not be compared with."""
+        from store import NoLabelStoreError
+
+        try:
+            store = store_to_read()
+        except NoLabelStoreError:
+            return []
+        with store:
+            try:
+                alike = store.labelled_pairs(device, like=self.what)
+            except InputError as error:  # there is no such device; the nearest is told
+                return [str(error)]
+            hints = []
+            pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
+            names = [self.model] if self.file is None else [name for name, _ in pairs]
+            there = [
+                what for what in store.labelled_configurations(names, device)
+                if self.file is None or (what.architecture, what.input_size) in pairs
+            ]  # fmt: skip
+            if there:
+                nearest = sorted(there, key=self._distance)[:_NEAREST]
+                hints.append(f"the nearest labels there: {'; '.join(map(str, nearest))}")
+            if self.file is not None and (left := store.pairs_to_profile(alike)):
+                hints.append(
+                    f"{len(left):,} architectures with such labels there have no graph to compare "
+                    f"the file with, which this makes: trappm store profile --device {device}"
+                )
+        return hints
+
+    def _distance(self, other: Configuration) -> tuple[int, float, float]:
+        """How far another configuration of the same model is from what is asked."""
+        what = self.what
+        size = what.input_size if self.file is None else other.input_size
+        return (
+            sum(getattr(what, name) != getattr(other, name) for name in _SETTINGS),
+            abs(math.log(other.input_size / size)),
+            abs(math.log(other.batch_size / what.batch_size)),
+        )
+
+    def measured(self, device: str, rule: Protocol) -> LabelRecord:
         """The label of a measurement taken now."""
         if self.file is not None:
             raise InputError(f"no label of {self.model} there, and only timm names can be measured")
         from profiler.devices import open_device
         from profiler.measuring.isolation import Measurer
-        from profiler.measuring.protocols import protocol_named
-        from profiler.records import is_cpu_device
         from store import Home, Store
 
-        rule = protocol or ("quick" if is_cpu_device(device) else "paper")
-        if isinstance(rule, str):
-            rule = protocol_named(rule)
         open_device(device)  # before anything is begun
         with Store.open(Home.open().database_url) as store, Measurer() as measurer:
             measurement = measurer.measure(self.what, device, rule)
@@ -266,9 +306,12 @@ class _Asked:
             if getattr(self.what, name) != getattr(Configuration, name)
         ]  # fmt: skip
         missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
+        hints = self.hints(device)
+        told = "".join(f" ({hint})" for hint in hints)
         if settings:
-            told = ", ".join(settings)
-            raise InputError(f"{missing} with {told}, which predictions do not know of")
+            raise InputError(
+                f"{missing} with {', '.join(settings)}, which predictions do not know of{told}"
+            )
         try:
             prediction = predict(
                 self.model if self.file is None else Path(self.model),
@@ -278,7 +321,7 @@ class _Asked:
                 snapshot=snapshot,
             )
         except SnapshotError as error:
-            raise SnapshotError(f"{missing}, and no prediction: {error}") from error
+            raise SnapshotError(f"{missing}{told}, and no prediction: {error}") from error
         return Answer(
             model=self.model,
             device=device,
@@ -290,7 +333,22 @@ class _Asked:
             power_w=prediction.power_w,
             labels=(),
             prediction=prediction,
+            remark="; ".join(hints) or None,
         )
+
+
+def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
+    """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
+    from profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from profiler.records import is_cpu_device
+    from store.names import nearest
+
+    rule = protocol or ("quick" if is_cpu_device(device) else "paper")
+    if not isinstance(rule, str):
+        return rule
+    if rule not in PROTOCOLS:
+        raise InputError(f"no protocol is named {rule!r}; {nearest(rule, [*PROTOCOLS])}")
+    return protocol_named(rule)
 
 
 def _native_input_size(architecture: str) -> int:
