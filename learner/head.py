@@ -147,12 +147,13 @@ class Ours:
         n = len(workloads)
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
-        def refitted(rows: npt.NDArray[np.bool_]) -> Prior:
+        def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
             return centre.refit(
                 [w for w, chosen in zip(workloads, rows, strict=True) if chosen],
                 log_values[rows],
                 log_above=log_above[rows],
                 tightness=tightness,
+                near=near,
             )
 
         prior = refitted(np.ones(n, dtype=bool))
@@ -161,7 +162,7 @@ class Ours:
         for fold in np.unique(folds):
             out = folds == fold
             unseen = [w for w, chosen in zip(workloads, out, strict=True) if chosen]
-            said[out] = refitted(~out).log_values(unseen)
+            said[out] = refitted(~out, prior).log_values(unseen)
         # Of a run that died only a bound is known (`least`), and `left` is NaN.
         left, least = log_values - said, log_above - said
         known = ~np.isnan(left)

@@ -50,6 +50,7 @@ class Prior(Protocol):
         *,
         log_above: Array | None = None,
         tightness: float = 1.0,
+        near: Self | None = None,
     ) -> Self:
         """The same formula with constants fitted to labels, starting from and drawn to these here.
 
@@ -61,6 +62,8 @@ class Prior(Protocol):
             log_above: logarithm of a lower bound of the value (n), for runs that died of a limit;
                 NaN elsewhere.
             tightness: factor on how far constants may move; below 1 for a well-known start.
+            near: fitted to nearly the same labels, from where a long search is a short one; what
+                constants are drawn to stays what it is.
         """
         ...
 

@@ -25,7 +25,14 @@ from profiler.errors import InputError
 NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""
 LEAST_NOISE = 0.02
-ITERATIONS = 40
+ITERATIONS = 60
+CALM_STEPS = 2
+"""So many in a row that gain next to nothing end a fit."""
+LEAST_GAIN = 5e-3
+"""Nats, times the root of the number of labels."""
+MOST_DAMPING = 1e8
+MOST_LABELS = 1500
+"""For the constants: beyond that, more labels are for the residual."""
 CHUNK = 500
 """So many workloads at a time: the derivatives of all kernels take memory."""
 
@@ -75,23 +82,28 @@ class StepTimePrior:
         *,
         log_above: Array | None = None,
         tightness: float = 1.0,
+        near: Self | None = None,
     ) -> Self:
         """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
 
-        Student-t errors of the logarithm, Gaussian priors: the most probable constants.
+        Student-t errors of the logarithm, Gaussian priors: the most probable constants. Of more
+        labels than `MOST_LABELS`, so many evenly spaced ones are taken.
 
         Raises:
             InputError: workloads and labels differ in number.
         """
         if len(workloads) != len(log_values):
             raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
-        known = np.isfinite(log_values)
-        if not known.any():
+        known = np.flatnonzero(np.isfinite(log_values))
+        if not len(known):
             return self
+        if len(known) > MOST_LABELS:
+            known = known[np.linspace(0, len(known) - 1, MOST_LABELS).round().astype(np.int64)]
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
-        some = [w for w, k in zip(workloads, known, strict=True) if k]
-        chunks = _chunks(some, self.spec)
-        constants = _fit(chunks, labels, self.constants, spreads(tightness), self.spec)
+        chunks = _chunks([workloads[i] for i in known.tolist()], self.spec)
+        start = self.constants if near is None else near.constants
+        spread = spreads(tightness)
+        constants = _fit(chunks, labels, self.constants, spread, self.spec, start)
         return type(self)(self.spec, constants)
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
@@ -117,16 +129,21 @@ class StepTimePrior:
             )
         if not constants.isfinite().all() or min(spec) <= 0:
             raise ValueError("constants that are not finite, or a spec that is not positive")
-        half, full, bandwidth, cached, units, launch, dispatch = spec
-        return cls(
-            DeviceSpec(half, full, bandwidth, cached, round(units), launch, dispatch),
-            constants.double(),
-        )
+        told = dict(zip((field.name for field in fields(DeviceSpec)), spec, strict=True))
+        told["units"] = round(told["units"])
+        return cls(DeviceSpec(**told), constants.double())
 
 
 def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> list[Terms]:
     starts = range(0, len(workloads), CHUNK)
     return [terms_of(workloads[start : start + CHUNK], spec) for start in starts]
+
+
+def _values(chunks: Sequence[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
+    """Logarithm of the step times (n)."""
+    with torch.no_grad():
+        times = [times_of(terms, Lookup(constants), spec).total() for terms in chunks]
+    return torch.cat(times).log()
 
 
 def _linear(chunks: Sequence[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
@@ -141,23 +158,29 @@ def _linear(chunks: Sequence[Terms], constants: Tensor, spec: DeviceSpec) -> tup
 
 
 def _fit(
-    chunks: Sequence[Terms], labels: Tensor, centre: Tensor, spread: Tensor, spec: DeviceSpec
+    chunks: Sequence[Terms],
+    labels: Tensor,
+    centre: Tensor,
+    spread: Tensor,
+    spec: DeviceSpec,
+    start: Tensor,
 ) -> Tensor:
     """The most probable constants, by damped Gauss-Newton steps on reweighted squares.
 
-    Labels are weighted by how far off they are (Student-t), with a scale from the median error.
+    Labels are weighted by how far off they are (Student-t), with a scale from the median error. The
+    damping follows how well each step was foretold (Nielsen 1999, "Damping parameter in
+    Marquardt's method"); steps that gain nothing cost no derivatives.
     """
 
-    def state(at: Tensor) -> tuple[Tensor, Tensor]:
+    def linear(at: Tensor) -> tuple[Tensor, Tensor]:
         values, jacobian = _linear(chunks, at, spec)
         return labels - values, jacobian * spread
 
-    shift = torch.zeros_like(centre)
-    error, jacobian = state(centre)
-    damping, scale = 1e-2, 0.5
+    shift = (start - centre) / spread
+    error, jacobian = linear(start)
+    scale, damping, growth, calm = 0.5, 0.1, 2.0, 0
     for _ in range(ITERATIONS):
-        typical = 1.48 * float(error.abs().median())
-        scale = max(LEAST_NOISE, min(scale, typical))
+        scale = max(LEAST_NOISE, min(scale, 1.48 * float(error.abs().median())))
         variance = NOISE_DEGREES * scale**2
         weights = (NOISE_DEGREES + 1) / (variance + error**2)
 
@@ -166,16 +189,25 @@ def _fit(
 
         weighted = jacobian * weights[:, None]
         curvature = weighted.T @ jacobian
-        curvature.diagonal().add_(1 + damping)
+        curvature.diagonal().add_(1.0)
         gradient = weighted.T @ error - shift
-        step = torch.linalg.solve(curvature, gradient)
-        new_error, new_jacobian = state(centre + spread * (shift + step))
-        gain = loss(error, shift) - loss(new_error, shift + step)
-        if gain >= 0:
-            shift, error, jacobian = shift + step, new_error, new_jacobian
-            damping = max(damping / 4, 1e-3)
-            if gain < 1e-3 * len(labels) ** 0.5:
-                break
-        else:
-            damping *= 8
+        gain = -1.0
+        while gain < 0 and damping < MOST_DAMPING:
+            damped = curvature.clone()
+            damped.diagonal().add_(damping)
+            step = torch.linalg.solve(damped, gradient)
+            foretold = float(step @ (damping * step + gradient))
+            new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
+            gain = loss(error, shift) - loss(new_error, shift + step)
+            if gain < 0:
+                damping, growth = damping * growth, growth * 2
+        if gain < 0:
+            break
+        trust = gain / max(foretold, 1e-12)
+        damping, growth = max(damping * max(1 / 3, 1 - (2 * trust - 1) ** 3), 1e-4), 2.0
+        shift = shift + step
+        calm = calm + 1 if gain < LEAST_GAIN * len(labels) ** 0.5 else 0
+        if calm == CALM_STEPS:
+            break
+        error, jacobian = linear(centre + spread * shift)
     return centre + spread * shift
