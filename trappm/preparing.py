@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.graphs import profile_in_processes
+from learner.heads import USABLE_SHARE
 from learner.judging.benchmarking import Samples
 from learner.workload import Workload
 from profiler.errors import InputError
@@ -117,8 +118,8 @@ def _bounds(measurement: Measurement, metric: str) -> tuple[float, float] | None
     value = getattr(measurement, metric)
     if value is not None:
         return float(value), np.nan
-    above = measurement.memory_detail_mib.get("capacity") if metric == "memory_mib" else None
-    return None if above is None else (np.nan, float(above))
+    capacity = measurement.memory_detail_mib.get("capacity") if metric == "memory_mib" else None
+    return None if capacity is None else (np.nan, USABLE_SHARE * float(capacity))
 
 
 def _samples(

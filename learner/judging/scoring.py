@@ -57,9 +57,9 @@ def _accuracy(
 def out_of_memory(
     samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate, judged: Rows
 ) -> dict[str, Any] | None:
-    """How well runs that died at the device's capacity are foretold; None if none died.
+    """How well runs that died out of memory are foretold; None if none died.
 
-    A run is foretold to die if its median is above the capacity.
+    A run is foretold to die if its median is above what those that died needed at least.
     """
     died = ~np.isnan(samples.above[test])
     if not died.any():
