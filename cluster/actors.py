@@ -23,7 +23,7 @@ from cluster.crew import Crew, Learner
 from cluster.learning import CampaignLearner
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
-from cluster.ray_crew import RayCrew
+from cluster.ray_crew import RayCrew, this_process
 from cluster.ray_learner import LearnerProxy
 from cluster.spec import CampaignSpec
 from cluster.telling import CampaignStopped
@@ -49,7 +49,7 @@ class ProfilerActor:
         """Answers, though a measurement may run in the other thread."""
 
     def describe(self) -> dict[str, Any]:
-        """Host, GPUs that Ray gave to it, and the fingerprint of its software stack."""
+        """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""
         from profiler.devices import open_device
         from profiler.measuring.environment import stack_fingerprint
 
@@ -58,6 +58,7 @@ class ProfilerActor:
             "host": ray.get_runtime_context().get_node_id(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
             "fingerprint": stack_fingerprint(environment),
+            "process": this_process(),
         }
 
     def measure(
@@ -183,7 +184,9 @@ class CampaignActor:
             return True
 
     def _crew(self) -> Crew:
-        return RayCrew(self._spec.devices.keys, may_grow=self._may_grow)
+        return RayCrew(
+            self._spec.devices.keys, may_grow=self._may_grow, campaign_id=self._campaign_id
+        )
 
     def _learner(self) -> Learner:
         return LearnerProxy(

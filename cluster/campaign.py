@@ -35,6 +35,7 @@ from cluster.events import (
     Joined,
     Learn,
     Learned,
+    Leaving,
     Lost,
     Measure,
     MeasureCanary,
@@ -53,6 +54,7 @@ from cluster.planning import PURPOSES, Planner
 from cluster.progress import Pace, Progress, measurement_line, round_line
 from cluster.rehearsal import rehearsal_line, unfit_to_publish
 from cluster.resuming import course_so_far, waiting
+from cluster.shares import Claims
 from cluster.spec import CampaignSpec
 from cluster.telling import CampaignStopped, Teller
 from cluster.thinking import Thinker, training_labels
@@ -105,6 +107,8 @@ class Campaign:
         self._ending = Ending(store, campaign_id, spec)
         self._events: deque[Event] = deque()
         self._known: dict[str, Worker] = {}
+        self._leaving: set[Worker] = set()
+        self._claims = Claims(store, campaign_id)
         self._adopted: set[tuple[str, str]] = set()
         """Devices and stacks whose earlier labels have been taken over."""
         self._leases: dict[str, Assignment] = {}
@@ -195,6 +199,7 @@ class Campaign:
         self.crew.want(self._machine.to_come)
         if self.store.campaign_state(self.id) is not CampaignState.RUNNING:
             raise CampaignStopped
+        self._share()
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
         self._show_counts()
@@ -257,12 +262,23 @@ class Campaign:
                 self._adopt(worker)
                 self._handle(Joined(worker))
 
+    def _share(self) -> None:
+        """Gives GPUs back that are due to other campaigns on the cluster; interrupts nothing."""
+        leaving = self.crew.share(self._claims.of(self.crew.campaigns()))
+        self._leaving.update(leaving)
+        self._handle(*map(Leaving, leaving))
+        busy = {worker.name for worker, _ in self.crew.running()}
+        for worker in [worker for worker in self._leaving if worker.name not in busy]:
+            self.crew.dismiss(worker)
+            self._lose(worker, "its GPU goes to another campaign")
+
     def _lose(self, worker: Worker, why: str) -> None:
         self._forget(worker)
         self._handle(Lost(worker, why))
 
     def _forget(self, worker: Worker) -> None:
         self._known.pop(worker.name, None)
+        self._leaving.discard(worker)
         self._canaries.forget(worker)
 
     def _adopt(self, worker: Worker) -> None:

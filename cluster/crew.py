@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.events import Worker
+from cluster.shares import Claim
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
 from store import Assignment, Store
@@ -94,6 +95,21 @@ class Crew(Protocol):
 
     def want(self, to_come: Mapping[str, int]) -> None:
         """How much is to be measured on each device: where nothing is, nobody needs to join."""
+        ...
+
+    def campaigns(self) -> Sequence[str]:
+        """Ids of the campaigns that use the same cluster, this one among them; none if none can."""
+        ...
+
+    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
+        """Keeps to this campaign's share of the GPUs from now on.
+
+        Args:
+            claims: by device and campaign; nothing, if all is for this one.
+
+        Returns:
+            Workers that are to leave, since their GPU is due to others; each is named once.
+        """
         ...
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...

@@ -87,6 +87,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """A worker is to begin nothing more, and is lost when it has ended what it does."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True)
 class Seen:
     """These workers have just answered, busy or not."""
 
@@ -142,7 +149,17 @@ class Tick:
 
 
 Event = (
-    Joined | Lost | Stopped | Seen | Measured | CanaryMeasured | Planned | Settled | Learned | Tick
+    Joined
+    | Lost
+    | Stopped
+    | Leaving
+    | Seen
+    | Measured
+    | CanaryMeasured
+    | Planned
+    | Settled
+    | Learned
+    | Tick
 )
 
 

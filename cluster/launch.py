@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from cluster.budget import check_budget, pool_of, without_refused
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
-from cluster.runtime import here, ray_runtime, require_nodes
+from cluster.runtime import CAMPAIGN_ACTOR, here, ray_runtime, require_nodes
 from cluster.spec import CampaignSpec
 from profiler.devices import open_device
 from profiler.errors import CampaignError, InputError, TrappmError
@@ -152,7 +152,7 @@ def _run(
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
         options |= {
-            "name": f"campaign-{campaign_id}",
+            "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
             "lifetime": "detached",
             "get_if_exists": True,
             "max_restarts": MAX_RESTARTS,

@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Stopped, Seen    -->  workforce  --> Measure, MeasureCanary, Renew, Dismiss
+    Joined, Lost, Leaving, Seen    -->  workforce  --> Measure, MeasureCanary, Renew, Dismiss
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  thoughts   --> Plan, Learn, Close, Publish
 
@@ -30,6 +30,7 @@ from cluster.events import (
     Joined,
     Learn,
     Learned,
+    Leaving,
     Lost,
     Measure,
     MeasureCanary,
@@ -179,6 +180,8 @@ class Machine:
                 self._lose(worker, why)
             case Stopped(worker):
                 self._workforce.stop(worker)
+            case Leaving(worker):
+                self._workforce.retire(worker)
             case Seen(workers):
                 self._workforce.see(workers, self._time)
             case Measured(worker, assignment_id, outcome, seconds):
@@ -227,7 +230,7 @@ class Machine:
             self._fail(running, worker, outcome)
 
     def _lose(self, worker: Worker, why: str) -> None:
-        running = self._workforce.leave(worker)
+        running = self._workforce.leave(worker, self._time)
         if running is not None:
             self._commands.append(GiveUp(running.id, why))
             self._fail(running, worker, None)
@@ -253,6 +256,7 @@ class Machine:
 
     def _look_at_leases(self) -> None:
         """Prolongs the leases of those who answer, and dismisses who was silent for a whole one."""
+        self._workforce.forget_hosts(self._time)
         for seat in self._workforce.due(self._time):
             silent_s = self._time - seat.seen_at
             if silent_s >= self.course.lease_s:

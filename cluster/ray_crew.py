@@ -6,11 +6,15 @@ measurement: another profiler is recruited, and the campaign decides what it mea
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import (
     OutOfMemoryError,
@@ -23,7 +27,8 @@ from ray.exceptions import (
 from cluster.crew import Finished, ProfiledGraph, Task
 from cluster.events import Worker
 from cluster.graphs import ENDED_ITS_PROCESS, profile_graph
-from cluster.runtime import Placement, first_line, on_node, placement
+from cluster.runtime import CAMPAIGN_ACTOR, Placement, first_line, on_node, placement
+from cluster.shares import Claim, fair_shares, in_turn
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Protocol as MeasuringProtocol
 
@@ -66,6 +71,19 @@ def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
                 ) from error
 
 
+def this_process() -> tuple[int, float]:
+    """What `kill_process` knows this process by."""
+    return os.getpid(), psutil.Process().create_time()
+
+
+def kill_process(pid: int, began: float) -> None:
+    """Ends a process of this node, whatever state it is in, unless its id is another's by now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.create_time() == began:
+            process.kill()
+
+
 @dataclass(eq=False)
 class _Profiler:
     """A profiler actor; its worker is known once it has joined."""
@@ -77,6 +95,9 @@ class _Profiler:
     worker: Worker | None = None
     asked_at: float = 0.0
     """When it was asked last whether it is still there."""
+    is_leaving: bool = False
+    process: tuple[int, float] = (0, 0.0)
+    """Its id on its node, and when it began."""
 
 
 class RayCrew:
@@ -88,16 +109,25 @@ class RayCrew:
     Args:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
+        campaign_id: of the campaign that it works for.
         profiler: the class of the actors, if it is not `cluster.actors.ProfilerActor`.
     """
 
     def __init__(
-        self, devices: Sequence[str], *, may_grow: bool, profiler: type[Any] | None = None
+        self,
+        devices: Sequence[str],
+        *,
+        may_grow: bool,
+        campaign_id: str = "",
+        profiler: type[Any] | None = None,
     ) -> None:
         from cluster.actors import ProfilerActor
 
         self._devices = devices
         self._may_grow = may_grow
+        self._campaign_id = campaign_id
+        self._claims: Mapping[str, Mapping[str, Claim]] = {}
+        self._offered: Counter[str] = Counter()
         self._class = ray.remote(profiler or ProfilerActor)
         self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
         self._profilers: dict[str, _Profiler] = {}
@@ -145,15 +175,41 @@ class RayCrew:
     def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
         """Ray finds the GPUs: as many profilers wait for one as there may be free ones."""
         offered = sum(int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n))
+        self._offered[device] = offered
         there = sum(profiler.device == device for profiler in self._profilers.values())
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
-        wanted = max(offered - there, int(self._may_grow))
+        claims = self._claims.get(device, {})
+        is_next = not claims or in_turn(claims)[0] == self._campaign_id
+        wanted = max(self._share_of(device) - there, int(self._may_grow and is_next))
         wanted = min(wanted, self._to_come.get(device, 0))
         for _ in range(wanted - len(joining)):
             self._start_profiler(device, where.options, None)
-        if not wanted:
-            for reference in joining:  # so that no node is started for nothing
-                ray.kill(self._joining.pop(reference).actor)
+        for reference in joining[wanted:]:  # so that no node is started for nothing
+            ray.kill(self._joining.pop(reference).actor)
+
+    def _share_of(self, device: str) -> int:
+        """How many of the GPUs of this kind are for this campaign."""
+        offered, claims = self._offered[device], self._claims.get(device)
+        return fair_shares(offered, claims)[self._campaign_id] if claims else offered
+
+    def campaigns(self) -> Sequence[str]:
+        if not self._may_grow:
+            return []
+        names = ray.util.list_named_actors()
+        return [x.removeprefix(CAMPAIGN_ACTOR) for x in names if x.startswith(CAMPAIGN_ACTOR)]
+
+    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
+        self._claims = claims
+        busy = {worker.name for worker, _ in self._running.values()}
+        leaving: list[Worker] = []
+        for device in claims:
+            staying = [p for p in self._profilers.values() if p.device == device and p.worker]
+            staying = [p for p in staying if not p.is_leaving]
+            staying.sort(key=lambda p: p.worker is None or p.worker.name not in busy)
+            for profiler in staying[self._share_of(device) :]:
+                profiler.is_leaving = True
+                leaving += [profiler.worker] if profiler.worker else []
+        return leaving
 
     def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
         everybody = [*self._profilers.values(), *self._joining.values()]
@@ -180,7 +236,7 @@ class RayCrew:
         if name in self._profilers:
             return  # one that died there has not been noticed yet
         del self._joining[reference]
-        profiler.node_id = facts["host"]
+        profiler.node_id, profiler.process = facts["host"], facts["process"]
         profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
         self._profilers[name] = profiler
 
@@ -209,6 +265,9 @@ class RayCrew:
         profiler = self._profilers.pop(worker.name, None)
         if profiler is not None:
             ray.kill(profiler.actor)
+            # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
+            kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
+            kill.remote(*profiler.process)
         self._asked = {r: p for r, p in self._asked.items() if p is not profiler}
         self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
 

@@ -35,6 +35,9 @@ NODE_LABEL = "ray.io/node-id"
 
 NAMESPACE = "trappm"
 
+CAMPAIGN_ACTOR = "campaign-"
+"""Begins the names of campaigns' actors on a cluster; the campaign's id follows."""
+
 START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"

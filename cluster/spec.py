@@ -83,6 +83,8 @@ class CampaignSpec(_Part):
     stop: StopRules | None = None
     """What ends the campaign before its last round; asked after each training."""
     max_attempts: int = Field(default=3, ge=1, le=10)
+    priority: int = Field(default=1, ge=1, le=100)
+    """Campaigns side by side on a cluster share its GPUs in proportion to it."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """How the devices are watched while they measure; `false` or `null`: not at all."""
     pool: str | PoolSpec

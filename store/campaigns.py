@@ -291,9 +291,30 @@ class Campaigns(Database):
 
     def measuring_seconds(self, campaign_id: str) -> float:
         """How long this campaign's attempts have taken in all, failed ones included."""
-        query = select(func.coalesce(func.sum(MeasurementRow.duration_s), 0.0))
+        return sum(self.measuring_seconds_by_device(campaign_id).values())
+
+    def measuring_seconds_by_device(
+        self, campaign_id: str, *, since: str | None = None, until: str | None = None
+    ) -> dict[str, float]:
+        """How long this campaign's attempts have taken, failed ones included, by device key.
+
+        Args:
+            campaign_id: which campaign.
+            since: only attempts that began then or later (ISO 8601, UTC).
+            until: only attempts that began before.
+        """
+        query = (
+            select(DeviceRow.key, func.sum(MeasurementRow.duration_s))
+            .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+            .where(MeasurementRow.campaign_id == campaign_id)
+            .group_by(DeviceRow.key)
+        )
+        if since is not None:
+            query = query.where(MeasurementRow.started_at >= since)
+        if until is not None:
+            query = query.where(MeasurementRow.started_at < until)
         with self._reading() as session:
-            return float(session.scalars(query.filter_by(campaign_id=campaign_id)).one())
+            return {device: float(seconds) for device, seconds in session.execute(query)}
 
     def log_event(self, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
         with self._writing() as session:

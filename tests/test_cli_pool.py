@@ -18,6 +18,8 @@ import psutil
 import pytest
 import yaml
 
+import cluster.pool
+from cluster.graphs import profile_graph
 from trappm.cli import run
 
 ARCHITECTURES = [
@@ -100,7 +102,17 @@ def user(tmp_path, monkeypatch, capsys):
     return User(tmp_path, capsys)
 
 
-def test_a_build_that_is_killed_goes_on_where_it_was(user):
+@pytest.fixture
+def at_once(monkeypatch):
+    """Builds that are typed here make profiles here: starting processes for them takes longer."""
+    monkeypatch.setattr(
+        cluster.pool,
+        "profile_in_processes",
+        lambda pairs, processes: (profile_graph(*pair) for pair in pairs),
+    )
+
+
+def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
     spec = user.writes({"name": "small", "groups": [group(
         architectures=ARCHITECTURES, batch_sizes=[1, 2], precisions=["fp32", "amp-fp16"]
     )]})  # fmt: skip
@@ -147,7 +159,7 @@ def test_a_ctrl_c_leaves_what_was_made_and_tells_how_far_it_is(user):
     assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
-def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user):
+def test_refusals_are_counted_told_by_reason_and_tried_again_on_request(user, at_once):
     spec = user.writes({"name": "some", "groups": [
         group(architectures=["test_vit"], input_sizes=[64, 67], batch_sizes=[1, 2]),
         group(architectures=["test_resnet"]),

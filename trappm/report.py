@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from profiler.records import METRICS
+from trappm.spending import cost_line, cost_so_far
 from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
         "rehearsal_on": [d for d in devices.values() if d and runs_nothing(d)],
         "snapshot": snapshots[0].id if snapshots else None,
         "end": end_of(store, campaign),
+        "cost": cost_so_far(store, campaign),
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
         ][-5:],
@@ -140,6 +142,7 @@ def print_status(facts: dict[str, Any]) -> None:
     _print_outcomes(facts)
     _print_canary(facts)
     _print_rounds(facts)
+    console().print(cost_line(facts["cost"]), soft_wrap=True, markup=False)
     _print_end(facts)
     for event in facts["events"]:
         at, message = event["at"][:19].replace("T", " "), event["message"].get("message", "")

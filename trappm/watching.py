@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from profiler.records import METRICS
+from trappm.spending import cost_line, cost_so_far
 from trappm.tables import console, table
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
         "state": campaign_state(campaign, home),
         "devices": devices,
         "minutes_to_go": None if None in known else max(known, default=None),
+        "cost": cost_so_far(store, campaign),
         "errors": [
             {
                 "round": number,
@@ -99,6 +101,7 @@ def _view(shown: dict[str, Any]) -> Group:
     parts: list[Any] = [
         Text(f"campaign {shown['id']} ({shown['name']}): {shown['state']}{left}"),
         table("", columns, rows),
+        Text(cost_line(shown["cost"])),
     ]
     if shown["errors"]:
         errors = [

@@ -97,6 +97,12 @@ class FakeCrew:
     def answering(self):
         return self.workers()
 
+    def campaigns(self):
+        return []
+
+    def share(self, claims):
+        return []
+
     def dismiss(self, worker):
         raise AssertionError("everybody answers")
 

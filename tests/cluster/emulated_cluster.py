@@ -1,17 +1,13 @@
 """A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
 
-Run as a program of its own, since Ray reads its environment when it is imported:
-
-    python tests/cluster/emulated_cluster.py SCENARIO FOLDER
-
-It prints what came of the campaign as one line of JSON. Ray, the crew, the machine and the store
-are the real ones; profilers answer at once, and learners learn nothing.
+Ray, the crew, the machine and the store are the real ones; profilers answer at once, and learners
+learn nothing. Import it in programs of their own only, since Ray reads its environment when it is
+imported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -40,14 +36,15 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import cluster.actors  # noqa: E402
 import cluster.campaign  # noqa: E402
 import cluster.launch  # noqa: E402
+from cluster import shares  # noqa: E402
 from cluster.actors import CampaignActor  # noqa: E402
 from cluster.campaign import Campaign  # noqa: E402
 from cluster.crew import ProfiledGraph  # noqa: E402
-from cluster.ray_crew import RayCrew  # noqa: E402
+from cluster.ray_crew import RayCrew, this_process  # noqa: E402
 from cluster.ray_learner import LearnerProxy  # noqa: E402
 from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from cluster.spec import CampaignSpec  # noqa: E402
-from store import Home, Store  # noqa: E402
+from store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
 POISON = "vgg11"
@@ -66,7 +63,9 @@ class MadeUpProfiler:
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-        return {"host": host, "gpus": gpus, "fingerprint": "stack"}
+        return {
+            "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
+        }  # fmt: skip
 
     def measure(self, configuration, protocol, attempt_key):
         time.sleep(float(os.environ.get("MEASURE_S", "0")))
@@ -101,7 +100,12 @@ class MadeUpCampaignActor(CampaignActor):
     """The campaign of the real actor, with a crew and a learner that make everything up."""
 
     def _crew(self):
-        return MadeUpCrew(self._spec.devices.keys, may_grow=True, profiler=MadeUpProfiler)
+        shares.LOOK_S, shares.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
+        cluster.campaign.LEASE_S = float(os.environ.get("LEASE_S", "180"))
+        devices = self._spec.devices.keys
+        return MadeUpCrew(
+            devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
+        )
 
     def _learner(self):
         return LearnerProxy(tell=self._note_learner, learner=MadeUpLearner, dies_once=None)
@@ -159,16 +163,19 @@ def add(made, label, gpus):
     )
 
 
-def play(url, plan, faults=lambda told: None, learner=None):
+def play(url, plan, faults=lambda recorded: None, learner=None):
     """Runs a campaign on the cluster that is up; faults happen in a thread beside it.
 
     Args:
-        faults: called with a function that tells how many attempts are recorded.
+        faults: called with the attempts that are recorded, as they come: when, device, and host
+            with process.
+        learner: makes one that tells what happens to it by this callable.
     """
-    with Store.open(url) as store:
+    patience = Patience(tell=lambda message: campaign.note("store", message))
+    with Store.open(url, patience) as store:
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         crew = MadeUpCrew(plan.devices.keys, may_grow=True, profiler=MadeUpProfiler)
-        recorded = []
+        recorded, cpu_s, lost_at = [], [], []
         keep = Campaign._keep
 
         def note(self, finished):
@@ -177,12 +184,17 @@ def play(url, plan, faults=lambda told: None, learner=None):
                 if one.measurement is not None:
                     host = one.measurement.environment["host"]
                     recorded.append((time.monotonic(), one.worker.device, host))
+                    cpu_s.append(time.process_time())
+                else:
+                    lost_at.append(time.monotonic())
 
         Campaign._keep = note
         campaign = Campaign(
-            store=store, campaign_id=record.id, spec=plan, crew=crew,
-            learner=learner or FakeLearner(), snapshots=Path("unused"),
+            store=store, campaign_id=record.id, spec=plan, crew=crew, snapshots=Path("unused"),
+            learner=learner or FakeLearner(),
         )  # fmt: skip
+        if isinstance(learner, LearnerProxy):
+            learner._tell = lambda message: campaign.note("learner", message)
         thread = threading.Thread(target=faults, args=(recorded,), daemon=True)
         thread.start()
         begin = time.monotonic()
@@ -195,6 +207,8 @@ def play(url, plan, faults=lambda told: None, learner=None):
             "hosts": len({host.split()[0] for _, _, host in recorded}),
             "seconds": seconds,
             "measuring_s": recorded[-1][0] - recorded[0][0],
+            "cpu_s": cpu_s[-1] - cpu_s[0],
+            "lost_at": lost_at,
         }
 
 
@@ -236,113 +250,30 @@ def processes(name):
             if name in " ".join(p.info["cmdline"] or [])]  # fmt: skip
 
 
-NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
-
-
-def calm(url):
-    with emulated(NODES):
-        return play(url, spec(60))
-
-
-def busy(url):
-    with emulated(NODES):
-        return play(url, spec(int(os.environ["LABELS"])))
-
-
-def node_comes_late(url):
-    told = {}
-    with emulated(NODES[:2]) as made:
-
-        def faults(recorded):
-            wait_for(recorded, 12, A100)
-            assert not [d for _, d, _ in recorded if d == V100]
-            moment = time.monotonic()
-            add(made, "V100", 1)
-            told["recovery_s"] = first_after(recorded, moment, V100)
-
-        return play(url, spec(60), faults) | told
-
-
-def node_lost(url, graceful=False):
-    told = {}
-    with emulated([*NODES, ("V100", 1)]) as made:
-
-        def faults(recorded):
-            wait_for(recorded, 10)
-            moment = time.monotonic()
-            made.remove_node(made.measuring[2], allow_graceful=graceful)
-            made.remove_node(made.measuring[1], allow_graceful=graceful)
-            told["recovery_s"] = first_after(recorded, moment)
-
-        return play(url, spec(150), faults) | told
-
-
-def worker_killed(url):
-    told = {}
-    with emulated(NODES):
-
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            (node,) = {host for _, d, host in recorded if d == V100}
-            os.kill(int(node.split()[1]), signal.SIGKILL)
-            told["recovery_s"] = first_after(recorded, time.monotonic(), V100)
-
-        return play(url, spec(100), faults) | told
-
-
-def worker_frozen(url):
-    told = {}
-    cluster.campaign.LEASE_S = 30.0
-    with emulated(NODES):
-
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            (node,) = {host for _, d, host in recorded if d == V100}
-            os.kill(int(node.split()[1]), signal.SIGSTOP)
-            told["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
-
-        return play(url, spec(100), faults) | told
-
-
-def learner_killed(url):
-    with emulated(NODES), tempfile.TemporaryDirectory() as folder:
-        flag = Path(folder, "died")
-        learner = LearnerProxy(learner=MadeUpLearner, dies_once=str(flag))
-        told = play(url, spec(60), learner=learner)
-        return told | {"died": flag.exists()}
-
-
-def campaign_killed(url):
-    """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
-    plan = spec(100)
-    with emulated(NODES), Store.open(url) as store:
-        record = launched(url, store, plan)
-        recovery_s = []
-        for count in (20, 60):
-            wait_until(lambda count=count: attempts(store, record.id) >= count)
-            (pid,) = processes("ray::MadeUpCampaignActor")
-            os.kill(pid, signal.SIGKILL)
-            moment, before = time.monotonic(), attempts(store, record.id)
-            wait_until(lambda before=before: attempts(store, record.id) > before)
-            recovery_s.append(time.monotonic() - moment)
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
-        return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
-
-
-def launched(url, store, plan):
-    """A campaign that runs by itself, launched by a shell that alone knows the URL."""
-    record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+def launch(url, campaign_id, plan):
+    """Has a campaign run by itself, launched by a shell that alone knows the URL."""
     cluster.actors.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
-    end = cluster.launch._run(home, record.id, plan, "auto", lambda progress: None, detach=True)
+    end = cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
     assert end is cluster.launch.End.LEFT
-    return record
+
+
+def family(node):
+    """All processes of an emulated node."""
+    ids = [started.process.pid for all_of in node.all_processes.values() for started in all_of]
+    parents = [psutil.Process(pid) for pid in ids]
+    return [*parents, *(child for p in parents for child in p.children(recursive=True))]
 
 
 def attempts(store, campaign_id):
     by_device = store.outcome_counts(campaign_id).values()
     return sum(sum(counts.values()) for counts in by_device)
+
+
+def on(store, record, device):
+    """Attempts of a campaign on a device."""
+    return sum(store.outcome_counts(record.id).get(device, {}).values())
 
 
 def wait_until(condition):
@@ -352,20 +283,4 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
-def poisoned(url):
-    with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
-        few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
-        return play(url, few)
-
-
-SCENARIOS = {f.__name__: f for f in (
-    calm, busy, node_comes_late, node_lost, worker_killed, worker_frozen, poisoned, learner_killed,
-    campaign_killed,
-)}  # fmt: skip
-
-
-if __name__ == "__main__":
-    scenario, database = sys.argv[1:]
-    sys.stdout.write(json.dumps(SCENARIOS[scenario](database)) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # whatever is still frozen
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find it

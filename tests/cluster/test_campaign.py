@@ -158,10 +158,10 @@ def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(sto
     assert measured + len(again.starts) == sum(BUDGET.values())
 
 
-def test_the_same_seed_draws_the_same_configurations(tmp_path):
+def test_the_same_seed_draws_the_same_configurations(new_store):
     drawn = []
-    for name in ("one", "two"):
-        with Store.open(f"sqlite:///{tmp_path / name}.db") as store:
+    for _ in range(2):
+        with Store.open(new_store()) as store:
             run = campaign(store, crew := FakeCrew())
             run.run()
             drawn.append(crew.starts)

@@ -13,7 +13,6 @@ from cluster.canaries import Canaries
 from cluster.launch import spec_of
 from profiler.errors import InputError
 from profiler.records import Provenance
-from store import Store
 
 CANARY = {
     "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},
@@ -213,9 +212,8 @@ def test_a_snapshot_of_hardware_stays_the_latest_beside_a_rehearsal(store):
     assert store.snapshot("latest").campaign_id != run.id
 
 
-def test_simulated_labels_answer_for_no_later_campaign(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store:
-        for _ in range(2):
-            crew = FakeCrew(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
-            campaign(store, crew, **SIMULATED).run()
-            assert len(crew.starts) == sum(BUDGET.values())
+def test_simulated_labels_answer_for_no_later_campaign(store):
+    for _ in range(2):
+        crew = FakeCrew(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
+        campaign(store, crew, **SIMULATED).run()
+        assert len(crew.starts) == sum(BUDGET.values())

@@ -17,16 +17,13 @@ PAIRS = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 67), ("test_efficie
 
 
 def crash_on_vit(architecture: str, input_size: int, step_refusal=None) -> ProfiledGraph:
-    """Stands in for a model that ends its process, as native code can; runs in the worker."""
-    if architecture == "test_vit":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return profile_graph(architecture, input_size, step_refusal)
+    """Stands in for models that end their process, as native code can; runs in the worker.
 
-
-def crash_on_steps_of_vit(architecture: str, input_size: int, step_refusal=None) -> ProfiledGraph:
-    if architecture == "test_vit" and step_refusal is None:
+    At 64 pixels it is the graph that does, else only the step.
+    """
+    if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
-    return profile_graph(architecture, input_size, step_refusal)
+    return ProfiledGraph(architecture, input_size, b"graph", None, None, step_refusal)
 
 
 def test_every_pair_comes_once_with_a_profile_or_a_reason():
@@ -48,22 +45,14 @@ def test_every_pair_comes_once_with_a_profile_or_a_reason():
 
 def test_a_model_that_ends_its_process_is_refused_and_the_others_come(monkeypatch):
     monkeypatch.setattr(graphs, "profile_graph", crash_on_vit)
-    results = {(r.architecture, r.input_size): r for r in profile_in_processes(PAIRS[:3], 2)}
+    results = {(r.architecture, r.input_size): r for r in profile_in_processes(PAIRS[:3], 1)}
     assert set(results) == set(PAIRS[:3])
-    for pair, result in results.items():
-        if pair[0] == "test_vit":
-            assert result.refusal == "the static profile ended its process"
-            assert result.step is result.step_refusal is None
-        else:
-            assert result.template is not None
-
-
-def test_a_step_that_ends_its_process_leaves_the_graph(monkeypatch):
-    monkeypatch.setattr(graphs, "profile_graph", crash_on_steps_of_vit)
-    (result,) = profile_in_processes([("test_vit", 64)], 1)
-    assert result.template is not None
-    assert result.step is None
-    assert result.step_refusal == "the static profile ended its process"
+    whole, none, graph_only = (results[pair] for pair in PAIRS[:3])
+    assert whole == ProfiledGraph("test_resnet", 64, b"graph", None)
+    assert none == ProfiledGraph("test_vit", 64, None, graphs.ENDED_ITS_PROCESS)
+    assert graph_only == ProfiledGraph(
+        "test_vit", 67, b"graph", None, None, graphs.ENDED_ITS_PROCESS
+    )
 
 
 def work_for_ever(*_):

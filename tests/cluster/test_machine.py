@@ -19,6 +19,7 @@ from cluster.events import (
     Joined,
     Learn,
     Learned,
+    Leaving,
     Lost,
     Measure,
     MeasureCanary,
@@ -35,6 +36,7 @@ from cluster.events import (
     Worker,
 )
 from cluster.machine import LONGEST_STEP_S, Machine
+from cluster.workforce import RESTART_S
 from profiler.records import Outcome
 
 TWO = ("a100", "v100")
@@ -299,6 +301,36 @@ def test_a_worker_that_joins_gets_work_at_once():
     desk = Desk(only([1, 9]), [worker("one")])
     late = worker("late")
     assert of(desk.tell(Joined(late), 1.0), Measure) == [Measure(late, "a100/1/0")]
+
+
+def test_a_worker_that_is_to_leave_ends_what_it_does_and_begins_nothing_more():
+    desk = Desk(only([1, 9]), [worker("going"), worker("staying")])
+    going = desk.workers["going"]
+    for _ in range(2):  # to be told twice changes nothing
+        assert not desk.tell(Leaving(going))
+    assert desk.doing()["going"] == "a100/0/0"
+    desk.measured("going")
+    assert set(desk.doing()) == {"staying"}
+    assert not of(desk.tell(Lost(going, "its GPU goes to another campaign")), GiveUp)
+    assert set(desk.doing()) == {"staying"}
+    desk.tell(Joined(going))
+    assert set(desk.doing()) == {"going", "staying"}
+
+
+def test_what_failed_waits_for_a_host_whose_worker_is_starting_again_but_not_for_ever():
+    desk = Desk(only([2, 9]), [worker("one"), worker("two")])
+    desk.tell(Lost(desk.workers["two"], "killed"))
+    desk.measured("one", "error")
+    assert desk.doing()["one"] == "a100/0/1"
+    desk.measured("one")
+    assert desk.doing()["one"] == "a100/1/0"  # what it failed is for the other host
+    desk.tell(Joined(desk.workers["two"]))
+    assert desk.doing()["two"] == "a100/0/0"
+    desk.tell(Lost(desk.workers["two"], "killed"))
+    for _ in range(int(RESTART_S)):
+        desk.tell(Tick(), 1.0)
+    desk.measured("one")
+    assert desk.doing()["one"] == "a100/0/0"  # nobody has come
 
 
 def test_a_worker_that_starts_anew_loses_what_it_was_measuring():

