@@ -22,9 +22,9 @@ QUICK = replace(
 NETWORKS = {"nnlqp": nnlqp, "dippm": dippm, "dnnperf": dnnperf}
 
 
-def estimator(name):
+def estimator(name, epochs=100):
     if name in NETWORKS:
-        return NETWORKS[name](QUICK)
+        return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, epochs=epochs)))
     return {"mlp": mlp, "xgboost": xgboost}[name]()
 
 
@@ -35,14 +35,9 @@ def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
     everything = np.array(workloads(zoo))
     groups = np.array(zoo.names)[~test]
 
-    def fitted(seed):
-        made = estimator(name)
-        assert made.name == name
-        return made.fit(
-            everything[~test], targets(values[~test], groups), np.random.default_rng(seed)
-        )
-
-    model = fitted(0)
+    made = estimator(name)
+    assert made.name == name
+    model = made.fit(everything[~test], targets(values[~test], groups), np.random.default_rng(0))
     found = model.predict(everything[test]).median
     assert found.shape == (test.sum(),)
     typical = np.exp(np.log(values[~test]).mean())
@@ -50,21 +45,20 @@ def test_it_predicts_architectures_that_it_never_saw(name, zoo, measure):
         np.abs(typical / values[test] - 1)
     )
     assert model.predict([]).median.shape == (0,)
-    np.testing.assert_array_equal(fitted(0).predict(everything[test]).median, found)
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "mlp", "xgboost"])
-def test_labels_without_a_value_are_left_out(name, zoo, measure):
+def test_labels_without_a_value_are_left_out_and_the_same_seed_says_the_same(name, zoo, measure):
     values = measure(zoo.graphs[:9])[:, 0]
     some = workloads(zoo)[:9]
     holed = values.copy()
     holed[[2, 5]] = np.nan
     above = np.where(np.isnan(holed), 100.0, np.nan)
     keep = ~np.isnan(holed)
-    with_holes = estimator(name).fit(
+    with_holes = estimator(name, 5).fit(
         some, targets(holed, zoo.names[:9], above), np.random.default_rng(0)
     )
-    without = estimator(name).fit(
+    without = estimator(name, 5).fit(
         [w for w, k in zip(some, keep, strict=True) if k],
         targets(values[keep], np.array(zoo.names[:9])[keep]),
         np.random.default_rng(0),

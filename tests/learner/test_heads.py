@@ -94,8 +94,8 @@ def test_runs_out_of_memory_teach_what_they_need_at_least(zoo, measure, small):
     values, bounds = (np.full((len(memory), 3), np.nan) for _ in range(2))
     values[~died, 1], bounds[died, 1] = memory[~died], limit
     surprise = {"blind": 0.0, "told": 0.0}
-    for seed in range(3):  # a split holds out no more than six runs that die: too few to judge by
-        rows, held_out = split(zoo, 60, seed)
+    for seed in range(4):  # a split holds out no more than seven runs that die: too few to judge by
+        rows, held_out = split(zoo, 36, seed)
         for name, above in (("blind", None), ("told", bounds[rows])):
             heads = train(zoo, rows, values, small, above=above)
             risk = heads.out_of_memory(zoo.workloads(held_out)[0], limit / USABLE_SHARE)

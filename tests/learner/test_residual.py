@@ -1,5 +1,7 @@
 """The residual learns what there is to learn, and stays silent where there is nothing."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ def data(rows, seed=0, noise=0.02, outliers=0.0):
     return features, truth, values + 2.0 * surprised, [f"a{i // 4}" for i in range(rows)]
 
 
+@cache
 def fitted(rows, seed=0, **how):
     features, _, values, groups = data(rows, seed, **how)
     return fit_residual(
@@ -40,8 +43,9 @@ def test_surprises_do_not_spoil_it():
     assert errors[1] < 1.6 * errors[0]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 5, 20, 100])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("rows", "seed"), [(0, 0), (1, 0), (2, 0), (5, 0), (20, 0), (20, 1), (20, 2), (60, 0), (60, 1)]
+)
 def test_where_there_is_nothing_to_learn_it_adds_little(rows, seed):
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(rows, 6))
@@ -61,7 +65,7 @@ def test_one_architecture_alone_is_no_evidence_of_others():
 
 
 def test_deviation_grows_far_from_labels():
-    residual, _ = fitted(100)
+    residual, _ = fitted(80)
     near = residual.predict(np.zeros((1, 6)))[1]
     far = residual.predict(np.full((1, 6), 30.0))[1]
     assert far > 1.5 * near
@@ -77,7 +81,7 @@ def test_words_on_unseen_labels_do_not_know_them():
     assert abs(np.corrcoef(unseen.mean, pure_noise)[0, 1]) < 0.45
 
 
-@pytest.mark.parametrize("rows", [32, 120])
+@pytest.mark.parametrize("rows", [32, 64])
 def test_values_above_a_bound_teach_as_much_as_they_say(rows):
     features, _, values, groups = data(rows)
     cut = values > 0.1
@@ -107,7 +111,7 @@ def test_values_above_a_bound_teach_as_much_as_they_say(rows):
 
 
 def test_same_seed_same_residual():
-    first, second = (fitted(60)[0] for _ in range(2))
+    first, second = (how(60)[0] for how in (fitted, fitted.__wrapped__))
     features = data(30, seed=4)[0]
     np.testing.assert_array_equal(first.predict(features)[0], second.predict(features)[0])
 
