@@ -66,23 +66,23 @@ class StepMemory:
     """Share of the allocations that are served from small segments."""
 
 
-_KNOWN: WeakKeyDictionary[StepProfile, dict[tuple[int, Optimizer], StepMemory]]
+_KNOWN: WeakKeyDictionary[StepProfile | Graph, dict[tuple[int, Optimizer, Phase], StepMemory]]
 _KNOWN = WeakKeyDictionary()
 
 
 def step_memory(workload: Workload) -> StepMemory:
     """The memory of the step in fp32: simulated, or by rules where nothing was traced."""
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
-    if workload.phase is Phase.INFER:
-        found = _forward_only(workload.graph)
-    elif step is None:
-        found = _by_rules(workload.graph, optimizer)
-    else:
-        known = _KNOWN.setdefault(step, {})
-        if (batch_size, optimizer) not in known:
-            known[batch_size, optimizer] = _simulated(step, batch_size, optimizer)
-        found = known[batch_size, optimizer]
-    return found
+    known = _KNOWN.setdefault(workload.graph if step is None else step, {})
+    place = batch_size, optimizer, workload.phase
+    if place not in known:
+        if workload.phase is Phase.INFER:
+            known[place] = _forward_only(workload.graph)
+        elif step is None:
+            known[place] = _by_rules(workload.graph, optimizer)
+        else:
+            known[place] = _simulated(step, batch_size, optimizer)
+    return known[place]
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:

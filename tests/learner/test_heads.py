@@ -183,9 +183,9 @@ def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, measure, small)
     workloads = zoo.workloads(range(96))[0]
     for heads in (source, other):
         again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
+        first, second = (h.predict(workloads) for h in (heads, again))
         for name in ("mean", "low", "high", "log_std", "disagreement", "outside"):
-            first, second = (getattr(h.predict(workloads), name) for h in (heads, again))
-            np.testing.assert_array_equal(first, second)
+            np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
 @pytest.mark.parametrize("labels", [2, 3])
