@@ -53,6 +53,8 @@ class CampaignLearner:
         self._cache = cache
         self._configurations: list[Configuration] = []
         self._workloads: list[Workload] = []
+        self._static: npt.NDArray[np.float64] = np.zeros((0, 0))
+        self._families: list[str] = []
         self._index: dict[str, int] = {}
         self._encoder: Encoder | None = None
         self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
@@ -81,6 +83,8 @@ class CampaignLearner:
             for configuration, template in pool
         ]
         self._index = {c.id: i for i, c in enumerate(self._configurations)}
+        self._families = [family_of(c.architecture) for c in self._configurations]
+        self._static = np.stack([static_features(graph) for graph in graphs])
         path = self._cache / f"encoder-{self._pool_hash(pool)}.safetensors"
         self._encoder = self._cached_encoder(path)
         if self._encoder is None:
@@ -166,12 +170,12 @@ class CampaignLearner:
             noise_factor[self._index[name]] = (1.0 + attempts) ** 2
         asked = AcquisitionRequest(
             embeddings=self._embeddings,
-            static_features=np.stack([static_features(w.graph) for w in self._workloads]),
+            static_features=self._static,
             labelled=self._indices(request.known),
             candidates=self._indices(request.candidates),
             count=request.count,
             generator=np.random.default_rng(list(request.seed)),
-            families=[family_of(c.architecture) for c in self._configurations],
+            families=self._families,
             covariances=list(knowledge.covariances.values()),
             uncertainty=None if predictions is None else _over_metrics(predictions),
             predicted_cost=_step_times(predictions, knowledge),
