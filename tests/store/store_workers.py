@@ -35,7 +35,7 @@ def record_for_ever(url, acknowledged):
             acknowledged.send(result.attempt_key)
 
 
-def lease_beat_and_record(url, campaign_id, worker, barrier, results, lease_s=60.0):
+def lease_beat_and_record(url, campaign_id, worker, barrier, results, lease_s=600.0):
     """As `lease_and_record`, with a heartbeat meanwhile; what goes wrong is told, too."""
     try:
         with Store.open(url) as store:

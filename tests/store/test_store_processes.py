@@ -102,6 +102,7 @@ def test_workers_of_both_kinds_lose_no_label_and_make_none_twice(store, database
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # 1,000 leases on a machine that may be busy
 def test_many_workers_lose_no_label_and_make_none_twice(store, database_url, started):
     """64 at once on PostgreSQL, 8 processes on SQLite."""
     sqlite = database_url.startswith("sqlite")
