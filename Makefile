@@ -24,10 +24,10 @@ MAKE_VENV = $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 \
   || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
        && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
 
-.PHONY: help install campaign test test-slow test-gpu lint types check format wheel lock clean
+.PHONY: help install campaign test test-slow test-gpu lint types check format wheel default-snapshot lock clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED) ## make .venv with the pinned versions of everything
 
@@ -75,6 +75,11 @@ wheel: $(INSTALLED) ## build dist/trappm-*.whl, which the nodes of ray_config.ya
 	@rm -rf build dist
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@rm -rf build; ls dist
+
+# Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
+DATA ?= ../shared/data
+default-snapshot: $(INSTALLED) ## train the snapshot that ships with the package anew (DATA=folder)
+	@$(BIN)/python -m trappm.shipping $(DATA)
 
 # torch and torchvision stay as constraints.txt has them (change the two lines there to move them);
 # everything else goes to its newest version. torch names the CUDA libraries that it needs, so they

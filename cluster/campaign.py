@@ -428,7 +428,10 @@ class Campaign:
         self.store.register_snapshot(
             info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
         )
-        self.store.set_alias("latest", info["id"])
+        if info.get("promoted", True):
+            self.store.set_alias("latest", info["id"])
+        else:
+            self._tell(news=info["news"])
         return str(info["id"]), None
 
     # Telling what happens.

@@ -26,13 +26,15 @@ from learner.heads import USABLE_SHARE, Heads, train_heads
 from learner.judging.evaluation import accuracy
 from learner.networks.gae import Encoder, train_encoder
 from learner.networks.presets import preset_named
-from learner.predictions import DeviceHeads, Predictions
+from learner.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from learner.priors.device_specs import spec_of
+from learner.registry import LATEST, Registry
+from learner.regressions import promote
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler.families import family_of
 from profiler.graphs.features import static_features
-from profiler.records import METRICS, Configuration, GraphTemplate
+from profiler.records import METRICS, Configuration, GraphTemplate, Phase
 from profiler.simulation.step_profile import StepProfile
 
 LEAST_TRAINING_LABELS = 4
@@ -228,18 +230,42 @@ class CampaignLearner:
         return None if said is None else probability_above(said, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves encoder and heads as a snapshot in the registry."""
+        """Saves encoder and heads as a snapshot in the registry, and calls it the latest one there.
+
+        Returns:
+            id, folder, manifest; promoted: whether it is the latest now; news: what is to be told.
+        """
         assert self._encoder is not None  # noqa: S101  (set_pool comes first)
         info = save_snapshot(
             registry,
             encoder=self._encoder,
-            heads=self._heads,
+            heads={device: self._by_phase(device) for device in self._heads},
             source_device=self._source,
             preset=self._preset,
             labels=self._training_labels,
             fields=fields,
         )
-        return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
+        promotion = promote(Registry(registry), LATEST, info.id)
+        return {
+            "id": info.id,
+            "folder": info.folder.name,
+            "manifest": info.manifest,
+            "promoted": promotion.moved,
+            "news": promotion.told,
+        }
+
+    def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
+        """A device's heads under each phase that its labels had; one fit serves both."""
+        had: dict[Phase, Counter[StepSettings]] = {}
+        for label in self._training_labels:
+            if label.device == device:
+                c = self._configurations[self._index[label.configuration_id]]
+                settings = StepSettings(c.precision, c.memory_format, c.optimizer)
+                had.setdefault(c.phase, Counter())[settings] += 1
+        return {
+            phase: TrainedHeads(self._heads[device], tuple(s for s, _ in count.most_common()))
+            for phase, count in had.items()
+        }
 
     def _train(
         self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress

@@ -132,7 +132,7 @@ def _student_votes(architectures: int) -> Array:
 class Familiarity:
     """Where the labelled architectures lie, to tell a workload that is like none of them."""
 
-    points: npt.NDArray[np.float32]
+    points: npt.NDArray[np.float16]
     """Scaled features of labelled workloads (m, f)."""
     middle: Array
     scale: Array
@@ -145,7 +145,7 @@ class Familiarity:
         middle = features.mean(axis=0)
         deviation = features.std(axis=0)
         scale = np.where(deviation < 1e-9, 1.0, deviation)
-        points = ((features - middle) / scale).astype(np.float32)
+        points = np.clip((features - middle) / scale, -FAR, FAR).astype(np.float16)
         _, number = np.unique(np.array(groups), return_inverse=True)
         distances = _nearest(points, points, number)
         known = distances[np.isfinite(distances)]
@@ -154,7 +154,7 @@ class Familiarity:
 
     def outside(self, features: Array) -> npt.NDArray[np.bool_]:
         """Which of n workloads are farther from all labels than labels are from each other (n)."""
-        points = ((features - self.middle) / self.scale).astype(np.float32)
+        points = np.clip((features - self.middle) / self.scale, -FAR, FAR).astype(np.float16)
         found: npt.NDArray[np.bool_] = _nearest(points, self.points) > self.reach
         return found
 
@@ -178,12 +178,14 @@ class Familiarity:
 
 REACH = 1.5
 """Times the usual distance; sparse corners of the pool are not yet the unknown."""
+FAR = 1e4
+"""Deviations from the middle; what lies farther is as far."""
 _ROWS = 512
 
 
 def _nearest(
-    points: npt.NDArray[np.float32],
-    others: npt.NDArray[np.float32],
+    points: npt.NDArray[np.float16],
+    others: npt.NDArray[np.float16],
     groups: npt.NDArray[np.int64] | None = None,
 ) -> Array:
     """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from learner.estimator import Estimate, Targets
 from learner.head import Head, Ours
-from learner.networks.dataset import with_prefix
 from learner.networks.presets import HeadPreset
 from learner.predictions import DeviceHeads, Predictions, Settings
 from learner.priors.graph_prior import GraphPrior
@@ -30,6 +29,7 @@ from learner.priors.memory_prior import MemoryPrior
 from learner.priors.physics import PRIORS
 from learner.priors.prior import Prior
 from learner.priors.step_time import StepTimePrior
+from learner.tensors import with_prefix
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import METRICS
@@ -61,7 +61,7 @@ class Heads:
     """The heads of one device, for training and inference."""
 
     heads: Mapping[str, Head[Prior]]
-    """By metric."""
+    """By metric: for all workloads."""
     of_kernels: Mapping[str, Head[Prior]]
     """By metric: for workloads with kernels, where there were labels of such."""
     label_count: int
@@ -70,17 +70,26 @@ class Heads:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return tuple(metric for metric in METRICS if metric in self.heads)
+        return tuple(m for m in METRICS if m in self.heads or m in self.of_kernels)
+
+    @property
+    def needs_kernels(self) -> bool:
+        return bool(self.of_kernels)
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
-        found = {metric: self._predict(metric, workloads) for metric in self.metrics}
+        traced = all(w.kernels is not None for w in workloads)
+        found = {
+            metric: self._predict(metric, workloads)
+            for metric in self.metrics
+            if traced or metric in self.heads
+        }
 
         def column(name: str, kind: type = float) -> Any:
             rows = [getattr(estimate, name) for estimate in found.values()]
             return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
 
         return Predictions(
-            metrics=self.metrics,
+            metrics=tuple(found),
             mean=column("median"),
             low=column("low"),
             high=column("high"),
@@ -100,10 +109,13 @@ class Heads:
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
     def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
-        plain, better = self.heads[metric], self.of_kernels.get(metric)
-        if better is None or not workloads:
-            return plain.predict(workloads)
+        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
         traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        if better is not None and (plain is None or traced.all()):
+            return better.predict(workloads)
+        assert plain is not None  # noqa: S101  (a metric has one of them)
+        if better is None:
+            return plain.predict(workloads)
         parts = [
             (rows, head.predict([workloads[i] for i in np.flatnonzero(rows).tolist()]))
             for head, rows in ((better, traced), (plain, ~traced))

@@ -1,16 +1,17 @@
-"""What the heads of a device say, whatever they are."""
+"""What the heads of a device say, whatever they are, and what they were trained for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from learner.workload import Workload
+from profiler.records import MemoryFormat, Optimizer, Precision
 
 Array = npt.NDArray[np.float64]
 
@@ -20,6 +21,7 @@ class Predictions:
     """What the heads say of n workloads; every array is (n, metrics)."""
 
     metrics: tuple[str, ...]
+    """Those that can be said of all of them: some heads need kernels."""
     mean: Array
     """In the metric's unit."""
     low: Array
@@ -49,6 +51,11 @@ class DeviceHeads(Protocol):
         """Whether workloads must come with their embedding."""
         ...
 
+    @property
+    def needs_kernels(self) -> bool:
+        """Whether some head says more of a workload that comes with its kernels."""
+        ...
+
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Raises InputError where a workload lacks what the heads need."""
         ...
@@ -60,6 +67,23 @@ class DeviceHeads(Protocol):
     def settings(self) -> dict[str, Any]:
         """The plain values that go beside `tensors`, as JSON; `kind` says which heads these are."""
         ...
+
+
+class StepSettings(NamedTuple):
+    """How a step is run, beside its batch size."""
+
+    precision: Precision
+    memory_format: MemoryFormat
+    optimizer: Optimizer
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedHeads:
+    """The heads of one device and phase."""
+
+    heads: DeviceHeads
+    settings: tuple[StepSettings, ...]
+    """Those that the labels had, the most frequent first: what a question means that names none."""
 
 
 Settings = Mapping[str, Any]

@@ -1,73 +1,54 @@
-"""Snapshots: encoder and heads as files that can be checked, moved, and run no code when loaded.
+"""Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
 
-    <registry>/<id>/manifest.json         what it is, how good, from which labels, and checksums
-                    encoder.safetensors
-                    heads-<device>.safetensors
-
-A snapshot is written beside its place and moved there in one step, and never changed: its id is a
-hash of its content. Whoever loads it checks every byte against the manifest first.
+Heads are kept by device and phase, each with the settings (precision, layout, optimizer) that its
+labels had. `manifest` says what the files are; a snapshot is written beside its place and moved
+there in one step, and never changed. Whoever loads it checks every byte against the manifest first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
-import os
 import platform
-import re
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from learner.heads import heads_from_tensors
-from learner.networks.gae import Encoder
+from learner.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    NAME,
+    Label,
+    entries,
+    label_set_hash,
+    manifest_bytes,
+    read_manifest,
+    read_whole,
+    sealed,
+    write_folder,
+)
 from learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
-from learner.predictions import DeviceHeads, Predictions
+from learner.predictions import Predictions, StepSettings, TrainedHeads
 from learner.workload import Workload
 from profiler.errors import SnapshotError, one_line
-from profiler.records import METRICS, Provenance
+from profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
 
-FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 2
-"""2: heads of physics and residual, beside networks."""
-MANIFEST = "manifest.json"
+if TYPE_CHECKING:
+    from learner.networks.gae import Encoder
+
 ENCODER = "encoder.safetensors"
 
-MAX_MANIFEST_BYTES = 16 << 20
-MAX_FILE_BYTES = 2 << 30
-MAX_FILES = 256
-
-STALE_S = 24 * 3600.0
-"""A folder that has been unfinished for longer belongs to a process that was killed."""
-
-_UNFINISHED = ".unfinished-"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_NOT_IN_ID = ("id", "created_at", "checksum")
-
-
-class Label(Protocol):
-    """What a snapshot tells of each label that it was trained on."""
-
-    @property
-    def configuration_id(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def values(self) -> tuple[float | None, ...]: ...
-    @property
-    def provenance(self) -> str: ...
+_MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
+"""What tensors and settings raise that do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +66,38 @@ class Snapshot:
 
     id: str
     manifest: Mapping[str, Any]
-    encoder: Encoder
-    heads: Mapping[str, DeviceHeads]
+    heads: Mapping[str, Mapping[Phase, TrainedHeads]]
+    """By device and phase."""
     source_device: str
+    encoder_bytes: bytes | None = None
 
-    def predict(self, workloads: Sequence[Workload], device: str) -> Predictions:
-        """What the heads of this device say of the workloads.
+    def trained(self, device: str, phase: Phase) -> TrainedHeads:
+        """The heads of this device and phase.
 
         Raises:
-            SnapshotError: there are no heads for the device.
+            SnapshotError: there are none.
         """
         if device not in self.heads:
             raise SnapshotError(
                 f"snapshot {self.id} has no head for device {device!r}; "
                 f"it has: {', '.join(sorted(self.heads))}"
             )
-        heads = self.heads[device]
+        if phase not in self.heads[device]:
+            raise SnapshotError(
+                f"snapshot {self.id} has no head for {phase} steps on {device}; "
+                f"it has: {', '.join(sorted(self.heads[device]))}"
+            )
+        return self.heads[device][phase]
+
+    def predict(
+        self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN
+    ) -> Predictions:
+        """What the heads of this device and phase say of the workloads.
+
+        Raises:
+            SnapshotError: there are no heads for them.
+        """
+        heads = self.trained(device, phase).heads
         if heads.needs_embeddings and workloads:
             rows = self.encoder.embed([workload.graph for workload in workloads])
             workloads = [
@@ -109,12 +106,29 @@ class Snapshot:
             ]
         return heads.predict(workloads)
 
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The frozen encoder, read when it is first asked for: physical heads need none.
+
+        Raises:
+            SnapshotError: there is none, or it does not fit this version.
+        """
+        from learner.networks.gae import Encoder
+
+        if self.encoder_bytes is None:
+            raise SnapshotError(f"snapshot {self.id} has no encoder")
+        try:
+            preset, _ = _presets(self.manifest["preset"])
+            return Encoder.from_tensors(preset, load_tensors(self.encoder_bytes))
+        except _MISFITS as error:
+            raise _misfit(self.id, error) from error
+
 
 def save_snapshot(
     registry: Path,
     *,
-    encoder: Encoder,
-    heads: Mapping[str, DeviceHeads],
+    encoder: Encoder | None = None,
+    heads: Mapping[str, Mapping[Phase, TrainedHeads]],
     source_device: str,
     preset: LearnerPreset,
     labels: Sequence[Label],
@@ -124,8 +138,8 @@ def save_snapshot(
 
     Args:
         registry: the folder of all snapshots; made if it is missing.
-        encoder: the frozen encoder.
-        heads: by device.
+        encoder: the frozen encoder; None where no head needs one.
+        heads: by device and phase.
         source_device: the device that is meant when none is named; must have heads.
         preset: of encoder and heads.
         labels: those that the heads were trained on.
@@ -144,41 +158,41 @@ def save_snapshot(
         raise SnapshotError("simulated labels never train a published snapshot; leave them out")
     if source_device not in heads:
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
-    contents = {ENCODER: save_tensors(_contiguous(encoder.tensors()))}
-    for device in heads:
-        if not _NAME.fullmatch(device):
+    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
+    for device, phases in heads.items():
+        if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        contents[f"heads-{device}.safetensors"] = save_tensors(_contiguous(heads[device].tensors()))
+        for phase, trained in phases.items():
+            contents[_file(device, phase)] = _saved(trained.heads.tensors())
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "source_device": source_device,
         "preset": dataclasses.asdict(preset),
-        "heads": {device: head.settings() for device, head in sorted(heads.items())},
+        "heads": {
+            device: {
+                phase.value: {
+                    **trained.heads.settings(),
+                    "label_settings": [[str(x) for x in row] for row in trained.settings],
+                }
+                for phase, trained in sorted(phases.items())
+            }
+            for device, phases in sorted(heads.items())
+        },
         "units": dict(METRICS),
         "training_labels": {"counts": counts, "sha256": label_set_hash(labels)},
         "versions": _versions(),
-        "files": {
-            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-            for name, data in sorted(contents.items())
-        },
+        "files": entries(contents),
     }
     clash = sorted(set(fields) & {*own, "id", "checksum"})
     if clash:
         raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
-    manifest = json.loads(json.dumps({**fields, **own}, allow_nan=False))
-    manifest["id"] = _content_id(manifest)
-    manifest["checksum"] = _checksum(manifest)
-    contents[MANIFEST] = json.dumps(manifest, indent=2, sort_keys=True).encode()
+    manifest = sealed({**fields, **own})
+    contents[MANIFEST] = manifest_bytes(manifest)
     folder = registry / manifest["id"]
-    try:
-        registry.mkdir(parents=True, exist_ok=True)
-        _remove_stale(registry)
-        _write_folder(folder, contents)
-    except OSError as error:
-        raise SnapshotError(f"cannot write the snapshot to {registry}: {error}") from error
-    return SnapshotInfo(manifest["id"], folder, _read_manifest(folder))
+    write_folder(folder, contents)
+    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
 def load_snapshot(folder: Path) -> Snapshot:
@@ -187,32 +201,25 @@ def load_snapshot(folder: Path) -> Snapshot:
     Raises:
         SnapshotError: missing, damaged, truncated, of another format or version, or too large.
     """
-    manifest = _read_manifest(folder)
-    contents = {
-        name: _read_checked(folder, name, entry) for name, entry in manifest["files"].items()
-    }
+    manifest, contents = read_whole(folder)
     try:
-        encoder_preset, head_preset = _presets(manifest["preset"])
-        encoder = Encoder.from_tensors(encoder_preset, load_tensors(contents[ENCODER]))
+        _, head_preset = _presets(manifest["preset"])
         heads = {
-            device: heads_from_tensors(
-                head_preset, settings, load_tensors(contents[f"heads-{device}.safetensors"])
-            )
-            for device, settings in manifest["heads"].items()
+            device: {
+                Phase(phase): TrainedHeads(
+                    heads_from_tensors(
+                        head_preset, settings, load_tensors(contents[_file(device, Phase(phase))])
+                    ),
+                    tuple(_step_settings(row) for row in settings["label_settings"]),
+                )
+                for phase, settings in phases.items()
+            }
+            for device, phases in manifest["heads"].items()
         }
         source_device = str(manifest["source_device"])
-    except (
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
-        raise SnapshotError(
-            f"snapshot {folder} does not fit this version of trappm: {one_line(error)}"
-        ) from error
-    return Snapshot(manifest["id"], manifest, encoder, heads, source_device)
+    except _MISFITS as error:
+        raise _misfit(str(folder), error) from error
+    return Snapshot(manifest["id"], manifest, heads, source_device, contents.get(ENCODER))
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
@@ -221,27 +228,11 @@ def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
     Raises:
         SnapshotError: the source is no whole snapshot, or `to` exists or cannot be written.
     """
-    manifest = _read_manifest(source)
-    contents = {
-        name: _read_checked(source, name, entry) for name, entry in manifest["files"].items()
-    }
-    contents[MANIFEST] = _read(source / MANIFEST, MAX_MANIFEST_BYTES)
+    manifest, contents = read_whole(source)
     if to.exists():
         raise SnapshotError(f"{to} is already there; name a new folder")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        _write_folder(to, contents)
-    except OSError as error:
-        raise SnapshotError(f"cannot write the snapshot to {to}: {error}") from error
+    write_folder(to, {**contents, MANIFEST: manifest_bytes(manifest)})
     return SnapshotInfo(manifest["id"], to, manifest)
-
-
-def label_set_hash(labels: Sequence[Label]) -> str:
-    """64 hexadecimal digits, equal for equal sets of labels in any order."""
-    rows = sorted(
-        json.dumps([x.device, x.configuration_id, list(x.values), x.provenance]) for x in labels
-    )
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
@@ -264,85 +255,24 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """The folder with these files, all at once; one that another process made first stays."""
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
-    try:
-        for name, data in contents.items():
-            with (unfinished / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        unfinished.chmod(0o755)
-        try:
-            unfinished.replace(folder)
-        except OSError:
-            if not (folder / MANIFEST).is_file():
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _file(device: str, phase: Phase) -> str:
+    return f"heads-{device}-{phase}.safetensors"
 
 
-def _remove_stale(registry: Path) -> None:
-    """Removes what processes that were killed while they wrote have left behind."""
-    for folder in registry.glob(f"{_UNFINISHED}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
-            if time.time() - folder.stat().st_mtime > STALE_S:
-                shutil.rmtree(folder)
+def _saved(tensors: Mapping[str, Any]) -> bytes:
+    return save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
-    try:
-        manifest = json.loads(_read(path, MAX_MANIFEST_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(folder, f"{MANIFEST} is not valid JSON") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SnapshotError(f"{path} is not the manifest of a TraPPM snapshot")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise SnapshotError(
-            f"snapshot {folder} has format version {manifest.get('format_version')!r}, and this "
-            f"version of trappm reads {FORMAT_VERSION}; upgrade trappm or publish it again"
-        )
-    sound = manifest.get("checksum") == _checksum(manifest)
-    if not sound or manifest.get("id") != _content_id(manifest):
-        raise _damaged(folder, f"{MANIFEST} does not match its own checksum")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not 0 < len(files) <= MAX_FILES:
-        raise _damaged(folder, "its list of files cannot be right")
-    return manifest
+def _step_settings(row: Sequence[str]) -> StepSettings:
+    precision, memory_format, optimizer = row
+    return StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
 
 
-def _read_checked(folder: Path, name: str, entry: Any) -> bytes:
-    """The bytes of one file of a snapshot, if they are those that the manifest tells of."""
-    if not _NAME.fullmatch(name) or not isinstance(entry, dict):
-        raise _damaged(folder, f"it names a file {name!r}")
-    path = folder / name
-    if not path.is_file():
-        raise _damaged(folder, f"{name} is missing")
-    data = _read(path, MAX_FILE_BYTES)
-    if len(data) != entry.get("bytes"):
-        raise _damaged(folder, f"{name} has {len(data)} bytes, not {entry.get('bytes')}")
-    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise _damaged(folder, f"{name} does not match its checksum")
-    return data
-
-
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error}") from error
-    if len(data) > limit:
-        raise SnapshotError(f"{path} has more than {limit} bytes, too much for a snapshot")
-    return data
-
-
-def _damaged(folder: Path, what: str) -> SnapshotError:
-    return SnapshotError(f"snapshot {folder} is damaged: {what}; pull or publish it again")
+def _misfit(place: str, error: Exception) -> SnapshotError:
+    return SnapshotError(
+        f"snapshot {place} does not fit this version of trappm: {one_line(error)}; "
+        "publish it again with this version"
+    )
 
 
 def _presets(preset: Mapping[str, Any]) -> tuple[EncoderPreset, HeadPreset]:
@@ -350,18 +280,3 @@ def _presets(preset: Mapping[str, Any]) -> tuple[EncoderPreset, HeadPreset]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
     return EncoderPreset(**tuples(preset["encoder"])), HeadPreset(**tuples(preset["head"]))
-
-
-def _content_id(manifest: Mapping[str, Any]) -> str:
-    """20 hexadecimal digits: of everything but when it was made."""
-    return _checksum({k: v for k, v in manifest.items() if k not in _NOT_IN_ID})[:20]
-
-
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    content = {k: v for k, v in manifest.items() if k != "checksum"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _contiguous(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

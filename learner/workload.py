@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from learner.networks.dataset import FloatArray
+import numpy as np
+import numpy.typing as npt
+
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Workload:
     """The allocations of a training step; None where it could not be traced."""
     kernels: KernelProfile | None = None
     """The kernels of a step; None where they could not be traced."""
-    embedding: FloatArray | None = None
+    embedding: npt.NDArray[np.float32] | None = None
     """Of the graph, by the frozen encoder (width)."""
 
     @property

@@ -102,16 +102,11 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     Raises:
         ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
     """
-    from profiler.onnx_files.module import RebuiltModule
-    from profiler.onnx_files.opening import load_checked
     from profiler.onnx_files.reader import read_onnx
 
     graph = read_onnx(path, input_size=input_size)
     try:
-        model = load_checked(path)
-        module = RebuiltModule(model)
-        sizes = [input_size if size is None else size for size in model.image_shape[1:]]
-        sample = Sample(tuple(filter(None, sizes)), module.image_type)
+        module, sample = rebuilt(path, input_size)
         fixed = graph.fixed_batch_size
         step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
     except TrappmError as error:
@@ -123,6 +118,21 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
         step_source=StepSource.REBUILT,
         step_remark=_NO_NORM if _may_be_folded(graph) else None,
     )
+
+
+def rebuilt(path: Path, input_size: int | None = None) -> tuple[nn.Module, Sample]:
+    """A trainable module rebuilt from an ONNX file, and what one sample of its input is.
+
+    Raises:
+        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+    """
+    from profiler.onnx_files.module import RebuiltModule
+    from profiler.onnx_files.opening import load_checked
+
+    model = load_checked(path)
+    module = RebuiltModule(model)
+    sizes = [input_size if size is None else size for size in model.image_shape[1:]]
+    return module, Sample(tuple(filter(None, sizes)), module.image_type)
 
 
 def _may_be_folded(graph: GraphTemplate) -> bool:

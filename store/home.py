@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from platformdirs import user_data_path
 from sqlalchemy import URL
 
+from profiler.data_folder import VARIABLE, data_folder
 from profiler.errors import InputError
 
-VARIABLE = "TRAPPM_HOME"
 DATABASE_VARIABLE = "TRAPPM_DATABASE"
 _DATABASE_FILE = "database_url"
 _LONGEST_URL = 4096
@@ -75,9 +74,7 @@ class Home:
     @classmethod
     def find(cls) -> Self:
         """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
-        named = os.environ.get(VARIABLE)
-        path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
-        return cls(path.absolute())
+        return cls(data_folder())
 
     @classmethod
     def open(cls) -> Self:

@@ -102,10 +102,10 @@ def _small_campaign(tmp_path: Path, **changes: object) -> str:
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--batch-size", "two"], "--batch-size"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
-        (["predict", "resnet18"], "trappm campaign launch"),
+        (["predict", "resnet18", "--device", "h100"], "no head for device 'h100'"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
-        (["predict"], "'model'"),
+        (["predict"], "MODEL"),
         (["snapshot", "pull"], "--to"),
         (["snapshot", "pull", "v3", "--to", "x"], "no snapshot 'v3'"),
         (["campaign", "launch"], "--preset laptop"),
@@ -196,6 +196,6 @@ def test_debug_shows_the_trace(home):
 
 def test_empty_lists_say_what_to_do_next(trappm, home):
     assert "trappm campaign launch" in trappm("campaign", "list", home=home).stdout
-    assert "trappm campaign launch" in trappm("snapshot", "list", home=home).stdout
-    for command in (["campaign", "list"], ["snapshot", "list"]):
-        assert json.loads(trappm(*command, "--json", home=home).stdout) == []
+    assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
+    (shipped,) = json.loads(trappm("snapshot", "list", "--json", home=home).stdout)
+    assert shipped["aliases"] == ["default"]

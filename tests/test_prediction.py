@@ -12,12 +12,22 @@ import trappm
 from learner.heads import train_heads
 from learner.networks.gae import train_encoder
 from learner.networks.presets import LAPTOP
+from learner.predictions import TrainedHeads
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import InputError, UnsupportedModelError
 from profiler.onnx_files.export import export_onnx
+from profiler.records import Phase
 from profiler.static import graph_template
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    """Profiles of what is asked about are kept in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,8 @@ def snapshot(tmp_path_factory):
     )  # fmt: skip
     return save_snapshot(
         tmp_path_factory.mktemp("snapshots"),
-        encoder=encoder, heads={"cpu-2t": heads}, source_device="cpu-2t", preset=preset, labels=[],
+        encoder=encoder, heads={"cpu-2t": {Phase.TRAIN: TrainedHeads(heads, ())}},
+        source_device="cpu-2t", preset=preset, labels=[],
         fields={"campaign": "test", "errors": {"cpu-2t": {}}, "label_counts": {}},
     ).folder  # fmt: skip
 
@@ -139,7 +150,10 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     ("model", "options", "told"),
     [
-        ([1], {}, "the model is a list"),
+        ([1], {}, "the model is a int"),
+        ([], {}, "list of models is empty"),
+        ({"device": "a100"}, {}, "names no model"),
+        ("resnet18", {"colour": "red"}, "no argument 'colour'"),
         (nn.Flatten(), {}, "give example_input"),
         (nn.Flatten(), {"example_input": torch.empty(1, 3), "input_size": 3}, "no input size"),
         (nn.Flatten(), {"example_input": (torch.empty(1, 3),)}, "is a tuple"),

@@ -103,7 +103,7 @@ def print_label(
 def print_answer(answer: Answer) -> None:
     """The answer of a look-up: from where it is, what it says, and what else matched."""
     if answer.prediction is not None:
-        from trappm.tables import print_prediction
+        from trappm.answer_tables import print_prediction
 
         told = "source: predicted; no label there is known to be of this graph"
         console().print(told, style="bold")

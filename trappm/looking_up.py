@@ -87,7 +87,7 @@ def lookup(
     device: str,
     batch_size: int | None = None,
     input_size: int | None = None,
-    snapshot: str | Path = "latest",
+    snapshot: str | Path | None = None,
     measure: bool = False,
     protocol: str | Protocol | None = None,
     **settings: str,
@@ -298,7 +298,7 @@ class _Asked:
             f"{measurement.message}; the attempt is kept as number {recorded.measurement_id}"
         )
 
-    def predicted(self, device: str, snapshot: str | Path) -> Answer:
+    def predicted(self, device: str, snapshot: str | Path | None) -> Answer:
         from trappm.prediction import predict
 
         settings = [

@@ -1,47 +1,69 @@
-"""`trappm.predict`: the cost of a step of a model, from a published snapshot.
+"""`trappm.predict`: what a step of a model costs on a device, and what follows from that.
 
-The answer unpacks as step time, memory, power, in the order of the paper's Figure 8.
+An answer unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of a
+snapshot say these three (`answering`); throughput, what fits, energy and the cost of a whole
+training follow from them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from profiler.errors import InputError, SnapshotError
-from profiler.records import MAX_SIZE, METRICS
+from profiler.errors import InputError
+from profiler.records import MAX_SIZE
+from trappm.costs import Run
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from profiler.simulation.memory_simulation import SimulatedMemory
-    from profiler.static import StaticProfile, StepSource
-    from store import Home, Store
+    from profiler.static import StepSource
 
-MANIFEST = "manifest.json"
+Model = "str | Path | nn.Module"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What one training step costs; iterating gives step time, memory, power."""
+    """What one step costs; iterating gives step time, memory, power."""
 
     model: str
     device: str
     batch_size: int
+    phase: str
+    """`train` or `infer`."""
+    precision: str
+    memory_format: str
+    optimizer: str
     snapshot: str
+    """The id of the one that answers."""
     step_time_ms: float | None
     memory_mib: float | None
     power_w: float | None
+    energy_j: float | None = None
+    """Of one step."""
+    samples_per_s: float | None = None
+    out_of_memory: float | None = None
+    """The probability that the step does not fit into the device's memory."""
+    capacity_mib: float | None = None
+    """The device's memory."""
+    largest_batch_size: int | None = None
+    """The largest whose memory fits by the upper bound of its interval; 0 if none does."""
+    mig_profile: str | None = None
+    """On an A100: the smallest part of it that the upper bound of the memory fits into."""
+    run: Run | None = None
+    """What so many epochs of so many samples cost, where they are given."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
     unfamiliar: tuple[str, ...] = ()
     """Metrics whose head has seen nothing like this model: outside of what it knows."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """For each metric that is None: why."""
+    """For each of the above that is None: why."""
+    remarks: tuple[str, ...] = ()
+    """What else should be known before the answer is relied on."""
     simulated_memory: SimulatedMemory
     """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
     steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
@@ -58,148 +80,127 @@ class Prediction:
         return asdict(self)
 
 
+class Options(TypedDict, total=False):
+    """What may be asked beside model and device; see `predict`."""
+
+    example_input: torch.Tensor | None
+    batch_size: int | None
+    input_size: int | None
+    phase: str
+    precision: str | None
+    memory_format: str | None
+    optimizer: str | None
+    snapshot: str | Path | None
+    epochs: int | None
+    samples: int | None
+    carbon_g_per_kwh: float | None
+
+
+_OPTIONS = frozenset(Options.__annotations__)
+
+
+@overload
 def predict(
     model: str | Path | nn.Module,
+    config: Mapping[str, Any] | None = None,
     *,
-    example_input: torch.Tensor | None = None,
-    batch_size: int | None = None,
-    input_size: int | None = None,
     device: str | None = None,
-    snapshot: str | Path = "latest",
-) -> Prediction:
-    """Predicts the cost of a training step of a timm architecture, an ONNX file or a module.
+    **options: Unpack[Options],
+) -> Prediction: ...
+@overload
+def predict(
+    model: Mapping[str, Any], *, device: str | None = None, **options: Unpack[Options]
+) -> Prediction: ...
+@overload
+def predict(
+    model: list[Any] | tuple[Any, ...],
+    config: Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    devices: Literal["all"] | Sequence[str] | None = None,
+    **options: Unpack[Options],
+) -> list[Prediction]: ...
+@overload
+def predict(
+    model: str | Path | nn.Module | Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+    *,
+    devices: Literal["all"] | Sequence[str],
+    **options: Unpack[Options],
+) -> list[Prediction]: ...
+def predict(
+    model: Any,
+    config: Mapping[str, Any] | None = None,
+    *,
+    device: str | None = None,
+    devices: Literal["all"] | Sequence[str] | None = None,
+    **options: Any,
+) -> Prediction | list[Prediction]:
+    """Predicts the cost of a step of a timm architecture, an ONNX file or a module.
+
+    `predict({"model": "resnet101_32.onnx", "device": "GPU:A100-SXM4-40GB:1"})` and
+    `predict("resnet101_32.onnx", {"device": ...})` say the same as keywords do.
 
     Args:
-        model: a timm name, the path of an ONNX file, or a module whose forward takes one tensor;
-            a module stays as it is.
-        example_input: for modules, a tensor as `forward` takes it, batch first; only its shape
-            and type are read.
-        batch_size: samples a step; by default the example's or the file's own, or 1.
-        input_size: pixels, for timm names; by default the architecture's own.
-        device: a device that the snapshot has heads for; by default its source device.
-        snapshot: an id, an alias, or a folder with a pulled snapshot.
+        model: a timm name, the path of an ONNX file, a module whose forward takes one tensor (it
+            stays as it is), or a list of these.
+        config: further arguments by name.
+        device: by any of its names; by default the snapshot's source device.
+        devices: several instead, or "all" that heads of this phase exist for.
+        **options: example_input: for modules, a tensor as `forward` takes it, batch first; only its
+            shape and type are read. batch_size: samples a step; by default the example's or the
+            file's own, or 1. input_size: pixels, for timm names; by default the architecture's own.
+            phase: `train` (by default) or `infer`. precision, memory_format, optimizer: by default
+            as most labels of the device had them. snapshot: an id, an alias, or a folder; by
+            default the latest one here, and for devices that it does not know the one that ships
+            with trappm. epochs, samples: adds what a whole run costs (`Prediction.run`).
+            carbon_g_per_kwh: of the electricity, for its CO2.
+
+    Returns:
+        One prediction, or a list for a list of models or for `devices`: all devices of the first
+        model, then those of the next.
 
     Raises:
         UnknownArchitectureError: no such timm architecture.
         ModelFileError: the file is not an ONNX model that we can read.
         SnapshotError: no such snapshot, or it has no head for the device.
-        InputError: a batch or input size that the model cannot have, or an example that does not
-            fit the module.
+        InputError: a batch or input size that the model cannot have, an example that does not fit
+            the module, or an argument that there is not.
         UnsupportedModelError: no graph can be made of the model; the reason is told.
     """
-    for name, value in (("batch size", batch_size), ("input size", input_size)):
-        if value is not None and not 1 <= value <= MAX_SIZE:
-            raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
-    name, own_batch_size, profile_of = _source(model, example_input, input_size)
-    from learner.snapshot import load_snapshot
-    from learner.workload import Workload
+    from trappm.answering import Question
+    from trappm.subjects import subject_of
 
-    loaded = load_snapshot(_locate(snapshot))
-    key = device or loaded.source_device
-    profile = profile_of()
-    batch = batch_size or own_batch_size or profile.graph.fixed_batch_size or 1
-    graph = profile.graph.at(batch)
-    predictions = loaded.predict([Workload(graph=graph, step=profile.step)], key)
-    values: dict[str, float | None] = dict.fromkeys(METRICS)
-    intervals, missing = {}, {}
-    for metric in METRICS:
-        if metric in predictions.metrics:
-            at = predictions.metrics.index(metric)
-            values[metric] = float(predictions.mean[0, at])
-            intervals[metric] = (float(predictions.low[0, at]), float(predictions.high[0, at]))
-        else:
-            missing[metric] = f"the snapshot has no {metric} head for {key}"
-    return Prediction(
-        model=name,
-        device=key,
-        batch_size=batch,
-        snapshot=loaded.id,
-        intervals=intervals,
-        unfamiliar=tuple(
-            metric for at, metric in enumerate(predictions.metrics) if predictions.outside[0, at]
-        ),
-        missing=missing,
-        simulated_memory=profile.memory(batch),
-        memory_source=profile.step_source,
-        memory_remark=profile.step_refusal or profile.step_remark,
-        **values,
-    )
+    told = dict(config or {})
+    if isinstance(model, Mapping):
+        told = {**model, **told}
+        if "model" not in told:
+            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
+        model = told.pop("model")
+    for name, value in (("device", device), ("devices", devices), *options.items()):
+        if value is not None:
+            told[name] = value
+    device, devices = told.pop("device", None), told.pop("devices", None)
+    unknown = sorted(set(told) - _OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS | {"device", "devices"}))
+        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
+    for name in ("batch_size", "input_size"):
+        _check_size(name.replace("_", " "), told.get(name))
+    many = isinstance(model, list | tuple) and not hasattr(model, "forward")
+    models = list(model) if many else [model]
+    if not models:
+        raise InputError("the list of models is empty")
+    shape = {name: told.pop(name, None) for name in ("example_input", "input_size")}
+    question = Question(**told)
+    subjects = [subject_of(one, **shape) for one in models]
+    wanted = question.device_keys(device, devices)
+    found = [question.answer(subject, key) for subject in subjects for key in wanted]
+    return found if many or devices is not None else found[0]
 
 
-def snapshot_folder(store: Store, home: Home, name: str) -> Path:
-    """The folder of a published snapshot, by id or alias.
-
-    Raises:
-        SnapshotError: there is none of that name.
-    """
-    record = store.snapshot(name)
-    if record is None:
-        names = [*sorted(store.aliases()), *(s.id for s in store.snapshots())]
-        known = "none is published yet; see: trappm campaign launch --help"
-        if names:
-            known = f"there are: {', '.join(names)}"
-        raise SnapshotError(f"no snapshot {name!r}; {known}")
-    return home.snapshots / record.location
-
-
-def _locate(snapshot: str | Path) -> Path:
-    if isinstance(snapshot, Path) or (Path(snapshot) / MANIFEST).is_file():
-        return Path(snapshot)
-    from store import Home, Store
-
-    home = Home.find()
-    try:
-        store = Store.open_to_read(home.database_url)
-    except InputError as error:
-        raise SnapshotError(f"no snapshot {snapshot!r}: {error}") from error
-    with store:
-        return snapshot_folder(store, home, snapshot)
-
-
-def _source(
-    model: object, example: torch.Tensor | None, input_size: int | None
-) -> tuple[str, int | None, Callable[[], StaticProfile]]:
-    """The model's name, its own batch size, and what makes its profile, once it has been checked.
-
-    Raises:
-        InputError: not a model, or one that does not fit what is given beside it.
-    """
-    if isinstance(model, str | Path):
-        if example is not None:
-            raise InputError("example_input is for modules; names and files know their input")
-        if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
-            profile = _of_file(Path(model), input_size)
-            return str(model), None, lambda: profile
-        from profiler.zoo import check
-
-        name = check(model)
-        return name, None, lambda: _of_architecture(name, input_size)
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the model is a {type(model).__name__}; give a timm name, an ONNX file or a module"
-        )
-    if example is None or input_size is not None:
-        raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
-    from profiler.model_input import Sample
-    from profiler.static import static_profile
-
-    sample = Sample.from_example(model, example)
-    return type(model).__name__, example.shape[0], lambda: static_profile(model, sample)
-
-
-def _of_file(path: Path, input_size: int | None) -> StaticProfile:
-    from profiler.static import file_profile
-
-    return file_profile(path, input_size)
-
-
-def _of_architecture(architecture: str, input_size: int | None) -> StaticProfile:
-    from profiler.static import static_profile
-    from profiler.zoo import native_input_size
-
-    size = native_input_size(architecture) if input_size is None else input_size
-    if size is None:
-        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
-    return static_profile(architecture, size)
+def _check_size(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,35 +38,6 @@ def print_campaigns(rows: list[dict[str, Any]]) -> None:
         console().print("no campaign yet; start one with: trappm campaign launch --preset laptop")
         return
     console().print(table("campaigns", list(rows[0]), [list(_short(row).values()) for row in rows]))
-
-
-def snapshot_rows(store: Store) -> list[dict[str, Any]]:
-    aliases = store.aliases()
-    return [
-        {
-            "id": snapshot.id,
-            "aliases": sorted(name for name, id_ in aliases.items() if id_ == snapshot.id),
-            "campaign": snapshot.campaign_id,
-            "devices": sorted(snapshot.manifest["heads"]),
-            "training_labels": _by_provenance(snapshot.manifest["training_labels"]["counts"]),
-            "created_at": snapshot.created_at,
-        }
-        for snapshot in store.snapshots()
-    ]
-
-
-def print_snapshots(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        console().print("no snapshot yet; a campaign publishes one: trappm campaign launch")
-        return
-    console().print(table("snapshots", list(rows[0]), [list(_short(row).values()) for row in rows]))
-
-
-def _by_provenance(counts: dict[str, dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for by_provenance in counts.values():
-        total.update(by_provenance)
-    return dict(total)
 
 
 def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:

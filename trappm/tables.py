@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from profiler.records import METRICS
-
-if TYPE_CHECKING:
-    from trappm.prediction import Prediction
 
 LONG = 30
 """Words longer than this may be broken over lines in a table."""
@@ -82,28 +77,6 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     widths = [column.width or 1 for column in built.columns]
     built.width = sum(widths) + _GAP * (len(widths) - 1)
     console().print(built, crop=False)
-
-
-def print_prediction(prediction: Prediction) -> None:
-    rows = []
-    for metric, unit in METRICS.items():
-        value = getattr(prediction, metric)
-        low, high = prediction.intervals.get(metric, (None, None))
-        missing = prediction.missing.get(metric)
-        spread = missing if value is None else f"{low:,.4g} to {high:,.4g}"
-        rows.append((metric, value, unit, spread))
-    title = f"{prediction.model} on {prediction.device}, batch {prediction.batch_size}"
-    console().print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
-    memory = prediction.simulated_memory
-    console().print(
-        f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
-        f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
-        f"{memory.reserved_mib:,.0f} reserved, "
-        f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
-    )
-    if prediction.memory_remark is not None:
-        console().print(prediction.memory_remark, style="dim")
-    console().print(f"snapshot {prediction.snapshot}", style="dim")
 
 
 def scatter(measured: Sequence[float], predicted: Sequence[float], *, title: str) -> str:

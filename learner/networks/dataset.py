@@ -161,8 +161,3 @@ def to_inputs(
 def join_vectors(graphs: Sequence[Graph], embeddings: FloatArray) -> FloatArray:
     """Embedding and logarithms of the static features side by side (n, width + 6), not scaled."""
     return np.hstack([embeddings, log_static_features(graphs)])
-
-
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose name starts with the prefix, named by the rest."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

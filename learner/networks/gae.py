@@ -24,7 +24,6 @@ from learner.networks.dataset import (
     batches,
     fit_node_scaler,
     to_data,
-    with_prefix,
 )
 from learner.networks.distinct import (
     Classes,
@@ -35,6 +34,7 @@ from learner.networks.distinct import (
 )
 from learner.networks.presets import EncoderPreset
 from learner.networks.randomness import torch_seeded
+from learner.tensors import with_prefix
 from profiler.errors import InputError
 from profiler.graphs.features import NODE_FEATURES
 from profiler.records import Graph

@@ -24,12 +24,12 @@ from learner.networks.dataset import (
     fit_node_scaler,
     join_vectors,
     to_inputs,
-    with_prefix,
 )
 from learner.networks.presets import HeadPreset
 from learner.networks.randomness import torch_seeded
 from learner.networks.regressor import HeadNetwork, network_outputs, train_network
 from learner.predictions import Predictions
+from learner.tensors import with_prefix
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import METRICS, Graph
@@ -72,6 +72,7 @@ class NetworkHeads:
     label_count: int
 
     needs_embeddings = True
+    needs_kernels = False
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Raises InputError for embeddings that are missing, or not of the encoder's width."""

@@ -98,7 +98,7 @@ def variances(points: Array, at: Covariance) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
-    """A fitted process: its features are `covariance(x, landmarks) @ root`."""
+    """A fitted process, as what its predictions need of the covariances of x and the landmarks."""
 
     coordinates: Coordinates
     covariance: Covariance
@@ -106,29 +106,21 @@ class GaussianProcess:
     """What the labels were divided by."""
     landmarks: Array
     """(m, c), as coordinates."""
-    root: Array
-    """(m, p)."""
-    weights: Array
-    """Mean of the weights of the p features (p)."""
-    spread: Array
-    """Square root of their covariance: `spread @ spread.T` (p, p)."""
+    word: Array
+    """The mean is `covariance(x, landmarks) @ word` (m)."""
+    explained: Array
+    """The variance that labels take away is `k @ explained @ k` of these covariances k (m, m)."""
     noise: float
     """Scale of the Student-t noise, in units of `unit`."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Mean of what n rows of features say, and its deviation without the noise (n) each."""
         points = self.coordinates.apply(features)
-        inner = self._features(points)
-        missed = np.maximum(variances(points, self.covariance) - (inner**2).sum(axis=1), 0.0)
-        variance = ((inner @ self.spread) ** 2).sum(axis=1) + missed
-        return self.unit * (inner @ self.weights), self.unit * np.sqrt(variance)
-
-    def _features(self, points: Array) -> Array:
         groups = self.coordinates.groups
-        found: Array = (
-            covariance_matrix(points, self.landmarks, groups, self.covariance) @ self.root
-        )
-        return found
+        inner = covariance_matrix(points, self.landmarks, groups, self.covariance)
+        explained = ((inner @ self.explained) * inner).sum(axis=1)
+        variance = np.maximum(variances(points, self.covariance) - explained, 0.0)
+        return self.unit * (inner @ self.word), self.unit * np.sqrt(variance)
 
     def tensors(self) -> dict[str, Tensor]:
         c = self.covariance
@@ -138,10 +130,9 @@ class GaussianProcess:
             "groups": np.array(self.coordinates.groups, dtype=np.int64),
             "relevance": np.array(c.relevance),
             "constants": np.array([c.smooth, c.linear, c.level, c.noise, self.unit, self.noise]),
-            "landmarks": self.landmarks,
-            "root": self.root,
-            "weights": self.weights,
-            "spread": self.spread,
+            "landmarks": self.landmarks.astype(np.float32),
+            "word": self.word,
+            "explained": self.explained[np.triu_indices(len(self.explained))],
         }
         return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
@@ -151,24 +142,24 @@ class GaussianProcess:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         groups = tuple(int(g) for g in arrays["groups"])
         smooth, linear, level, noise, unit, found_noise = (float(v) for v in arrays["constants"])
-        columns, features = arrays["landmarks"].shape[1], arrays["root"].shape[1]
+        count, columns = arrays["landmarks"].shape
         fits = (
             sum(groups) == columns == len(arrays["middle"]) == len(arrays["scale"])
             and len(arrays["relevance"]) == len(groups)
-            and arrays["root"].shape[0] == arrays["landmarks"].shape[0]
-            and arrays["weights"].shape == (features,)
-            and arrays["spread"].shape == (features, features)
+            and arrays["word"].shape == (count,)
+            and arrays["explained"].shape == (count * (count + 1) // 2,)
         )
         if not fits:
             raise ValueError("the tensors of a Gaussian process do not fit together")
+        explained = np.zeros((count, count))
+        explained[np.triu_indices(count)] = arrays["explained"]
         return cls(
             Coordinates(arrays["middle"], arrays["scale"], groups),
             Covariance(tuple(arrays["relevance"].tolist()), smooth, linear, level, noise),
             unit,
-            arrays["landmarks"],
-            arrays["root"],
-            arrays["weights"],
-            arrays["spread"],
+            arrays["landmarks"].astype(np.float64),
+            arrays["word"],
+            explained + np.triu(explained, 1).T,
             found_noise,
         )
 
@@ -208,7 +199,7 @@ def fit_process(
     some = np.sort(generator.permutation(known)[:TUNING_ROWS])
     covariance = _choose(points[some], scaled[some], folds[some], coordinates.groups, unit)
     chosen = np.sort(generator.permutation(len(values))[:LANDMARKS])
-    landmarks = points[chosen]
+    landmarks = points[chosen].astype(np.float32).astype(np.float64)  # half to keep
     root = _root(landmarks, coordinates.groups, covariance)
     inner = covariance_matrix(points, landmarks, coordinates.groups, covariance) @ root
     missed = np.maximum(variances(points, covariance) - (inner**2).sum(axis=1), 0.0)
@@ -222,8 +213,11 @@ def fit_process(
         mean[out] = inner[out] @ weights
         deviation[out] = np.sqrt(((inner[out] @ spread) ** 2).sum(axis=1) + missed[out])
     weights, spread, noise = _posterior(inner, scaled, bounds, covariance.noise, quietest)
+    # What weights of the features say, said by the landmarks themselves: half of the numbers.
+    explained = root @ (np.eye(len(spread)) - spread @ spread.T) @ root.T
+    explained = (explained + explained.T) / 2  # to the last bit, since one half is kept
     process = GaussianProcess(
-        coordinates, covariance, unit, landmarks, root, weights, spread, noise
+        coordinates, covariance, unit, landmarks, root @ weights, explained, noise
     )
     return process, FoldPredictions(unit * mean, unit * deviation)
 

@@ -77,8 +77,17 @@ class Trees:
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        names = ("feature", "threshold", "left", "right", "roots", "first", "start")
-        found = {name: torch.from_numpy(getattr(self, name).copy()) for name in names}
+        own = np.arange(len(self.feature), dtype=np.int32)
+        arrays = {
+            "feature": _narrow(self.feature),
+            "threshold": self.threshold,
+            "left": _narrow(self.left - own),  # children stand near their parents
+            "right": _narrow(self.right - own),
+            "roots": self.roots,
+            "first": self.first,
+            "start": self.start,
+        }
+        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         return {**found, "depth": torch.tensor(self.depth)}
 
     @classmethod
@@ -86,6 +95,10 @@ class Trees:
         """Raises KeyError or ValueError for tensors that are not those of trees."""
         arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
         depth = int(arrays.pop("depth"))
+        arrays["feature"] = arrays["feature"].astype(np.int32)
+        own = np.arange(len(arrays["feature"]), dtype=np.int32)
+        for side in ("left", "right"):
+            arrays[side] = arrays[side].astype(np.int32) + own
         found = cls(**{name: arrays[name] for name in cls._ARRAYS}, depth=depth)
         nodes = len(found.feature)
         same = {found.threshold.shape, found.left.shape, found.right.shape} == {(nodes,)}
@@ -97,6 +110,12 @@ class Trees:
         return found
 
     _ARRAYS = ("feature", "threshold", "left", "right", "roots", "first", "start")
+
+
+def _narrow(values: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+    """The same whole numbers of 0 and more in the smallest type that holds them."""
+    most = int(values.max(initial=0))
+    return values.astype(np.uint8 if most < 2**8 else np.int16 if most < 2**15 else np.int32)
 
 
 def join(models: Sequence[Trees]) -> Trees:

@@ -14,12 +14,13 @@ import trappm
 from learner.heads import train_heads
 from learner.networks.gae import train_encoder
 from learner.networks.presets import LAPTOP
+from learner.predictions import TrainedHeads
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
 from profiler import zoo
 from profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from profiler.onnx_files.export import export_onnx
-from profiler.records import Protocol
+from profiler.records import Phase, Protocol
 from profiler.simulation.step_profile import step_profile
 from profiler.static import static_profile
 from store import Home, LabelFilter, Store
@@ -71,8 +72,9 @@ def snapshot(graph, tmp_path_factory):
         generator=np.random.default_rng(0),
     )  # fmt: skip
     return save_snapshot(
-        tmp_path_factory.mktemp("registry"), encoder=encoder, heads={DEVICE: heads},
-        source_device=DEVICE, preset=preset, labels=[], fields={},
+        tmp_path_factory.mktemp("registry"), encoder=encoder,
+        heads={DEVICE: {Phase.TRAIN: TrainedHeads(heads, ())}}, source_device=DEVICE,
+        preset=preset, labels=[], fields={},
     ).folder  # fmt: skip
 
 

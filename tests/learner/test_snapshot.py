@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner import snapshot as snapshots
+from learner import manifest as manifests
 from learner.heads import train_heads
-from learner.snapshot import copy_snapshot, label_set_hash, load_snapshot, save_snapshot
+from learner.manifest import label_set_hash, sealed
+from learner.predictions import StepSettings, TrainedHeads
+from learner.snapshot import copy_snapshot, load_snapshot, save_snapshot
 from profiler.errors import SnapshotError
+from profiler.records import MemoryFormat, Optimizer, Phase, Precision
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,17 @@ def content(zoo, measure, small):
     workloads, groups = zoo.workloads(np.arange(0, 96, 7))
     graphs = [workload.graph for workload in workloads]
     preset = replace(small, head=replace(small.head, epochs=5, members=2))
+    settings = StepSettings(Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST, Optimizer.ADAM)
     heads = {
-        device: train_heads(
-            workloads, measure(graphs, speed=speed), groups=groups, preset=preset.head,
-            generator=np.random.default_rng(0),
-        )
+        device: {
+            Phase.TRAIN: TrainedHeads(
+                train_heads(
+                    workloads, measure(graphs, speed=speed), groups=groups, preset=preset.head,
+                    generator=np.random.default_rng(0),
+                ),
+                (settings,),
+            )
+        }
         for device, speed in (("cpu-2t", 1.0), ("cpu-1t", 0.6))
     }  # fmt: skip
     return {
@@ -58,9 +67,7 @@ def rewrite(folder: Path, **changes):
     """Changes the manifest as an attacker would: checksum and id fit again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes
-    manifest["id"] = snapshots._content_id(manifest)
-    manifest["checksum"] = snapshots._checksum(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
 
 
 def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
@@ -69,7 +76,9 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
     assert loaded.source_device == "cpu-2t"
     for device in ("cpu-2t", "cpu-1t"):
         workloads = zoo.workloads(range(96))[0]
-        before = content["heads"][device].predict(workloads)
+        trained = content["heads"][device][Phase.TRAIN]
+        before = trained.heads.predict(workloads)
+        assert loaded.trained(device, Phase.TRAIN).settings == trained.settings
         after = loaded.predict(workloads, device)
         assert after.metrics == before.metrics
         for name in ("mean", "low", "high", "log_std"):
@@ -81,7 +90,7 @@ def test_the_manifest_tells_what_it_is(saved):
     assert manifest == saved.manifest
     assert manifest["campaign"] == "test"
     assert sorted(manifest["heads"]) == ["cpu-1t", "cpu-2t"]
-    assert manifest["heads"]["cpu-2t"]["metrics"] == ["step_time_ms", "memory_mib"]
+    assert manifest["heads"]["cpu-2t"]["train"]["metrics"] == ["step_time_ms", "memory_mib"]
     assert manifest["training_labels"]["counts"] == {
         "cpu-2t": {"measured": 1},
         "cpu-1t": {"measured": 1},
@@ -110,8 +119,8 @@ def test_label_sets_differ_by_any_value():
 FILES = (
     "manifest.json",
     "encoder.safetensors",
-    "heads-cpu-1t.safetensors",
-    "heads-cpu-2t.safetensors",
+    "heads-cpu-1t-train.safetensors",
+    "heads-cpu-2t-train.safetensors",
 )
 
 
@@ -154,9 +163,13 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
         ({"files": {"encoder.safetensors": None}}, "names a file"),
         ({"files": []}, "list of files"),
         ({"preset": {}}, "does not fit"),
-        ({"heads": {"cpu-2t": {"kind": "physics", "heads": {"speed": "graph"}}}}, "does not fit"),
-        ({"heads": {"a100": {"kind": "networks", "members": 1}}}, "does not fit"),
-        ({"heads": {"cpu-2t": {"kind": "pickle"}}}, "does not fit"),
+        (
+            {"heads": {"cpu-2t": {"train": {"kind": "physics", "heads": {"speed": "graph"}}}}},
+            "does not fit",
+        ),
+        ({"heads": {"a100": {"train": {"kind": "networks", "members": 1}}}}, "does not fit"),
+        ({"heads": {"cpu-2t": {"train": {"kind": "pickle"}}}}, "does not fit"),
+        ({"heads": {"cpu-2t": {"dream": {}}}}, "does not fit"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved, changes, told):
@@ -170,11 +183,11 @@ def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
     preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
     rewrite(saved.folder, preset=preset)
     with pytest.raises(SnapshotError, match="does not fit"):
-        load_snapshot(saved.folder)
+        assert load_snapshot(saved.folder).encoder
 
 
 def test_too_large_a_file_is_not_read(saved, monkeypatch):
-    monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(manifests, "MAX_FILE_BYTES", 1000)
     with pytest.raises(SnapshotError, match="more than 1000 bytes"):
         load_snapshot(saved.folder)
 
@@ -188,6 +201,8 @@ def test_what_is_not_a_snapshot_is_told(tmp_path):
 def test_a_device_without_head_is_told_with_those_that_have_one(saved, zoo):
     with pytest.raises(SnapshotError, match="'a100'; it has: cpu-1t, cpu-2t"):
         load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "a100")
+    with pytest.raises(SnapshotError, match="infer steps on cpu-1t; it has: train"):
+        load_snapshot(saved.folder).predict(zoo.workloads([0])[0], "cpu-1t", Phase.INFER)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +226,20 @@ def test_a_device_key_cannot_lead_out_of_the_folder(content, tmp_path):
         save_snapshot(tmp_path / "registry", **{**content, "heads": heads})
 
 
+def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content, tmp_path, zoo):
+    trained = [content["heads"][device][Phase.TRAIN] for device in ("cpu-2t", "cpu-1t")]
+    heads = {"rtx": dict(zip((Phase.TRAIN, Phase.INFER), trained, strict=True))}
+    info = save_snapshot(
+        tmp_path, **{**content, "encoder": None, "heads": heads, "source_device": "rtx"}
+    )
+    loaded, workloads = load_snapshot(info.folder), zoo.workloads([0, 9])[0]
+    for phase, one in heads["rtx"].items():
+        said = loaded.predict(workloads, "rtx", phase)
+        np.testing.assert_allclose(said.mean, one.heads.predict(workloads).mean, rtol=1e-4)
+    with pytest.raises(SnapshotError, match="has no encoder"):
+        assert loaded.encoder
+
+
 def test_a_registry_that_cannot_be_written_is_told(content, tmp_path):
     blocked = tmp_path / "registry"
     blocked.write_text("a file where the folder should be")
@@ -222,7 +251,7 @@ def test_a_write_that_fails_leaves_nothing(content, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(snapshots.os, "fsync", full)
+    monkeypatch.setattr(manifests.os, "fsync", full)
     with pytest.raises(SnapshotError, match="No space left"):
         save_snapshot(tmp_path, **content)
     assert os.listdir(tmp_path) == []

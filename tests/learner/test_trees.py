@@ -93,6 +93,6 @@ def test_tensors_hold_the_whole_model():
 def test_tensors_that_lead_astray_are_refused(name, value):
     features, values = data()
     tensors = grow(features, values, GROWTH, np.random.default_rng(0)).tensors()
-    tensors[name] = torch.full_like(tensors[name], value)
+    tensors[name] = torch.full(tensors[name].shape, value)
     with pytest.raises(ValueError, match="do not fit together"):
         Trees.from_tensors(tensors)

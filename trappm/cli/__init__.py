@@ -33,6 +33,7 @@ app.add_typer(labels.app, name="labels")
 app.add_typer(store.app, name="store")
 app.add_typer(snapshot.app, name="snapshot")
 app.command(name="predict")(predict.predict)
+app.command(name="compare")(predict.compare)
 app.command(
     name="evaluate",
     epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",

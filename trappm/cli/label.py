@@ -58,8 +58,8 @@ def lookup(
         str | None, typer.Option(help="To measure by; quick on CPUs, paper elsewhere.")
     ] = None,
     snapshot: Annotated[
-        str, typer.Option(help="What predicts: a snapshot's id, alias or folder.")
-    ] = "latest",
+        str | None, typer.Option(help="What predicts: a snapshot's id, alias or folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a step costs: measured where the same graph was, predicted where it was not."""

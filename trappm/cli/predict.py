@@ -1,39 +1,129 @@
-"""`trappm predict`: the cost of a step of a timm model or an ONNX file."""
+"""`trappm predict` and `trappm compare`: what a step of a model costs, and where it is cheapest."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
+if TYPE_CHECKING:
+    from trappm.prediction import Prediction
+
+Models = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", help="timm architectures, or ONNX files.")
+]
+DeviceName = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        help="A device by any of its names, again for more, or all; by default the snapshot's.",
+    ),
+]
+Phase = Annotated[str, typer.Option(help="train or infer.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16 or amp-bf16; as most labels.")]
+MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
+SnapshotName = Annotated[
+    str | None,
+    typer.Option("--snapshot", help="An id, alias or folder; by default latest, then default."),
+]
+Epochs = Annotated[int | None, typer.Option(help="Of a whole run, with --samples.")]
+Samples = Annotated[int | None, typer.Option(help="Of one epoch.")]
+Carbon = Annotated[float | None, typer.Option(help="Of the electricity, in g CO2 per kWh.")]
+
 
 def predict(
-    model: options.Model,
+    models: Models,
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
-    device: Annotated[
-        str | None, typer.Option(help="A device of the snapshot; its source device by default.")
-    ] = None,
-    snapshot: Annotated[str, typer.Option(help="A snapshot's id, alias or folder.")] = "latest",
+    device: DeviceName = None,
+    phase: Phase = "train",
+    precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
+    snapshot: SnapshotName = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    carbon: Carbon = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict step time, memory and power of a training step, with a spread.
+    """Predict time, memory, power and energy of a step, what fits, and what a whole run costs.
 
     Beside it stands the GPU memory of the step in fp32, simulated on CUDA's allocator.
 
-    Example: trappm predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t
+    Example: trappm predict resnet50 --batch-size 64 --device a100
     """
-    from trappm.prediction import predict as answer
+    from trappm.answer_tables import print_comparison, print_prediction
 
-    prediction = answer(
-        model, batch_size=batch_size, input_size=input_size, device=device, snapshot=snapshot
+    found = _ask(
+        models,
+        device,
+        batch_size=batch_size,
+        input_size=input_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon,
     )
     if as_json:
-        print_json(prediction.to_dict())
+        rows = [one.to_dict() for one in found]
+        print_json(
+            rows if len(models) > 1 or len(device or []) > 1 or device == ["all"] else rows[0]
+        )
+    elif len(found) == 1:
+        print_prediction(found[0])
     else:
-        from trappm.tables import print_prediction
+        print_comparison(found)
 
-        print_prediction(prediction)
+
+def compare(
+    models: Models,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
+    device: DeviceName = None,
+    phase: Phase = "train",
+    precision: Precision = None,
+    snapshot: SnapshotName = None,
+    epochs: Epochs = None,
+    samples: Samples = None,
+    carbon: Carbon = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare devices: on which is a model fastest, cheapest, and on which does it fit?
+
+    Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
+    """
+    from trappm.answer_tables import print_comparison
+    from trappm.comparing import verdicts
+
+    found = _ask(
+        models,
+        device or ["all"],
+        batch_size=batch_size,
+        input_size=input_size,
+        phase=phase,
+        precision=precision,
+        snapshot=snapshot,
+        epochs=epochs,
+        samples=samples,
+        carbon_g_per_kwh=carbon,
+    )
+    if as_json:
+        print_json({"predictions": [one.to_dict() for one in found], "best": verdicts(found)})
+    else:
+        print_comparison(found)
+
+
+def _ask(models: list[str], device: list[str] | None, **asked: Any) -> list[Prediction]:
+    from trappm.prediction import predict as answer
+
+    if not device:
+        return answer(models, **asked)
+    return answer(models, devices="all" if device == ["all"] else device, **asked)

@@ -1,0 +1,14 @@
+"""Tensors by name, as snapshots keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose name starts with the prefix, named by the rest."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,17 @@
+"""Where everything of ours is kept, found without a database: asking a snapshot is quick."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+VARIABLE = "TRAPPM_HOME"
+
+
+def data_folder() -> Path:
+    """The folder that TRAPPM_HOME names, else the user's data folder; maybe not there yet."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named).expanduser() if named else user_data_path("trappm", appauthor=False)
+    return path.absolute()

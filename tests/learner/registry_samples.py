@@ -1,0 +1,22 @@
+"""Snapshots without heads, small enough to be killed a hundred times while they travel."""
+
+from learner.manifest import MANIFEST, entries, manifest_bytes, sealed, write_folder
+
+
+def write_sample(registry, number=0, mape=5.0, size=1000):
+    """A folder that a registry takes for a snapshot; returns its id."""
+    contents = {f"heads-a-{part}.safetensors": bytes([number, part]) * size for part in range(3)}
+    manifest = sealed(
+        {
+            "format": "trappm-snapshot",
+            "format_version": 3,
+            "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
+            "errors": {"a100": {"train": {"memory_mib": {"mape": mape}}}},
+            "heads": {},
+            "number": number,
+            "files": entries(contents),
+        }
+    )
+    contents[MANIFEST] = manifest_bytes(manifest)
+    write_folder(registry / manifest["id"], contents)
+    return manifest["id"]

@@ -1,0 +1,84 @@
+"""`trappm snapshot` as two users of one registry see it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from registry_samples import write_sample
+
+import trappm
+from learner.registry import Registry
+from trappm.cli import run
+from trappm.published import SHIPPED
+
+SHARED_ID = json.loads((SHIPPED / "manifest.json").read_text())["id"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TRAPPM_REGISTRY", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return str(tmp_path / "shared")
+
+
+@pytest.fixture
+def told(home, capsys):
+    def ask(*arguments, status=0):
+        assert run(["snapshot", *map(str, arguments)]) == status
+        out, err = capsys.readouterr()
+        assert status == 0 or len(err.strip().splitlines()) == 1
+        return out if status == 0 else err
+
+    return ask
+
+
+def test_what_one_pushes_another_pulls_and_uses_without_the_registry(told, home, shared):
+    assert f"latest is {SHARED_ID}" in told("push", "default", "--registry", shared)
+    assert SHARED_ID in told("list", "--registry", shared)
+    told("pull", "--registry", shared)
+    assert "whole" in told("verify")
+    shutil.rmtree(shared)
+    (row, default) = json.loads(told("list", "--json"))
+    assert (row["id"], row["aliases"], default["aliases"]) == (SHARED_ID, ["latest"], ["default"])
+    assert "a100-40gb" in told("show")
+    assert "the same snapshot" in told("diff", "latest", "default")
+    by_name = trappm.predict("test_resnet", snapshot="latest", device="a100")
+    assert by_name == trappm.predict("test_resnet", device="a100", snapshot=SHARED_ID[:6])
+    assert "cannot be" in told("pull", "--registry", "nosuch://x", status=2)
+
+
+def test_a_regression_is_published_but_not_the_latest(told, home, shared):
+    good, bad = (write_sample(home / "snapshots", n, m) for n, m in ((1, 5.0), (2, 9.0)))
+    told("push", good, "--registry", shared)
+    out = told("push", bad, "--registry", shared)
+    assert f"latest stays {good}, since {bad} regressed: a100 train memory_mib" in out
+    assert Registry(shared).ids() == sorted([good, bad])
+    assert f"latest is {bad}" in told("push", bad, "--registry", shared, "--bound", "100")
+    assert f"latest is {good} again" in told("rollback", "--registry", shared)
+    assert told("alias", "latest", "--registry", shared).count("\n") == 3
+    told("alias", "stable", bad, "--registry", shared)
+    assert json.loads(told("alias", "--registry", shared, "--json")) == [
+        {"alias": "latest", "snapshot": good}, {"alias": "stable", "snapshot": bad},
+    ]  # fmt: skip
+    assert "nothing to remove" in told("gc", "--keep", "0", "--registry", shared)
+
+
+def test_damage_is_found_and_refused(told, home, shared):
+    name = write_sample(home / "snapshots")
+    told("push", name, "--registry", shared)
+    path = Path(shared) / name / "heads-a-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "is damaged" in told("verify", "--registry", shared, status=2)
+    shutil.rmtree(home)
+    assert "is damaged" in told("pull", "--registry", shared, status=2)
+    assert not list((home / "snapshots").glob("*")) if (home / "snapshots").exists() else True
+    (home / "snapshots").mkdir(parents=True)
+    shutil.copytree(SHIPPED, home / "snapshots" / ("0" * 20))
+    assert "under another one's name" in told("show", "0" * 20, status=2)
+    assert trappm.cli.run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2

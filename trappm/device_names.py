@@ -1,0 +1,69 @@
+"""Devices by any name that people give them, and how much memory they have.
+
+`a100`, `A100-SXM4-40GB`, `NVIDIA GeForce RTX 3090` and the paper's `GPU:A100-SXM4-40GB:1` all mean
+a device that heads exist for, by its key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from profiler.errors import InputError, SnapshotError
+
+MEMORY_MIB = {
+    "a100-40gb": 40_536.0,
+    "a100-80gb": 81_251.0,
+    "a100": 40_536.0,
+    "h100": 81_251.0,
+    "rtx3090": 24_268.0,
+    "rtx4090": 24_217.0,
+    "t4": 15_110.0,
+    "v100-32gb": 32_510.0,
+    "v100": 16_160.0,
+}
+"""What a CUDA process can have of a GPU by the first letters of its key, the longest first."""
+
+_NO_NAME = frozenset({"gpu", "nvidia", "geforce", "tesla", "pcie", "sxm2", "sxm4", "sxm5", "nvl"})
+_COUNT = re.compile(r":(\d+)$")
+
+
+def memory_mib(device: str) -> float | None:
+    """A GPU's memory; None for a device whose memory is not fixed by its name."""
+    for key in sorted(MEMORY_MIB, key=len, reverse=True):
+        if device.startswith(key):
+            return MEMORY_MIB[key]
+    return None
+
+
+def device_key(asked: str, keys: Iterable[str]) -> str:
+    """Which of these keys a name means.
+
+    Raises:
+        SnapshotError: none, or more than one.
+        InputError: several GPUs at once.
+    """
+    keys = sorted(set(keys))
+    if asked in keys:
+        return asked
+    count = _COUNT.search(asked)
+    if count is not None and int(count[1]) != 1:
+        raise InputError(f"device {asked!r} is {count[1]} GPUs; predictions are of one (':1')")
+    words = set(_words(asked[: count.start()] if count else asked))
+    found = [key for key in keys if words and _is_same(words, set(_words(key)))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SnapshotError(f"device {asked!r} may be {' or '.join(found)}; name one of them")
+    raise SnapshotError(f"there is no head for device {asked!r}; there are: {', '.join(keys)}")
+
+
+def _is_same(asked: set[str], key: set[str]) -> bool:
+    """Either names all that the other does: `a100` and `a100-40gb`, or the other way round."""
+    return asked <= key or key <= asked
+
+
+def _words(name: str) -> list[str]:
+    """`GeForce RTX 3090` and `rtx3090` have the same ones."""
+    joined = re.sub(r"\b(rtx|gtx)[\s_-]+(?=\d)", r"\1", name.lower())
+    return [word for word in re.split(r"[^a-z0-9]+", joined) if word and word not in _NO_NAME]

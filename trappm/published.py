@@ -1,0 +1,88 @@
+"""Which snapshot answers: one that is named, else the latest here, else the one that ships with us.
+
+Names are those of the local registry, the folder `snapshots` of TRAPPM_HOME; `default` is the one
+that ships with the package. Nothing here needs a network or the label store.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from learner.manifest import MANIFEST
+from profiler.data_folder import data_folder
+from profiler.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from learner.registry import Registry
+    from learner.snapshot import Snapshot
+
+DEFAULT = "default"
+SHIPPED = Path(__file__).parent / "shipped_snapshot"
+
+
+def local_registry() -> Registry:
+    """The registry of this machine."""
+    from learner.registry import Registry
+
+    return Registry(data_folder() / "snapshots")
+
+
+def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
+    """The snapshots to ask, the first one first.
+
+    Args:
+        name: a folder, an alias or an id; None for the latest one and the shipped one after it.
+
+    Raises:
+        SnapshotError: there is none of that name, or it is damaged.
+    """
+    if name is not None:
+        return [_loaded(folder_of(name))]
+    folders = [SHIPPED]
+    latest = local_registry_alias("latest")
+    if latest is not None:
+        folders.insert(0, latest)
+    return [_loaded(folder) for folder in folders]
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of a snapshot.
+
+    Raises:
+        SnapshotError: there is none of that name.
+    """
+    if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
+        return Path(name)
+    if name == DEFAULT:
+        return SHIPPED
+    registry = local_registry()
+    try:
+        found = registry.resolve(name)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error}; {DEFAULT} is the one that ships with trappm, and trappm snapshot pull "
+            "brings those of other registries"
+        ) from error
+    registry.manifest(found)  # refuses one that stands under another one's name
+    return Path(registry.location) / found
+
+
+def local_registry_alias(alias: str) -> Path | None:
+    """Where an alias of the local registry leads; None if there is none of that name."""
+    registry = local_registry()
+    history = registry.history(alias)
+    return folder_of(history[-1].snapshot) if history else None
+
+
+def _loaded(folder: Path) -> Snapshot:
+    path = folder / MANIFEST
+    return _load(folder, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=8)
+def _load(folder: Path, _modified_ns: int) -> Snapshot:
+    from learner.snapshot import load_snapshot
+
+    return load_snapshot(folder)

@@ -1,0 +1,205 @@
+"""What a question is about: a timm name, an ONNX file or a module, as predictors see it.
+
+A subject is checked at once and profiled when its profile is asked for. Names and files that were
+profiled before, by any process, need neither timm nor ONNX: `profile_cache` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from learner.predictions import StepSettings
+from profiler.data_folder import data_folder
+from profiler.errors import InputError, TrappmError
+from trappm.profile_cache import ProfileCache, content_key
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from profiler.model_input import Sample
+    from profiler.simulation.kernel_profile import KernelProfile
+    from profiler.static import StaticProfile
+
+
+class Subject(ABC):
+    """A model that is asked about."""
+
+    name: str
+    batch_size: int | None = None
+    """Its own, where it has one that a question may leave out."""
+
+    @abstractmethod
+    def profile(self) -> StaticProfile:
+        """Raises TrappmError where no graph can be made of it."""
+
+    @abstractmethod
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        """The kernels of its steps, or why they cannot be traced."""
+
+
+def subject_of(
+    model: object,
+    *,
+    example_input: torch.Tensor | None = None,
+    input_size: int | None = None,
+) -> Subject:
+    """What `model` stands for, in the words of `trappm.predict`.
+
+    Raises:
+        InputError: not a model, or one that does not fit what is given beside it.
+        UnknownArchitectureError, ModelFileError: no such architecture or file.
+    """
+    if isinstance(model, str | Path):
+        if example_input is not None:
+            raise InputError("example_input is for modules; names and files know their input")
+        if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
+            return _file(Path(model), content_key(Path(model)), input_size)
+        return _architecture(model, input_size)
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}; give a timm name, an ONNX file, a module, "
+            "or a list of these"
+        )
+    if example_input is None or input_size is not None:
+        raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
+    from profiler.model_input import Sample
+
+    sample = Sample.from_example(model, example_input)
+    return _Module(model, sample, example_input.shape[0])
+
+
+class _Kept(Subject):
+    """A model that is the same for every process: its profiles are kept."""
+
+    def __init__(self, key: tuple[object, ...]) -> None:
+        self._cache, self._key = ProfileCache(data_folder() / "profiles"), key
+        self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
+        self.name, self._profile = self._cache.profile(key, self._make)
+
+    def profile(self) -> StaticProfile:
+        return self._profile
+
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        layout = _layout(settings)
+        if layout not in self._kernels:
+            self._kernels[layout] = self._cache.kernels(
+                (*self._key, *layout), lambda: self._trace(settings)
+            )
+        return self._kernels[layout]
+
+    @abstractmethod
+    def _make(self) -> tuple[str, StaticProfile]: ...
+
+    @abstractmethod
+    def _trace(self, settings: StepSettings) -> KernelProfile: ...
+
+
+class _Architecture(_Kept):
+    """A timm name."""
+
+    def __init__(self, name: str, input_size: int | None) -> None:
+        self._asked, self._input_size = name, input_size
+        super().__init__(("timm", name, input_size))
+
+    def _make(self) -> tuple[str, StaticProfile]:
+        from profiler.static import static_profile
+        from profiler.zoo import check
+
+        name = check(self._asked)
+        return name, static_profile(name, _size(name, self._input_size))
+
+    def _trace(self, settings: StepSettings) -> KernelProfile:
+        from profiler.simulation.kernel_profile import kernel_profile
+
+        size = _size(self.name, self._input_size)
+        return kernel_profile(
+            self.name, size, precision=settings.precision, memory_format=settings.memory_format
+        )
+
+
+class _File(_Kept):
+    """An ONNX file, known by its content."""
+
+    def __init__(self, path: Path, digest: str, input_size: int | None) -> None:
+        self._path, self._input_size = path, input_size
+        super().__init__(("file", digest, input_size))
+        self.name = str(path)
+
+    def _make(self) -> tuple[str, StaticProfile]:
+        from profiler.static import file_profile
+
+        return self._path.name, file_profile(self._path, self._input_size)
+
+    def _trace(self, settings: StepSettings) -> KernelProfile:
+        from profiler.simulation.kernel_profile import kernel_profile
+        from profiler.static import rebuilt
+
+        module, sample = rebuilt(self._path, self._input_size)
+        return kernel_profile(
+            module,
+            sample,
+            precision=settings.precision,
+            memory_format=settings.memory_format,
+            batch_size=self._profile.graph.fixed_batch_size,
+        )
+
+
+class _Module(Subject):
+    """A module of the caller's own; nothing of it is kept."""
+
+    def __init__(self, module: nn.Module, sample: Sample, batch_size: int) -> None:
+        self.name, self.batch_size = type(module).__name__, batch_size
+        self._module, self._sample = module, sample
+
+    @cached_property
+    def _profile(self) -> StaticProfile:
+        from profiler.static import static_profile
+
+        return static_profile(self._module, self._sample)
+
+    def profile(self) -> StaticProfile:
+        return self._profile
+
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        from profiler.simulation.kernel_profile import kernel_profile
+
+        try:
+            return kernel_profile(
+                self._module,
+                self._sample,
+                precision=settings.precision,
+                memory_format=settings.memory_format,
+            )
+        except TrappmError as error:
+            return str(error)
+
+
+@lru_cache(maxsize=64)
+def _architecture(name: str, input_size: int | None) -> Subject:
+    return _Architecture(name, input_size)
+
+
+@lru_cache(maxsize=64)
+def _file(path: Path, digest: str, input_size: int | None) -> Subject:
+    return _File(path, digest, input_size)
+
+
+def _layout(settings: StepSettings) -> tuple[str, str]:
+    """What kernels depend on."""
+    return settings.precision.value, settings.memory_format.value
+
+
+def _size(name: str, input_size: int | None) -> int:
+    from profiler.zoo import native_input_size
+
+    size = native_input_size(name) if input_size is None else input_size
+    if size is None:
+        raise InputError(f"timm names no input size for {name}; give one, such as 224")
+    return size
