@@ -1,12 +1,14 @@
 """What training and predicting cost a graph, beside the published code's loop.
 
     python benchmarks/learner_speed.py [--graphs 60] [--preset paper]
+    python benchmarks/learner_speed.py --labels 5000     our heads: retraining, and predictions
 
 Takes graphs from the label store (`TRAPPM_HOME`; `trappm pool build` or `trappm evaluate` makes
 them), one batch size each, so many that they are like a training set. CPU seconds of one thread are
 counted, so a machine that others use tells nearly the same; per graph, and scaled to one of 483
 nodes, the mean of the published data set, where its loop takes 0.097 s (autoencoder) and 0.109 s
-(regressor).
+(regressor). With --labels our heads of memory and step time are trained instead, on made-up labels
+of so many configurations of those architectures, kernels traced where they are missing.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ import numpy as np
 import torch
 
 from learner.estimator import Targets
+from learner.head import Ours
 from learner.networks.dataset import batches, fit_node_scaler, to_data
 from learner.networks.distinct import classes_of
 from learner.networks.gae import train_encoder
 from learner.networks.presets import preset_named
 from learner.networks.published import TrappmAsPublished, random_encoder
+from learner.priors.memory_prior import MemoryPrior
+from learner.priors.step_time import StepTimePrior
 from learner.workload import Workload
-from profiler.records import Graph, GraphTemplate
+from profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
+from profiler.simulation.step_profile import StepProfile
 from store import Home, Store
+from trappm.kernel_cache import KernelCache, KernelKey
 
 PUBLISHED_NODES = 483
 PUBLISHED_S = {"autoencoder training": 0.097, "regressor training": 0.109}
@@ -50,6 +57,53 @@ def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Grap
     ]
 
 
+def our_heads(count: int, architectures: int, generator: np.random.Generator) -> None:
+    """Trains our heads on labels that nearly follow their priors, and prints the CPU time."""
+    home = Home.find()
+    cache = KernelCache(home.path / "kernel_profiles")
+    with Store.open_to_read(home.database_url) as store:
+        frame, _ = store.query_sql(
+            "SELECT architecture, input_size FROM step_profiles WHERE profile IS NOT NULL "
+            "ORDER BY 1, 2",
+            limit=100_000,
+        )
+        pairs = list(frame.itertuples(index=False, name=None))
+        chosen = [pairs[i] for i in generator.permutation(len(pairs))[:architectures]]
+        templates, steps = store.graph_templates(chosen), store.step_profiles(chosen)
+    keys = {
+        pair: KernelKey(*pair, Precision.FP32, MemoryFormat.CONTIGUOUS, fused_attention=True)
+        for pair in templates
+    }
+    list(cache.make(cache.missing(list(keys.values())), processes=1))
+    workloads, groups = [], []
+    for pair, data in templates.items():
+        template, step = GraphTemplate.from_bytes(data), StepProfile.from_bytes(steps[pair])
+        kernels = cache.get(keys[pair])
+        for batch_size in range(1, 1 + -(-count // len(templates)) if kernels else 1):
+            graph = template.at(batch_size)
+            workloads.append(Workload(graph=graph, step=step, kernels=kernels))
+            groups.append(pair[0])
+    drawn = generator.permutation(len(workloads))[:count]
+    asked, names = [workloads[i] for i in drawn], [groups[i] for i in drawn]
+    print(f"{len(asked)} labels of {len(set(names))} architectures, one thread")
+    for metric, prior in (("memory", MemoryPrior()), ("step time", StepTimePrior())):
+        first_s = cpu_seconds(lambda p=prior: p.log_values(asked))
+        logs = prior.log_values(asked) + 0.05 * generator.standard_t(4, len(asked))
+        targets = Targets(np.exp(logs), np.full(len(asked), np.nan), names)
+        heads = []
+        trained_s = cpu_seconds(
+            lambda p=prior, t=targets, h=heads: h.append(Ours(p).fit(asked, t, generator))
+        )
+        head = heads[0]
+        many_s = cpu_seconds(lambda h=head: h.predict(asked)) / len(asked)
+        singly = [cpu_seconds(lambda w=w, h=head: h.predict([w])) for w in asked[:200]]
+        print(
+            f"{metric:10} simulated for the first time {first_s:.1f} s, trained {trained_s:.1f} s; "
+            f"predicted one by one {1e3 * float(np.median(singly)):.2f} ms, in one batch "
+            f"{1 / many_s:,.0f} a second"
+        )
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
@@ -60,9 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--graphs", type=int, default=60)
     parser.add_argument("--preset", default="paper")
+    parser.add_argument("--labels", type=int, help="train our heads on so many labels instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
+    if given.labels:
+        our_heads(given.labels, given.graphs, generator)
+        return
     graphs = graphs_of_the_store(given.graphs, generator)
     preset = preset_named(given.preset)
     nodes = float(np.mean([graph.node_count for graph in graphs]))
