@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ |= {
@@ -157,10 +157,16 @@ def emulated(nodes):
             made.shutdown()
 
 
-def add(made, label, gpus):
-    return made.add_node(
-        num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False, **made.shared
-    )
+def add(made, label, gpus, tries=4):
+    """A node; on a machine that is very busy it may not be up in the half minute that Ray gives."""
+    try:
+        return made.add_node(
+            num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False, **made.shared
+        )
+    except Exception:  # Ray has no class of its own for it
+        if tries == 1:
+            raise
+        return add(made, label, gpus, tries - 1)
 
 
 def play(url, plan, faults=lambda recorded: None, learner=None):
@@ -195,12 +201,11 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)
-        thread = threading.Thread(target=faults, args=(recorded,), daemon=True)
-        thread.start()
+        beside = ThreadPoolExecutor(1).submit(faults, recorded)
         begin = time.monotonic()
         campaign.run()
         seconds = time.monotonic() - begin
-        thread.join(60)
+        beside.result(timeout=60)
         Campaign._keep = keep
         return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
@@ -234,11 +239,11 @@ def wait_for(recorded, count, device=None):
         time.sleep(0.02)
 
 
-def first_after(recorded, moment, device=None, hosts=None):
-    """Seconds from a moment to the first attempt that is recorded after it."""
+def first_after(recorded, moment, device=None, besides=()):
+    """Seconds from a moment to the first attempt after it, not on these hosts."""
     for _ in range(6000):
         for at, d, host in list(recorded):
-            if at > moment and device in {None, d} and (hosts is None or host.split()[0] in hosts):
+            if at > moment and device in {None, d} and host.split()[0] not in besides:
                 return at - moment
         time.sleep(0.02)
     raise TimeoutError("nothing was recorded any more")

@@ -50,6 +50,7 @@ def test_every_gpu_of_every_node_has_a_worker(play):
 def test_a_node_that_joins_late_is_used_without_a_restart(play):
     told = play("node_comes_late")
     assert is_whole(told)
+    assert told["hosts"] == 3
 
 
 @pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])
