@@ -428,10 +428,7 @@ class Campaign:
         self.store.register_snapshot(
             info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
         )
-        if info.get("promoted", True):
-            self.store.set_alias("latest", info["id"])
-        else:
-            self._tell(news=info["news"])
+        self.store.set_alias("latest", info["id"])
         return str(info["id"]), None
 
     # Telling what happens.

@@ -202,7 +202,7 @@ class RayCrew:
         self._claims = claims
         busy = {worker.name for worker, _ in self._running.values()}
         leaving: list[Worker] = []
-        for device in claims:
+        for device in [device for device in claims if device in self._offered]:  # of GPUs
             staying = [p for p in self._profilers.values() if p.device == device and p.worker]
             staying = [p for p in staying if not p.is_leaving]
             staying.sort(key=lambda p: p.worker is None or p.worker.name not in busy)
