@@ -171,7 +171,8 @@ class Campaign:
         interrupted = self.store.release_leases(self.id)
         self.store.reopen_failed(self.id)
         if self.store.rounds(self.id):
-            self.note("resumed", f"{interrupted} measurements were interrupted, and are repeated")
+            repeated = f"; {interrupted} measurements were interrupted, and are repeated"
+            self.note("resumed", f"it goes on{repeated if interrupted else ''}")
 
     # The loop.
 
@@ -428,7 +429,10 @@ class Campaign:
         self.store.register_snapshot(
             info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
         )
-        self.store.set_alias("latest", info["id"])
+        if info.get("promoted", True):
+            self.store.set_alias("latest", info["id"])
+        else:
+            self._tell(news=info["news"])
         return str(info["id"]), None
 
     # Telling what happens.
