@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from learner.heads import USABLE_SHARE, Heads
 from learner.predictions import Predictions, StepSettings, TrainedHeads
@@ -105,7 +106,7 @@ class Question:
         batch = self.batch_size or subject.batch_size or profile.graph.fixed_batch_size or 1
         asked = _Asked(subject, profile, snapshot, trained, device, self.phase, settings)
         values = asked.values(batch)
-        fits = asked.what_fits(batch)
+        fits = asked.what_fits(batch, values["intervals"].get("memory_mib"))
         missing = {**asked.missing(values), **fits.pop("missing")}
         run = self._run(device, batch, values)
         if run is None and self._epochs is not None:
@@ -156,6 +157,10 @@ class Question:
 _PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 
+_LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
+"""Largest batch sizes that were found: they take a dozen predictions."""
+
+
 class _Asked:
     """One model on one device, at any batch size."""
 
@@ -193,13 +198,16 @@ class _Asked:
         unfamiliar = [m for at, m in enumerate(said.metrics) if said.outside[0, at]]
         return {**found, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
 
-    def what_fits(self, batch_size: int) -> dict[str, Any]:
-        """Capacity, probability of running out of it, largest batch size and part of an A100."""
+    def what_fits(self, batch_size: int, memory: tuple[float, float] | None) -> dict[str, Any]:
+        """Capacity, probability of running out of it, largest batch size and part of an A100.
+
+        `memory` is the interval of the memory at this batch size, where it is known.
+        """
         capacity = memory_mib(self._device)
         found: dict[str, Any] = {"capacity_mib": capacity}
         heads = self._trained.heads
         reason = None
-        if "memory_mib" not in heads.metrics:
+        if memory is None:
             reason = self._no_head("memory_mib")
         elif capacity is None:
             reason = f"the memory of a {self._device} is not known"
@@ -207,7 +215,7 @@ class _Asked:
             names = ("out_of_memory", "largest_batch_size")
             return {**found, "missing": dict.fromkeys(names, reason)}
         missing = {}
-        assert capacity is not None  # noqa: S101  (a reason otherwise)
+        assert capacity is not None and memory is not None  # noqa: S101, PT018  (a reason otherwise)
         if isinstance(heads, Heads):
             found["out_of_memory"] = float(
                 heads.out_of_memory(self._workloads([batch_size]), capacity)[0]
@@ -220,7 +228,7 @@ class _Asked:
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
         if self._device.startswith("a100"):
-            found["mig_profile"] = mig_profile(self._upper_mib(batch_size))
+            found["mig_profile"] = mig_profile(memory[1])
             if found["mig_profile"] is None:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
         return {**found, "missing": missing}
@@ -278,7 +286,14 @@ class _Asked:
         return float(said.high[0, said.metrics.index("memory_mib")])
 
     def _largest(self, limit_mib: float) -> int:
-        """The largest batch size whose upper bound stays below the limit, by bisection."""
+        """The largest batch size whose upper bound stays below the limit."""
+        known = _LARGEST.setdefault(self._subject, {})
+        asked = (self._snapshot.id, self._device, self._phase, self._settings)
+        if asked not in known:
+            known[asked] = self._bisected(limit_mib)
+        return known[asked]
+
+    def _bisected(self, limit_mib: float) -> int:
         fits, too_large = 0, 1
         while too_large <= LARGEST_BATCH and self._upper_mib(too_large) <= limit_mib:
             fits, too_large = too_large, 2 * too_large

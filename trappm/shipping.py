@@ -42,12 +42,11 @@ from store import Home, Store
 from trappm.kernel_cache import KernelCache
 from trappm.label_files import read_labels, read_usable
 from trappm.preparing import kernel_keys, prepare
+from trappm.published import SHIPPED
 
-FOLDER = Path(__file__).parent / "shipped_snapshot"
 SEED = 1337
 HELD_OUT = 0.2
 SPLIT = "a fifth of the architectures held out, seed 1337; then trained on all labels"
-Watch = Any
 
 
 @dataclass(frozen=True)
@@ -246,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="the folder with the published labels")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
     arguments = parser.parse_args()
     home = Home.open()
     with Store.open(home.database_url) as store:
@@ -253,10 +253,10 @@ def main() -> None:
             train(sheet, arguments.data, store, home, arguments.processes) for sheet in SHEETS
         ]
     info = publish(trained, home.path / "shipping")
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    shutil.copytree(info.folder, FOLDER)
-    total = sum(path.stat().st_size for path in FOLDER.iterdir())
-    sys.stdout.write(f"snapshot {info.id}: {FOLDER / MANIFEST}, {total:,} bytes in all\n")
+    shutil.rmtree(arguments.to, ignore_errors=True)
+    shutil.copytree(info.folder, arguments.to)
+    total = sum(path.stat().st_size for path in arguments.to.iterdir())
+    sys.stdout.write(f"snapshot {info.id}: {arguments.to / MANIFEST}, {total:,} bytes in all\n")
 
 
 if __name__ == "__main__":
