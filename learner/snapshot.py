@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from learner.feature_schema import feature_schema
 from learner.heads import heads_from_tensors
 from learner.manifest import (
     FORMAT,
@@ -181,6 +182,7 @@ def save_snapshot(
             for device, phases in sorted(heads.items())
         },
         "units": dict(METRICS),
+        "feature_schema": feature_schema(),
         "training_labels": {"counts": counts, "sha256": label_set_hash(labels)},
         "versions": _versions(),
         "files": entries(contents),
@@ -202,6 +204,10 @@ def load_snapshot(folder: Path) -> Snapshot:
         SnapshotError: missing, damaged, truncated, of another format or version, or too large.
     """
     manifest, contents = read_whole(folder)
+    seen, ours = manifest.get("feature_schema") or {}, feature_schema()
+    other = [name for name in ours if seen.get(name) != ours[name]]
+    if other:
+        raise _misfit(str(folder), ValueError(f"it saw other features of {' and '.join(other)}"))
     try:
         _, head_preset = _presets(manifest["preset"])
         heads = {

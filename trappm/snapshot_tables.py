@@ -73,6 +73,7 @@ def print_manifest(manifest: Manifest) -> None:
         "campaign": manifest.get("campaign"),
         "parent": manifest.get("parent"),
         "labels": f"{_provenances(manifest)}, {manifest['training_labels']['sha256'][:16]}",
+        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
         "versions": ", ".join(f"{k} {v}" for k, v in manifest["versions"].items()),
     }
     for name, value in lines.items():
@@ -126,6 +127,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "labels": _provenances(manifest),
         "label set": manifest["training_labels"]["sha256"][:16],
         "source device": manifest["source_device"],
+        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
     }
     errors = mean_errors(manifest)
     for device, phases in manifest["heads"].items():
