@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from profiler import zoo
 from profiler.errors import UnsupportedModelError
 from profiler.graphs.module_graph import on_meta
-from profiler.simulation import step_recorder, zoo
+from profiler.simulation import step_recorder
 from profiler.simulation.step_recorder import trace_step
 from profiler.simulation.step_trace import Event
 

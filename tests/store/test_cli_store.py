@@ -270,10 +270,9 @@ def test_help_says_where_the_password_belongs():
 
 @pytest.mark.parametrize(
     "command",
-    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"],
-     ["snapshot", "list"], ["snapshot", "pull", "--to", "there"]],
+    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
@@ -287,6 +286,16 @@ def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, c
         connection.executescript(script)
     assert cli.run(command) == 2
     assert "trappm store upgrade" in capfd.readouterr().err  # an old store is not upgraded by it
+
+
+@pytest.mark.parametrize("command", [["list"], ["pull", "--to", "there"]], ids=" ".join)
+def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(["snapshot", *command])
+    told = capfd.readouterr()
+    assert "default" in told.out + told.err  # the one that ships with us
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_whether_a_campaign_runs_is_seen_without_making_its_lock(tmp_path):
