@@ -143,6 +143,7 @@ def test_a_build_that_is_killed_goes_on_where_it_was(user, at_once):
     assert f"{len(ARCHITECTURES)} of {len(ARCHITECTURES)} are there" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_leaves_what_was_made_and_tells_how_far_it_is(user):
     spec = user.writes({"name": "small", "groups": [group(architectures=ARCHITECTURES)]})
     with user.builds("--spec", spec, "--processes", "1") as process:
