@@ -89,6 +89,7 @@ def test_area_is_the_mean_over_the_logarithm():
     flat = area(np.log([20, 80, 300]), np.array([[3.0, 3.0, 3.0], [4.0, 2.0, 2.0]]))
     assert flat[0] == pytest.approx(3.0)
     assert 2.0 < flat[1] < 3.0
+    assert area(np.log([20]), np.array([[3.0], [4.0]])).tolist() == [3.0, 4.0]
 
 
 def test_labels_to_a_target_lie_between_budgets():

@@ -87,6 +87,9 @@ def _row(
 
 def area(places: Array, values: Array) -> Array:
     """Mean of each row of values (k, m) over places (m), by trapezoids (k)."""
+    if len(places) == 1:
+        only: Array = values[:, 0]
+        return only
     widths = np.diff(places)
     found: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
     return found
@@ -187,6 +190,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
     require_matplotlib("--png")
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     timed = all(p["seconds"] is not None for row in rows for p in row["budgets"])
     figure = new_figure(12 if timed else 7, 5)
     keys = ("labels", "seconds") if timed else ("labels",)
@@ -208,6 +213,10 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):  # numbers instead of powers of ten
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("labels" if key == "labels" else "measured seconds of steps")
         axes.grid(visible=True, which="both", alpha=0.2)
     figure.axes[0].set_ylabel("MAPE on held-out architectures, %")
