@@ -242,15 +242,14 @@ def _posterior(
     precision = np.where(known, 1.0 / noise**2, precision)
     identity = np.eye(inner.shape[1])
     mean: npt.NDArray[Any] = np.zeros(inner.shape[1])
-    factor: npt.NDArray[Any] = identity
+    spread = identity
     for _ in range(ITERATIONS):
         weighted = inner * precision[:, None]
-        factor = np.linalg.cholesky(weighted.T @ inner + identity)
-        mean = np.linalg.solve(factor.T, np.linalg.solve(factor, weighted.T @ targets))
-        half = np.linalg.solve(factor, inner.T)
+        spread = _inverse_root(weighted.T @ inner + identity)
+        mean = spread @ (spread.T @ (weighted.T @ targets))
         said = inner @ mean
         # The expected square of an error knows that the mean itself is uncertain.
-        squares = (targets - said) ** 2 + (half**2).sum(axis=0)
+        squares = (targets - said) ** 2 + ((inner @ spread) ** 2).sum(axis=1)
         weight = (dof + 1.0) / (dof + squares / noise**2)
         # Two labels' worth of belief in the first guess.
         total = float((weight * squares)[known].sum()) + 2.0 * noise**2
@@ -258,8 +257,15 @@ def _posterior(
         pulled, pull = _above(bounds, said, noise)
         targets = np.where(known, values, pulled)
         precision = np.where(known, (dof + 1.0) / (dof * noise**2 + squares), pull)
-    spread: Array = np.linalg.solve(factor, identity).T
     return mean, spread, noise
+
+
+def _inverse_root(matrix: Array) -> Array:
+    """Of a positive definite matrix, r with `r @ r.T` its inverse."""
+    factor = torch.linalg.cholesky(torch.from_numpy(matrix))
+    identity = torch.eye(len(matrix), dtype=torch.float64)
+    found: Array = torch.linalg.solve_triangular(factor, identity, upper=False).T.numpy()
+    return found
 
 
 def _above(bounds: Array, said: Array, noise: float) -> tuple[Array, Array]:
@@ -328,7 +334,8 @@ def _unseen_loss(
         precision = np.full(len(known), 1.0 / at.noise**2)
         noise = at.noise
         for _ in range(3):
-            solved = np.linalg.inv(known + np.diag(1.0 / precision))
+            factor = np.linalg.cholesky(known + np.diag(1.0 / precision))
+            solved = torch.cholesky_inverse(torch.from_numpy(factor)).numpy()
             alpha = solved @ values[~out]
             # Errors of the fit and their variance, both from the inverse (Rasmussen and Williams
             # 2006, section 5.4.2): y - f = alpha / precision.
