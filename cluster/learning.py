@@ -353,7 +353,9 @@ def _bounds(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
     """Lower bounds of the values (n, metrics), NaN where there is none: memory that ran out."""
     bounds = np.full((len(labels), len(METRICS)), np.nan)
     bounds[:, list(METRICS).index("memory_mib")] = [
-        np.nan if label.memory_above_mib is None else label.memory_above_mib for label in labels
+        # Of the device's memory; a run dies where no more fits, which is a little earlier.
+        np.nan if label.memory_above_mib is None else USABLE_SHARE * label.memory_above_mib
+        for label in labels
     ]
     return bounds
 
