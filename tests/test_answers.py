@@ -17,6 +17,7 @@ from learner.manifest import read_whole
 from profiler.errors import InputError, SnapshotError
 from profiler.onnx_files.export import export_onnx
 from profiler.records import METRICS
+from trappm import subjects
 from trappm.answering import MIB_PER_GB, mig_profile
 from trappm.cli import run
 from trappm.comparing import verdicts
@@ -34,6 +35,8 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("home")
         patch.setenv("TRAPPM_HOME", str(folder))
+        for kept in (subjects._architecture, subjects._file):  # by this process, for another user
+            kept.cache_clear()
         yield folder
 
 
@@ -152,8 +155,6 @@ def test_a_damaged_entry_of_the_cache_is_made_again(home, file):
     before = trappm.predict(file, device="a100").memory_mib
     for path in (home / "profiles").iterdir():
         path.write_bytes(path.read_bytes()[:40])
-    from trappm import subjects
-
     subjects._file.cache_clear()
     assert trappm.predict(file, device="a100").memory_mib == before
 
