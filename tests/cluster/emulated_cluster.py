@@ -12,10 +12,12 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 os.environ |= {
     "RAY_AUTH_MODE": "disabled",  # everything listens on loopback, for a minute
@@ -157,12 +159,20 @@ def emulated(nodes):
             made.shutdown()
 
 
+def in_main_thread():
+    return threading.current_thread() is threading.main_thread()
+
+
 def add(made, label, gpus, tries=4):
     """A node; on a machine that is very busy it may not be up in the half minute that Ray gives."""
+    # Ray sets a handler of signals, which it may only from the main thread; faults have their own.
+    silent = mock.patch("ray._private.utils.set_sigterm_handler")
     try:
-        return made.add_node(
-            num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False, **made.shared
-        )
+        with contextlib.nullcontext() if in_main_thread() else silent:
+            return made.add_node(
+                num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False,
+                **made.shared,
+            )  # fmt: skip
     except Exception:  # Ray has no class of its own for it
         if tries == 1:
             raise
