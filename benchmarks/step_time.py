@@ -104,7 +104,7 @@ def load(source: Source, data: Path, traces: Path) -> Labels:
             continue
         labels.workloads.append(
             Workload(
-                graph=_empty_graph(int(row[f"{phase}_batch_size"])),
+                graph=Graph.empty(int(row[f"{phase}_batch_size"])),
                 precision=Precision.AMP_FP16,
                 memory_format=source.memory_format,
                 optimizer=Optimizer.MOMENTUM,
@@ -143,21 +143,6 @@ def _kernels(
             return kernels
     labels.refused.append(name)
     return None
-
-
-def _empty_graph(batch_size: int) -> Graph:
-    """The prior asks a graph for its batch size only."""
-    none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
-    return Graph(
-        operators=(),
-        edges=np.zeros((0, 2), dtype=np.int64),
-        input_shapes=shapes,
-        output_shapes=shapes,
-        macs=none,
-        parameters=none,
-        memory_bytes=none,
-        batch_size=batch_size,
-    )
 
 
 def held_out(groups: npt.NDArray[np.str_], seed: int) -> npt.NDArray[np.bool_]:

@@ -177,7 +177,7 @@ def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: i
         if kernels is not None and measurement.step_time_ms is not None:
             what = measurement.configuration
             workload = Workload(
-                graph=_bare_graph(what.batch_size),
+                graph=Graph.empty(what.batch_size),
                 precision=what.precision,
                 memory_format=what.memory_format,
                 optimizer=what.optimizer,
@@ -193,21 +193,6 @@ def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: i
         above=np.full(len(rows), np.nan),
         judged=np.ones(len(rows), dtype=bool),
         spiked=np.zeros(len(rows), dtype=bool),
-    )
-
-
-def _bare_graph(batch_size: int) -> Graph:
-    """A graph that tells its batch size only."""
-    none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
-    return Graph(
-        operators=(),
-        edges=np.zeros((0, 2), dtype=np.int64),
-        input_shapes=shapes,
-        output_shapes=shapes,
-        macs=none,
-        parameters=none,
-        memory_bytes=none,
-        batch_size=batch_size,
     )
 
 

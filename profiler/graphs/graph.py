@@ -47,6 +47,21 @@ class Graph:
     edge_slots: tuple[str, ...] = ()
     """Of each edge, which outputs are which inputs (E); empty as the signatures."""
 
+    @classmethod
+    def empty(cls, batch_size: int) -> Self:
+        """No node: for predictors that ask a graph for its batch size only."""
+        none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
+        return cls(
+            operators=(),
+            edges=np.zeros((0, 2), dtype=np.int64),
+            input_shapes=shapes,
+            output_shapes=shapes,
+            macs=none,
+            parameters=none,
+            memory_bytes=none,
+            batch_size=batch_size,
+        )
+
     @property
     def node_count(self) -> int:
         return len(self.operators)
