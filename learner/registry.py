@@ -246,7 +246,7 @@ class Registry:
             files = self._fs.find(path) or [path]
             age_s: float = time.time() - max(self._fs.modified(x).timestamp() for x in files)
         except (OSError, NotImplementedError):
-            return False  # it goes when somebody pushes it again
+            return False  # such a place tells no times: it goes when somebody pushes it again
         if age_s > STALE_S and not dry_run:
             self._fs.rm(path, recursive=True)
         return age_s > STALE_S

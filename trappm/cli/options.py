@@ -15,6 +15,14 @@ BatchSize = Annotated[
 ]
 InputSize = Annotated[int | None, typer.Option(help="Pixels; by default the architecture's own.")]
 
+Processes = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
+]
+RetryRefused = Annotated[
+    bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
+]
+
 # Filters of labels: what each lets pass stands in `store.LabelFilter`.
 Architecture = Annotated[
     str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")

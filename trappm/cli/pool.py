@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
 
 app = typer.Typer(
     help="Build pools of configurations, and count what is in them.",
@@ -24,13 +24,8 @@ def build(
         str | None,
         typer.Option(help="A running Ray cluster, such as auto; by default processes here."),
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
-    ] = None,
-    retry_refused: Annotated[
-        bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
-    ] = False,
+    processes: Processes = None,
+    retry_refused: RetryRefused = False,
 ) -> None:
     """Make all configurations of a pool file, and the static profile of every architecture in it.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
 
 app = typer.Typer(
     help="Upgrade, check, mend, profile, count, back up and restore the label store.",
@@ -91,13 +91,8 @@ def profile(
         str | None, typer.Option(help="Only of what has labels on this device, such as a100.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many at most.")] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="How many here; by default one for each core."),
-    ] = None,
-    retry_refused: Annotated[
-        bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
-    ] = False,
+    processes: Processes = None,
+    retry_refused: RetryRefused = False,
     database: Database = None,
 ) -> None:
     """Make the graphs of labelled architectures that have none, so that a file finds its labels.
