@@ -6,8 +6,8 @@ Traces each architecture of the published sheet (see that folder's README) into 
 call goes on with; replays the traces at the measured batch sizes; fits two coefficients, `c0 + c1 *
 reserved`, on half of the architectures (or families), and reports errors on the other half: usable
 rows, spikes included, and both halves in turn. `--fit` looks for the constants of
-`memory_simulation.WORKSPACE_SHARE` on the first half of the architectures instead; it was run with
-`--limit 200`, so `--unseen 200` judges on architectures that had no part in them.
+`memory_simulation.WORKSPACE_SHARE` on the first half of the architectures instead, so the figures
+named `second_half` are of architectures that had no part in them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.families import family_of
-from profiler.simulation.memory_simulation import WORKSPACE_SHARE, simulate_memory
+from profiler.simulation.memory_simulation import WORKSPACE_SHARE, Loop, simulate_memory
 from profiler.simulation.step_profile import StepProfile
 from profiler.simulation.step_trace import ConvolutionKind, Pass
 
@@ -81,9 +81,8 @@ def simulate(
     architecture, profile, batch_sizes = task
     step = StepProfile.from_bytes(base64.b85decode(profile)).trace
     started = time.process_time()
-    found = {  # the published loop kept its gradients
-        b: simulate_memory(step, b, gradients_kept=True, workspace_share=shares)
-        for b in batch_sizes
+    found = {
+        b: simulate_memory(step, b, loop=Loop.TUNED, workspace_share=shares) for b in batch_sizes
     }
     replayed_s = (time.process_time() - started) / len(batch_sizes)
     return [
@@ -143,7 +142,7 @@ def look_for_shares(evaluate: Callable[[Mapping[int, float]], float]) -> dict[in
     for kind in (ConvolutionKind.DENSE, ConvolutionKind.POINTWISE, ConvolutionKind.GROUPED):
         for which in (Pass.DATA_GRADIENT, Pass.WEIGHT_GRADIENT, Pass.FORWARD):
             start = shares
-            for share in (0.25, 0.5, 1.0):
+            for share in (0.25, 0.5, 1.0, 1.5, 2.0):
                 tried = start | {kind * 3 + which: share}
                 loss = evaluate(tried)
                 print(kind.name, which.name, share, round(loss, 3), flush=True)

@@ -24,7 +24,7 @@ from profiler.graphs.module_graph import module_template
 from profiler.model_input import Sample
 from profiler.records import GraphTemplate, Optimizer
 from profiler.simulation.memory_rules import memory_by_rules
-from profiler.simulation.memory_simulation import SimulatedMemory
+from profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from profiler.simulation.step_profile import StepProfile, step_profile
 from profiler.simulation.step_trace import TRACED_BATCH_SIZES
 
@@ -56,23 +56,22 @@ class StaticProfile:
         self,
         batch_size: int,
         optimizer: Optimizer = Optimizer.SGD,
-        gradients_kept: bool = False,
+        loop: Loop = Loop.PLAIN,
     ) -> SimulatedMemory:
         """GPU memory of a training step in fp32, contiguous, from what `step_source` says.
 
         Args:
             batch_size: any; the file's own for a file that has one.
             optimizer: whose states and temporaries are added.
-            gradients_kept: whether gradients live on into the next forward pass; by default they
-                are freed at the start of each step, as our protocol does.
+            loop: what happens around the steps; by default as in our protocol.
 
         Raises:
             InputError: the batch size is below 1, or not the only one that the graph has.
         """
         graph = self.graph.at(batch_size)
         if self.step is None:
-            return memory_by_rules(graph, optimizer, gradients_kept)
-        return self.step.memory(batch_size, optimizer, gradients_kept)
+            return memory_by_rules(graph, optimizer, loop)
+        return self.step.memory(batch_size, optimizer, loop)
 
 
 def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:

@@ -156,8 +156,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if output is NotImplemented:
             output = func(*args, **kwargs)
         if func is _ATEN.convolution.default:
-            self._convolution(args, output)
-            return output
+            return self._convolution(args, output)
         kind = kind_of(func)
         if kind is not None:
             self._operator(kind, func, args, kwargs, output)
@@ -191,26 +190,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             read = read[1:]
         self._add(kind, which, read, written, product or shape_of(kind, name, args, written[0]))
 
-    def _convolution(self, args: Sequence[Any], output: Tensor) -> None:
+    def _convolution(self, args: Sequence[Any], output: Tensor) -> Tensor:
         images, weight, bias, stride, *_, transposed, _, groups = args[:9]
-        kind = convolution_kind(weight, groups)
+        kind, layout = convolution_kind(weight, groups), _layout(images, weight)
+        output = _written(output, layout)
         if transposed:
             product = convolution(
                 Pass.DATA_GRADIENT, output, weight, images, stride, groups
             )  # as PyTorch runs it
         else:
             product = convolution(Pass.FORWARD, images, weight, output, stride, groups)
-        images = self._dense(images, weight)
+        images = self._read(images, layout)
         self._add(kind, Pass.FORWARD, [images, weight], [output], product)
         if bias is not None:
             self._add(KernelKind.BROADCAST, Pass.FORWARD, [output, bias], [output])
+        return output
 
     def _convolution_backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         gradients = func(*args, **kwargs)
         gradient, images, weight = args[:3]
         stride, transposed, groups, wanted = args[4], args[7], args[9], args[10]
-        kind = convolution_kind(weight, groups)
-        gradient = self._dense(gradient, images if _channels_last(images) else weight)
+        kind, layout = convolution_kind(weight, groups), _layout(images, weight)
+        gradient = self._read(gradient, layout)
+        if wanted[0]:
+            gradients = (_written(gradients[0], layout), *gradients[1:])
         source, result = (gradient, images) if transposed else (images, gradient)
         data = Pass.FORWARD if transposed else Pass.DATA_GRADIENT
         if wanted[0]:
@@ -224,13 +227,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add(KernelKind.REDUCTION, Pass.DATA_GRADIENT, [gradient], [gradients[2]])
         return gradients
 
-    def _dense(self, images: Tensor, weight: Tensor) -> Tensor:
-        """The images as cuDNN takes them: in one of two layouts, copied if they have neither."""
-        if images.dim() != 4:
-            return images
-        last = _channels_last(images) or _channels_last(weight)
-        layout = torch.channels_last if last else torch.contiguous_format
-        if images.is_contiguous(memory_format=layout):
+    def _read(self, images: Tensor, layout: torch.memory_format) -> Tensor:
+        """The images as cuDNN takes them: copied if they have another layout."""
+        if images.dim() != 4 or images.is_contiguous(memory_format=layout):
             return images
         with self:
             return images.contiguous(memory_format=layout)
@@ -300,6 +299,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._scales(size):
             return 0, size // self._batch_size  # type: ignore[operator]
         return size, 0
+
+
+def _layout(images: Tensor, weight: Tensor) -> torch.memory_format:
+    """In which a convolution runs on a GPU: channels-last if its images or its weights are."""
+    last = _channels_last(images) or _channels_last(weight)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _written(result: Tensor, layout: torch.memory_format) -> Tensor:
+    """A convolution's result in its layout; the meta device goes by the weights alone.
+
+    But windows of one pixel are in both layouts, and weights that are computed anew in each step
+    (standardised ones) are contiguous.
+    """
+    if result.dim() != 4 or result.is_contiguous(memory_format=layout):
+        return result
+    return torch.empty_like(result, memory_format=layout)
 
 
 def _elements(tensor: Tensor) -> int:

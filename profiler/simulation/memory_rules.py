@@ -16,8 +16,8 @@ from profiler.graphs.nodes import BYTES_PER_ELEMENT
 from profiler.records import Graph, IntArray, Optimizer
 from profiler.simulation.memory_simulation import (
     MIB,
-    STATES_PER_PARAMETER,
     TEMPORARIES_PER_PARAMETER,
+    Loop,
     SimulatedMemory,
 )
 
@@ -39,8 +39,8 @@ _VIEWS = frozenset(
 _TEMPORARY_SHARE = 0.4
 """Of the largest tensor: what is alive at the peak beside weights, gradients and what is kept."""
 _RESERVED_SHARE = 1.1
-"""Reserved over live memory. Both bring the median gap to simulated memory near 0, with gradients
-freed and kept, on the models on which docs/static_profile.md says how large the gaps are."""
+"""Reserved over live memory. Both bring the median gap to simulated memory near 0, on
+the models on which docs/static_profile.md says how large the gaps are."""
 
 
 def saved_bytes_by_rules(graph: Graph) -> int:
@@ -49,22 +49,22 @@ def saved_bytes_by_rules(graph: Graph) -> int:
 
 
 def memory_by_rules(
-    graph: Graph, optimizer: Optimizer = Optimizer.SGD, gradients_kept: bool = False
+    graph: Graph, optimizer: Optimizer = Optimizer.SGD, loop: Loop = Loop.PLAIN
 ) -> SimulatedMemory:
     """What a step needs by rules: weights, gradients, states, what autograd keeps, a temporary.
 
     The peak is somewhere in the backward pass, which frees what was kept while gradients arrive, or
     in the optimizer's step. Scratch memory of convolutions is not estimated. Optimizer and
-    gradients are as for `memory_simulation.simulate_memory`.
+    loop are as for `memory_simulation.simulate_memory`.
     """
     rules = _Rules(graph)
     weights = BYTES_PER_ELEMENT * graph.parameters
     total = int(weights.sum())
-    states = STATES_PER_PARAMETER[optimizer] * total
-    gradients = np.full(len(weights), total) if gradients_kept else weights[::-1].cumsum()[::-1]
+    states = loop.states_per_parameter(optimizer) * total
+    gradients = weights[::-1].cumsum()[::-1]
     backward = int((rules.kept_until() + gradients).max(initial=0))
     backward += int(_TEMPORARY_SHARE * max(rules.sizes, default=0))
-    stepping = total * (1 + TEMPORARIES_PER_PARAMETER[optimizer])
+    stepping = total * (1 + TEMPORARIES_PER_PARAMETER[optimizer] + (loop is Loop.TUNED))
     live = (total + states + max(backward, stepping)) / MIB
     reserved = live * _RESERVED_SHARE
     return SimulatedMemory(

@@ -3,8 +3,9 @@
 The rules are those of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp): sizes are
 rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those under 10 MiB from
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
-free block is taken and split, neighbours merge when freed, and no segment is given back. So the
-reserved memory, which is what the device loses, includes rounding and fragmentation.
+free block is taken and split, neighbours merge when freed, and no segment is given back but after
+cuDNN's search for the fastest algorithm. So the reserved memory, which is what the device loses,
+includes rounding and fragmentation.
 
 What is simulated is a step in fp32 on contiguous tensors, without AMP or compilation: where a
 configuration asks for another precision or memory format, the answer is still that of fp32 and
@@ -16,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -39,18 +41,34 @@ and then frees: Adam the roots of its second moments (`_foreach_sqrt` in torch/o
 all parameters at once is CUDA's default)."""
 
 STEPS = 2
-"""The second step differs from the first: gradients and optimizer states are there before it."""
+"""The second step differs from the first: optimizer states are there before it."""
+
+
+class Loop(Enum):
+    """What a training loop does around its steps. Gradients are freed at the start of each."""
+
+    PLAIN = "plain"
+    """Our protocol's (`profiler.measuring.step`): no weight decay, cuDNN goes by its heuristics."""
+    TUNED = "tuned"
+    """As the published A100 labels show it, which nobody tells: SGD has momenta; weight decay makes
+    a temporary as large as all gradients (`_foreach_add` in torch/optim/sgd.py); and with
+    `torch.backends.cudnn.benchmark` each convolution that is met for the first time is searched
+    for its fastest algorithm, after which PyTorch gives all unused segments back to the device
+    (`emptyCache` in aten/src/ATen/native/cudnn/Conv_v7.cpp), so that less is fragmented."""
+
+    def states_per_parameter(self, optimizer: Optimizer) -> int:
+        """Tensors of a parameter's size that are kept from step to step."""
+        return max(STATES_PER_PARAMETER[optimizer], int(self is Loop.TUNED))
+
 
 WORKSPACE_SHARE: Mapping[int, float] = {
-    ConvolutionKind.DENSE * 3 + Pass.FORWARD: 0.5,
-    ConvolutionKind.DENSE * 3 + Pass.DATA_GRADIENT: 1.0,
-    ConvolutionKind.DENSE * 3 + Pass.WEIGHT_GRADIENT: 1.0,
-    ConvolutionKind.GROUPED * 3 + Pass.DATA_GRADIENT: 0.5,
+    ConvolutionKind.DENSE * 3 + Pass.FORWARD: 0.6,
+    ConvolutionKind.DENSE * 3 + Pass.DATA_GRADIENT: 1.25,
+    ConvolutionKind.GROUPED * 3 + Pass.DATA_GRADIENT: 0.85,
 }
 """Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; what is absent needs none.
 
-Fitted on published A100 labels by `benchmarks/memory_simulation.py --fit`; how well it does is in
-docs/static_profile.md."""
+Fitted on published A100 labels: docs/static_profile.md says how, and how well they do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +87,7 @@ def simulate_memory(
     trace: StepTrace,
     batch_size: int,
     optimizer: Optimizer = Optimizer.SGD,
-    gradients_kept: bool = False,
+    loop: Loop = Loop.PLAIN,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
     """Replays two training steps at this batch size.
@@ -78,9 +96,7 @@ def simulate_memory(
         trace: of a step in fp32.
         batch_size: any, not only the traced ones.
         optimizer: its states are allocated in its first step.
-        gradients_kept: whether gradients live on until the next backward pass adds to them, as in
-            the published A100 measurements; by default `zero_grad` frees them at the start of each
-            step, as in our protocol (`profiler.measuring.step`).
+        loop: what happens around the steps; by default as in our protocol.
         workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
 
     Raises:
@@ -88,16 +104,14 @@ def simulate_memory(
     """
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
-    plain = _replay(trace, batch_size, optimizer, gradients_kept, {})
-    scratch = (
-        _replay(trace, batch_size, optimizer, gradients_kept, workspace_share)
-        if workspace_share
-        else plain
-    )
+    plain = _replay(trace, batch_size, optimizer, loop, {})
+    scratch = plain
+    if workspace_share:
+        scratch = _replay(trace, batch_size, optimizer, loop, workspace_share)
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,
-        reserved_mib=plain.reserved / _MIB_UNITS,
-        reserved_with_workspace_mib=scratch.reserved / _MIB_UNITS,
+        reserved_mib=plain.peak_reserved / _MIB_UNITS,
+        reserved_with_workspace_mib=scratch.peak_reserved / _MIB_UNITS,
     )
 
 
@@ -105,32 +119,32 @@ def _replay(
     trace: StepTrace,
     batch_size: int,
     optimizer: Optimizer,
-    gradients_kept: bool,
+    loop: Loop,
     shares: Mapping[int, float],
 ) -> Allocator:
     allocator = Allocator()
+    allocate, free = allocator.allocate, allocator.free
     parameters, buffers = (
         [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
         for sizes in (trace.parameter_bytes, trace.buffer_bytes)
     )
     for size in (*parameters, *buffers):
-        allocator.allocate(size)
+        allocate(size)
     events = _events(trace, batch_size, shares)
     kept = frozenset(trace.gradients.tolist())
-    gradients: dict[int, Block] = {}
+    gradients: list[Block] = []
     for step in range(STEPS):
-        if not gradients_kept:
-            for block in gradients.values():
-                allocator.free(block)
-            gradients = {}
-        gradients = _replay_step(allocator, events, kept, gradients)
+        for block in gradients:
+            free(block)
+        gradients = _replay_step(allocator, events, kept, step == 0 and loop is Loop.TUNED)
+        passing = [allocate(size) for size in parameters if loop is Loop.TUNED]
         if step == 0:
             for size in parameters:
-                for _ in range(STATES_PER_PARAMETER[optimizer]):
-                    allocator.allocate(size)
-        passing = parameters * TEMPORARIES_PER_PARAMETER[optimizer]
-        for block in [allocator.allocate(size) for size in passing]:
-            allocator.free(block)
+                for _ in range(loop.states_per_parameter(optimizer)):
+                    allocate(size)
+        passing += [allocate(s) for s in parameters * TEMPORARIES_PER_PARAMETER[optimizer]]
+        for block in passing:
+            free(block)
     return allocator
 
 
@@ -143,46 +157,47 @@ def _events(
 ) -> list[tuple[int, int]]:
     """What the allocator is asked for, in order: a block and its size; 0 frees the block.
 
-    Block -1 is scratch memory, which is given back at once.
+    The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is given back at once; the
+    second is that of a convolution that has not been met before, and may be 0.
     """
-    sizes, blocks = trace.sizes_at(batch_size), trace.blocks
-    scratch = trace.kinds == Event.WORKSPACE
-    if shares:
-        share = np.zeros(blocks[scratch].max(initial=0) + 1)
-        for which, value in shares.items():
-            share[which : which + 1] = value
-        sizes[scratch] = sizes[scratch] * share[blocks[scratch]]
-    else:
-        sizes[scratch] = 0
+    sizes, blocks = trace.sizes_at(batch_size), trace.blocks.copy()
+    scratch = np.flatnonzero(trace.kinds == Event.WORKSPACE)
+    which, touched = blocks[scratch], sizes[scratch]
+    met = np.unique(np.stack([which, touched]), axis=1, return_index=True)[1]
+    share = np.zeros(which.max(initial=0) + 1)
+    for kind, value in shares.items():
+        share[kind : kind + 1] = value
+    sizes[scratch] = touched * share[which]
     units = _units(sizes)
-    asked = units > 0
+    blocks[scratch] = _SCRATCH
+    blocks[scratch[met]] = _SEARCHED
+    asked = (units > 0) | (blocks == _SEARCHED)
     units[trace.kinds == Event.FREE] = 0
-    blocks = np.where(scratch, -1, blocks)
     return list(zip(blocks[asked].tolist(), units[asked].tolist(), strict=True))
 
 
 def _replay_step(
-    allocator: Allocator,
-    events: Sequence[tuple[int, int]],
-    kept: frozenset[int],
-    old: dict[int, Block],
-) -> dict[int, Block]:
-    """Replays one step over the gradients of the one before; returns the blocks of the new ones."""
+    allocator: Allocator, events: Sequence[tuple[int, int]], kept: frozenset[int], searching: bool
+) -> list[Block]:
+    """Replays one step and returns the blocks of its gradients."""
     allocate, free = allocator.allocate, allocator.free
     held: dict[int, Block] = {}
     for block, size in events:
-        if not size:
-            free(held.pop(block))
-        elif block < 0:
-            free(allocate(size))
-        else:
+        if block < 0:
+            if searching and block == _SEARCHED:
+                allocator.give_back()
+            if size:
+                free(allocate(size))
+        elif size:
             held[block] = allocate(size)
-            if block in old:  # the new gradient has been added to the old one
-                free(old.pop(block))
+        else:
+            free(held.pop(block))
     for block in sorted(held.keys() - kept):
         free(held.pop(block))
-    return held
+    return list(held.values())
 
+
+_SCRATCH, _SEARCHED = -1, -2
 
 Block = tuple[int, int]
 """Address and size of a block, in units of 512 bytes."""
@@ -199,6 +214,9 @@ class Allocator:
         self.live = 0
         self.peak_live = 0
         self.reserved = 0
+        self.peak_reserved = 0
+        self._segments: dict[int, int] = {}
+        """Size of each segment by its address."""
         self._small: list[int] = []
         self._large: list[int] = []
         """Size and address of each free block as one number, in order."""
@@ -220,7 +238,9 @@ class Allocator:
             have = _segment(size)
             address = self._next
             self._next += have + 1
+            self._segments[address] = have
             self.reserved += have
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
         rest = have - size
         if rest > (0 if small else _MIB_UNITS):
             tail = address + size
@@ -252,6 +272,17 @@ class Allocator:
         borders[address] = size
         borders[end] = -size
         insort(pool, size << _ADDRESS_BITS | address)
+
+    def give_back(self) -> None:
+        """Gives segments of which nothing is in use back to the device (`empty_cache`)."""
+        for pool in (self._small, self._large):
+            for found in pool.copy():
+                address, size = found & _ADDRESS, found >> _ADDRESS_BITS
+                if self._segments.get(address) == size:
+                    pool.remove(found)
+                    del self._borders[address], self._borders[address + size]
+                    del self._segments[address]
+                    self.reserved -= size
 
 
 def _segment(size: int) -> int:

@@ -7,6 +7,7 @@ The record needs NumPy only, so that whoever reads one from the store predicts w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from profiler.array_archive import pack, unpack
 from profiler.errors import TrappmError, one_line
 from profiler.model_input import Sample
 from profiler.records import Optimizer
-from profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
+from profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
 from profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _NUMBERS = "numbers"
 """One more array: batch sizes, saved bytes, parameters."""
 _NUMBER_COUNT = 6
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
+_MAX_KNOWN = 4096
+"""Simulations that are remembered; a server runs for long."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,22 @@ class StepProfile:
         self,
         batch_size: int,
         optimizer: Optimizer = Optimizer.SGD,
-        gradients_kept: bool = False,
+        loop: Loop = Loop.PLAIN,
     ) -> SimulatedMemory:
         """GPU memory of the step at this batch size in fp32; see `simulate_memory`."""
-        return simulate_memory(self.trace, batch_size, optimizer, gradients_kept)
+        asked = batch_size, optimizer, loop
+        found = self._known.get(asked)
+        if found is None:
+            found = simulate_memory(self.trace, *asked)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[asked] = found
+        return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, Optimizer, Loop], SimulatedMemory]:
+        """What was simulated before: an answer needs it more than once."""
+        return {}
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive without pickled objects; equal profiles give equal bytes."""

@@ -162,6 +162,25 @@ def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
     assert rows(kernel_profile(Crossed(), 16), KernelKind.COPY, Phase.INFER)[0].sum() == 1
 
 
+class Standardised(nn.Conv2d):
+    """Computes its weights anew in each step, contiguous ones."""
+
+    def forward(self, x):
+        return F.conv2d(x, (self.weight - 1).contiguous(), padding=self.padding)
+
+
+@pytest.mark.parametrize("second", [nn.Conv2d(8, 8, 1), Standardised(8, 8, 3, padding=1)])
+def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(second):
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), second, nn.ReLU(), *head)
+    table = kernel_profile(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).train
+    of_images = np.isin(table.kinds, [KernelKind.DENSE, KernelKind.POINTWISE])
+    assert table.channels_last[of_images].all()
+    assert (table.passes[of_images] == Pass.DATA_GRADIENT).any()
+    relu = (table.kinds == KernelKind.ELEMENTWISE) & (table.sizes[:, Size.WRITTEN_BYTES, 1] > 0)
+    assert table.channels_last[relu].any()
+
+
 def test_a_recurrent_layer_is_products_of_all_time_steps():
     class Recurrent(nn.Module):
         def __init__(self):

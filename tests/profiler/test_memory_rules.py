@@ -7,6 +7,7 @@ from torch import nn
 from profiler.model_input import Sample
 from profiler.records import Optimizer
 from profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
+from profiler.simulation.memory_simulation import Loop
 from profiler.static import StepSource, static_profile
 
 
@@ -26,10 +27,10 @@ def test_the_rules_give_the_bytes_that_autograd_keeps(architecture, input_size, 
         graph = profile.graph.at(batch_size)
         exact = profile.step.saved_bytes.at(batch_size)
         assert saved_bytes_by_rules(graph) == pytest.approx(exact, rel=gap)
-        for kept in (False, True):
-            simulated = profile.memory(batch_size, gradients_kept=kept)
-            assert simulated == profile.step.memory(batch_size, gradients_kept=kept)
-            ruled = memory_by_rules(graph, gradients_kept=kept)
+        for loop in Loop:
+            simulated = profile.memory(batch_size, loop=loop)
+            assert simulated == profile.step.memory(batch_size, loop=loop)
+            ruled = memory_by_rules(graph, loop=loop)
             assert ruled.live_mib == pytest.approx(simulated.live_mib, rel=0.3)
 
 
@@ -60,16 +61,17 @@ def test_optimizers_add_their_states_and_adam_its_temporaries_where_they_are_the
     assert 2.2 * weights < small[2] - small[0] <= 3 * weights
 
 
-def test_gradients_that_are_kept_add_at_most_the_weights():
-    """Where activations are the peak, gradients that are freed leave room for them."""
+def test_a_tuned_loop_adds_momenta_and_the_temporaries_of_weight_decay():
+    """The temporaries count where the optimizer's step is the peak."""
     template = static_profile("test_resnet", 64).graph
     weights = template.parameters.sum() * 4 / 2**20
     added = []
     for batch_size in (1, 256):
         graph = template.at(batch_size)
-        kept, freed = (memory_by_rules(graph, gradients_kept=k).live_mib for k in (True, False))
-        added.append(kept - freed)
-    assert 0 <= added[0] < added[1] <= weights
+        plain, tuned = (memory_by_rules(graph, loop=loop).live_mib for loop in Loop)
+        added.append(tuned - plain)
+    assert added[1] == pytest.approx(weights)
+    assert 1.2 * weights < added[0] <= 2 * weights
 
 
 class Untraceable(nn.Module):
@@ -94,5 +96,5 @@ def test_rules_answer_where_no_step_can_be_traced_and_say_why():
     assert "cannot be traced" in profile.step_refusal
     assert profile.memory(4) == memory_by_rules(profile.graph.at(4))
     assert profile.memory(8).live_mib > profile.memory(4).live_mib
-    kept = profile.memory(64, gradients_kept=True)
-    assert kept.live_mib > profile.memory(64).live_mib
+    tuned = profile.memory(64, loop=Loop.TUNED)
+    assert tuned.live_mib > profile.memory(64).live_mib
