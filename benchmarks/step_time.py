@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from learner.estimator import Estimate, Targets
-from learner.head import Head, Ours
+from learner.head import TRANSFER_TIGHTNESS, Head, Ours
 from learner.priors.device_specs import spec_of
 from learner.priors.prior import Prior
 from learner.priors.step_time import StepTimePrior
@@ -39,7 +39,6 @@ Array = npt.NDArray[np.float64]
 SEEDS = (1337, 1338, 1339, 1340, 1341)
 HELD_OUT = 0.2
 TRANSFER_LABELS = (0, 10, 32, 100, 300)
-TRANSFER_TIGHTNESS = 0.3
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ a surprise, the rarer it would be seen.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -138,6 +138,9 @@ class Familiarity:
     scale: Array
     reach: float
     """The distance from one architecture to the nearest other that few (1 %) exceed."""
+    widening: float = 0.0
+    """What a unit of distance to the nearest label adds to a deviation, as independent errors do;
+    0 for snapshots from before it was kept."""
 
     @classmethod
     def fit(cls, features: Array, groups: Sequence[str]) -> Self:
@@ -152,10 +155,57 @@ class Familiarity:
         reach = REACH * float(np.quantile(known, 0.99)) if len(known) else 0.0
         return cls(points, middle, scale, reach)
 
-    def outside(self, features: Array) -> npt.NDArray[np.bool_]:
-        """Which of n workloads are farther from all labels than labels are from each other (n)."""
+    def learned(
+        self,
+        errors: Array,
+        deviations: Array,
+        folds: npt.NDArray[np.int64],
+        groups: Sequence[str],
+        known: npt.NDArray[np.bool_],
+    ) -> tuple[Self, Array]:
+        """With the widening under which errors on folds not seen are most probable (Student-t).
+
+        A residual that is unsure everywhere alike is too sure of architectures unlike all labels,
+        as those of a new family are: the folds hold enough that stand alone to tell.
+
+        Args:
+            errors, deviations: of the labels that this was fitted to (n), without their folds.
+            folds, groups: of each label (n); every architecture has one vote, as in `Calibration`.
+            known: where errors are no mere bounds (n).
+
+        Returns:
+            It, and the deviations with what the distance to the other folds adds (n).
+        """
+        distance = np.minimum(_nearest(self.points, self.points, folds), FARTHEST)
+        _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
+        votes = (1.0 / count[number])[known]
+
+        def loss(widening: float) -> float:
+            stated = np.hypot(deviations, widening * distance)[known]
+            ratios = errors[known] / stated
+            unit = max(1.4826 * float(np.median(np.abs(ratios))), 1e-3)
+            tails = 2.5 * np.log1p((ratios / unit) ** 2 / 4.0)
+            return float(votes @ (np.log(stated * unit) + tails))
+
+        best = 0.0
+        if known.any():
+            losses = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
+            best = WIDENINGS[int(np.argmin(losses))]
+        return replace(self, widening=best), np.hypot(deviations, best * distance)
+
+    def distance(self, features: Array) -> Array:
+        """Of n workloads to the nearest label, in deviations of the features (n)."""
         points = np.clip((features - self.middle) / self.scale, -FAR, FAR).astype(np.float16)
-        found: npt.NDArray[np.bool_] = _nearest(points, self.points) > self.reach
+        return _nearest(points, self.points)
+
+    def outside(self, distance: Array) -> npt.NDArray[np.bool_]:
+        """Which of n workloads are farther from all labels than labels are from each other (n)."""
+        found: npt.NDArray[np.bool_] = distance > self.reach
+        return found
+
+    def widened(self, deviations: Array, distance: Array) -> Array:
+        """Deviations that know how far n workloads are from what is known (n)."""
+        found: Array = np.hypot(deviations, self.widening * np.minimum(distance, FARTHEST))
         return found
 
     def tensors(self) -> dict[str, Tensor]:
@@ -165,7 +215,8 @@ class Familiarity:
             "scale": self.scale,
         }
         found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return {**found, "reach": torch.tensor(self.reach, dtype=torch.float64)}
+        numbers = {"reach": self.reach, "widening": self.widening}
+        return {**found, **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -173,13 +224,21 @@ class Familiarity:
         points, middle, scale = (tensors[n].numpy() for n in ("points", "middle", "scale"))
         if points.ndim != 2 or not points.shape[1:] == middle.shape == scale.shape:
             raise ValueError("the points of a familiarity do not have one scale for each column")
-        return cls(points, middle, scale, float(tensors["reach"]))
+        widening = float(tensors.get("widening", 0.0))
+        if not 0.0 <= widening <= WIDENINGS[-1]:
+            raise ValueError(f"a familiarity that widens deviations by {widening}")
+        return cls(points, middle, scale, float(tensors["reach"]), widening)
 
 
 REACH = 1.5
 """Times the usual distance; sparse corners of the pool are not yet the unknown."""
 FAR = 1e4
 """Deviations from the middle; what lies farther is as far."""
+FARTHEST = 25.0
+"""Deviations from the nearest label; what lies farther is no less sure."""
+WIDENINGS = (0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048)
+LEAST_GAIN = 1.0
+"""Nats that a widening must gain over none."""
 _ROWS = 512
 
 

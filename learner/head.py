@@ -29,7 +29,7 @@ from profiler.errors import InputError
 Array = npt.NDArray[np.float64]
 P = TypeVar("P", bound=Prior)
 
-TRANSFER_TIGHTNESS = 0.3
+TRANSFER_TIGHTNESS = 0.15
 """On a new device single constants of the prior move this much less than on an unknown one."""
 SHARE_STEP = 0.05
 
@@ -52,8 +52,7 @@ class Head(Generic[P]):
     source_share: float = 0.0
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        features = self.prior.features(workloads)
-        middle, deviation = self._logs(workloads, features)
+        middle, deviation, outside = self._logs(workloads)
         low, high = self.calibration.interval()
         return Estimate(
             median=np.exp(middle),
@@ -61,7 +60,7 @@ class Head(Generic[P]):
             high=np.exp(middle + high * deviation),
             log_std=deviation,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
-            outside=None if self.familiarity is None else self.familiarity.outside(features),
+            outside=outside,
         )
 
     def exceeding(self, workloads: Sequence[Workload], limit: float) -> Array:
@@ -69,16 +68,25 @@ class Head(Generic[P]):
 
         Of memory and a device's capacity: the probability of running out of memory.
         """
-        middle, deviation = self._logs(workloads, self.prior.features(workloads))
+        middle, deviation, _ = self._logs(workloads)
         return self.calibration.exceeding((np.log(limit) - middle) / deviation)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """What is added to the prior's logarithm (n)."""
         return self._learned(workloads, self.prior.features(workloads))[0]
 
-    def _logs(self, workloads: Sequence[Workload], features: Array) -> tuple[Array, Array]:
+    def _logs(
+        self, workloads: Sequence[Workload]
+    ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None]:
+        """Logarithm of each value (n), its deviation (n), and which are unlike all labels (n)."""
+        features = self.prior.features(workloads)
         added, deviation = self._learned(workloads, features)
-        return self.prior.log_values(workloads) + added, deviation
+        middle = self.prior.log_values(workloads) + added
+        if self.familiarity is None:
+            return middle, deviation, None
+        distance = self.familiarity.distance(features)
+        widened = self.familiarity.widened(deviation, distance)
+        return middle, widened, self.familiarity.outside(distance)
 
     def _learned(self, workloads: Sequence[Workload], features: Array) -> tuple[Array, Array]:
         added, deviation = self.residual.predict(features)
@@ -183,8 +191,13 @@ class Ours:
             least=least,
         )
         errors = np.where(known, left, least) - unseen_words.mean
-        calibration = Calibration.fit(errors, unseen_words.deviation, targets.groups, known)
-        familiarity = Familiarity.fit(features, targets.groups) if n else None
+        familiarity, deviations = None, unseen_words.deviation
+        if n:
+            familiarity = Familiarity.fit(features, targets.groups)
+            familiarity, deviations = familiarity.learned(
+                errors, deviations, folds, targets.groups, known
+            )
+        calibration = Calibration.fit(errors, deviations, targets.groups, known)
         return Head(prior, residual, calibration, familiarity, source, share)
 
 

@@ -195,13 +195,14 @@ class Joint:
         log_values, log_above = np.log(targets.values), np.log(targets.above)
         points = self.ground.points(self.prior, workloads)
         smooth = _Smooth(RELEVANCES[-1], AMPLITUDES[1])
-        width = self.prior.sensitivities([]).shape[1]
-        prior, moved, shift = self.prior, np.zeros(width), np.zeros(width)
+        start_prior = self.prior.suited(workloads, log_values)
+        width = start_prior.sensitivities([]).shape[1]
+        prior, moved, shift = start_prior, np.zeros(width), np.zeros(width)
         rows: list[int] = []
         state = _State.empty(width)
         for number in range(LINEARISATIONS if len(workloads) else 0):
             moved = moved + np.clip(shift, -MOST_STEP, MOST_STEP)
-            prior = self.prior.moved(moved)
+            prior = start_prior.moved(moved)
             said = prior.log_values(workloads)
             # Of a run that died only a bound is known: it pulls while the prior stays below it.
             gaps = np.where(np.isnan(log_values), log_above - said, log_values - said)

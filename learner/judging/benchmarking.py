@@ -121,7 +121,8 @@ class Plan:
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
-    than an estimator's `least_labels` (none, if it has no such number), the start answers alone."""
+    than an estimator's `least_labels` (none, if it has no such number), the start answers alone.
+    Counts above what a split trains on are left out of it."""
     starts: Mapping[str, Model] = field(default_factory=dict)
     """By estimator, a model of another device; it then also learns from that."""
 
@@ -189,21 +190,21 @@ def run_plan(
         for count in (None, *plan.label_counts)
         for transferred in ((False, True) if estimator.name in plan.starts else (False,))
         if count is None
-        or (split.kind is not SplitKind.EACH_FAMILY and (transferred or _can(estimator, count)))
+        or (
+            split.kind is not SplitKind.EACH_FAMILY
+            and count <= np.count_nonzero(split.train)
+            and (transferred or _can(estimator, samples, _drawn(split, count)))
+        )
     ]
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
-        rows = np.flatnonzero(split.train)
-        if count is not None:
-            # The same draw for every estimator, and a smaller one is part of a larger one.
-            drawn = np.random.default_rng([split.seed, 1]).permutation(rows)
-            rows = np.sort(drawn[:count])
+        rows = _drawn(split, count)
         start = plan.starts[estimator.name] if transferred else None
         test = np.flatnonzero(split.test)
         name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
         estimate = None if kept is None else kept.get(name, len(test))
         if estimate is None:
-            if start is not None and not _can(estimator, len(rows)):
+            if start is not None and not _can(estimator, samples, rows):
                 model = start
             else:
                 # A checksum of its own name: an estimator must not depend on those beside it.
@@ -224,6 +225,15 @@ def run_plan(
     on_progress(len(jobs), len(jobs), "")
 
 
-def _can(estimator: Estimator, count: int) -> bool:
-    """Whether it learns from so few labels."""
-    return count >= int(getattr(estimator, "least_labels", 0))
+def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
+    """The rows to learn from: the same for every estimator, fewer are part of more."""
+    rows = np.flatnonzero(split.train)
+    if count is None:
+        return rows
+    return np.sort(np.random.default_rng([split.seed, 1]).permutation(rows)[:count])
+
+
+def _can(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether it learns from so few; who needs labels needs values, which runs that died lack."""
+    values = np.count_nonzero(~np.isnan(samples.values[rows]))
+    return int(values) >= int(getattr(estimator, "least_labels", 0))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from learner.estimator import Estimate
 from learner.judging.benchmarking import Rows, Run, Samples, SplitKind
 from learner.judging.evaluation import Accuracy, accuracy
+from profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 
@@ -24,7 +25,12 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
 
     Returns:
         accuracy, without_spikes (where there are any), by_family, out_of_memory (where runs died).
+
+    Raises:
+        InputError: a prediction is no number: to leave it out would flatter the predictor.
     """
+    if missing := int((~np.isfinite(estimate.median)).sum()):
+        raise InputError(f"{missing} of {len(test)} predictions are no numbers; mend the predictor")
     judged = samples.judged[test] & ~np.isnan(samples.values[test])
     result: dict[str, Any] = {"accuracy": _accuracy(samples, test, estimate, judged)}
     spiked = samples.spiked[test]

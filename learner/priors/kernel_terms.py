@@ -43,6 +43,9 @@ DETAILS = {
 _FIRST_DETAIL = np.cumsum([0, *DETAILS.values()])
 DETAIL_COUNT = int(_FIRST_DETAIL[-1])
 
+FEW_GROUPS = 16
+"""Of a convolution; networks with so few of them take slow kernels, with 18 and more fast ones."""
+
 CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
 """Logarithm of bytes touched over the size of the cache."""
 
@@ -221,6 +224,9 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     weight_gradient = passes == Pass.WEIGHT_GRADIENT
     fan_in = np.where(passes == Pass.FORWARD, depth, columns)
     fan_in = np.where(passes == Pass.DATA_GRADIENT, columns * windows, fan_in) / windows
+    # A strided convolution's data gradient is shorter by about the square of the stride.
+    fan_out = np.where(weight_gradient, rows, depth / windows * strides**2)
+    fan_out = np.where(passes == Pass.FORWARD, columns, fan_out)
     half, last = table.half[chosen], table.channels_last[chosen]
     tiled = (kinds != KernelKind.DEPTHWISE) & (kinds != KernelKind.GROUPED)
     axes = np.stack(
@@ -234,7 +240,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
-    detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in)
+    detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     return {
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
@@ -253,7 +259,15 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     }
 
 
-def _detail(kinds: Indices, windows: Indices, strides: Indices, fan_in: Array) -> Indices:
+def _detail(
+    kinds: Indices,
+    windows: Indices,
+    strides: Indices,
+    fan_in: Array,
+    fan_out: Array,
+    groups: Array,
+) -> Indices:
+    """Which class of its kind each kernel belongs to, counted from 0."""
     strided = (strides > 1).astype(np.int64)
     patch = (windows == strides**2) & (windows > 1)
     dense = np.select(
@@ -261,7 +275,10 @@ def _detail(kinds: Indices, windows: Indices, strides: Indices, fan_in: Array) -
         [0, 1, 2, 3 + strided, 5],
         6,
     )
-    grouped = np.searchsorted([4, 8, 16, 24, 32, 64], fan_in)
+    direct = _direct(fan_in, fan_out, groups)
+    grouped = np.where(
+        direct, np.searchsorted([8], fan_in), 2 + np.searchsorted([8, 16, 32, 64], fan_in)
+    )
     depthwise = 2 * np.searchsorted([9, 25, 49, 121], windows) + strided
     result: Indices = np.select(
         [
@@ -274,6 +291,19 @@ def _detail(kinds: Indices, windows: Indices, strides: Indices, fan_in: Array) -
         0,
     ).astype(np.int64)
     return result
+
+
+def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool_]:
+    """Which grouped convolutions the library has a kernel of their own for.
+
+    As labels show: as many channels out of a group as into it, 4, 8, 16 or 32 of them, and more
+    than `FEW_GROUPS` groups. Channels-last others run two to four times as long.
+    """
+    same = np.abs(np.log(fan_out / fan_in)) < 0.2
+    found: npt.NDArray[np.bool_] = (
+        same & np.isin(fan_in.round(), (4, 8, 16, 32)) & (groups > FEW_GROUPS)
+    )
+    return found
 
 
 def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:

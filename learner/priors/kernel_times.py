@@ -121,6 +121,15 @@ _OFFSETS = dict(zip((g.name for g in GROUPS), np.cumsum([0, *_SIZES[:-1]]).tolis
 """Where the constants of each name begin."""
 
 
+def group_rows() -> list[tuple[Group, slice]]:
+    """Each group and where its constants are."""
+    starts = _OFFSETS.values()
+    return [
+        (group, slice(start, start + size))
+        for group, start, size in zip(GROUPS, starts, _SIZES, strict=True)
+    ]
+
+
 SHARE_GROUPS = (PRODUCTS * PASSES, STREAMS * 2, 1, DETAIL_COUNT, 4)
 """Columns of `Times.shares`: the first three groups sum to 1, the last has sizes."""
 

@@ -1,12 +1,13 @@
-"""What memory a step needs before anything is learned: its simulated allocations, five constants.
+"""What memory a step needs before anything is learned: its simulated allocations, four constants.
 
     memory = process + tensors * live + fragments * (reserved - live)
-                     + scratch * (scratch memory of convolutions) + between * (kept gradients)
+                     + scratch * (scratch memory of convolutions)
 
 The sizes come from a training step replayed through CUDA's allocator, or, where none could be
 traced, from rules on the graph (`step_memory`). On a card that is simulated well, all
-constants but the last are 1 and no label is needed; on a CPU they start from a small process
-without segments (`device_specs`), and labels move them.
+constants are 1 and no label is needed; on a CPU they start from a small process without segments
+(`device_specs`), and labels move them. Which training loop ran is not told by published labels, but
+told apart by them: it is the one that explains them best.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
@@ -36,28 +38,30 @@ from learner.residuals.graph_features import (
 )
 from learner.workload import Workload
 from profiler.records import MemoryFormat, Phase, Precision
+from profiler.simulation.memory_simulation import Loop
 
 Array = npt.NDArray[np.float64]
 
 SPEC = PriorSpec(
     (
         TermSpec("process", 0.7),  # more with more libraries loaded
-        TermSpec("tensors", 0.05),  # bytes are bytes
-        TermSpec("fragments", 0.4),  # from the allocator's rules, which a CPU does not have
-        TermSpec("scratch", 0.5),  # cuDNN's choices, fitted on other labels
-        TermSpec("between", 2.0),  # what the loop keeps from step to step, which nobody tells us
+        TermSpec("tensors", 0.03),  # bytes are bytes
+        TermSpec("fragments", 0.2),  # from the allocator's rules, which a CPU does not have
+        TermSpec("scratch", 0.3),  # cuDNN's choices, fitted on other labels
     ),
     common_spread=0.05,
 )
-BETWEEN = 0.1
-"""Our protocol frees gradients between steps; published loops keep them, or momenta."""
+LABELS_FOR_LOOP = 200
+"""Enough to tell loops apart; each is replayed for both."""
+TYPICAL_ERROR = 0.03
+"""Of the logarithm, in the loop that ran."""
 
 FEATURE_GROUPS = (
     6,
     len(SPEC.terms),
     2 * SCRATCH_KINDS,
     2 * CONVOLUTION_KINDS,
-    7,
+    6,
     len(OPERATORS),
     CONVOLUTION_FEATURES,
 )
@@ -68,8 +72,9 @@ class MemoryPrior(TermPrior):
 
     feature_groups = FEATURE_GROUPS
 
-    def __init__(self, log_constants: Array | None = None) -> None:
+    def __init__(self, log_constants: Array | None = None, loop: Loop = Loop.PLAIN) -> None:
         super().__init__(SPEC, log_constants)
+        self.loop = loop
 
     @classmethod
     def on(cls, device: DeviceSpec) -> Self:
@@ -80,15 +85,67 @@ class MemoryPrior(TermPrior):
         return cls(found)
 
     def with_constants(self, log_constants: Array) -> Self:
-        return type(self)(log_constants)
+        return type(self)(log_constants, self.loop)
+
+    def started_from(self, other: Self) -> Self:
+        return type(self)(other.log_constants, other.loop)
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+        near: Self | None = None,
+    ) -> Self:
+        loop = self._loop_of(workloads, log_values, tightness) if near is None else near.loop
+        return self._refit_in(loop, workloads, log_values, log_above, tightness)
+
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        """With the training loop that the labels show."""
+        return type(self)(self.log_constants, self._loop_of(workloads, log_values, 1.0))
+
+    def _refit_in(
+        self,
+        loop: Loop,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        log_above: Array | None,
+        tightness: float,
+    ) -> Self:
+        start = type(self)(self.log_constants, loop)
+        return TermPrior.refit(
+            start, workloads, log_values, log_above=log_above, tightness=tightness
+        )
+
+    def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
+        """The loop with the least Student-t loss on some labels, each with its own constants."""
+        known = np.flatnonzero(~np.isnan(log_values))
+        rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
+        some, values = [workloads[i] for i in rows], log_values[rows]
+
+        def loss(loop: Loop) -> tuple[float, bool]:
+            fitted = self._refit_in(loop, some, values, None, tightness)
+            errors = (fitted.log_values(some) - values) / TYPICAL_ERROR
+            return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
+
+        return min(Loop, key=loss) if len(rows) else self.loop
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        return _terms(workloads)
+        """The terms of each workload in MiB (n, 4)."""
+        rows = []
+        for workload in workloads:
+            memory = step_memory(workload, self.loop)
+            factor = amp_factor(workload, memory)
+            parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
+            rows.append([UNKNOWN_GPU.process_mib, *(factor * part for part in parts)])
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
         rows = [
-            _features(workload, step_memory(workload), shares, size)
+            _features(workload, step_memory(workload, self.loop), shares, size)
             for workload, shares, size in zip(
                 workloads, self.shares(workloads), self.log_values(workloads), strict=True
             )
@@ -97,25 +154,10 @@ class MemoryPrior(TermPrior):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        return cls(tensors["log_constants"].numpy())
+        return cls(tensors["log_constants"].numpy(), list(Loop)[int(tensors["loop"])])
 
-
-def _terms(workloads: Sequence[Workload]) -> Array:
-    """The terms of each workload in MiB (n, 5)."""
-    rows = []
-    for workload in workloads:
-        memory = step_memory(workload)
-        factor = amp_factor(workload, memory)
-        rows.append(
-            [
-                UNKNOWN_GPU.process_mib,
-                factor * memory.live_mib,
-                factor * memory.fragments_mib,
-                factor * memory.scratch_mib,
-                BETWEEN * memory.between_mib,
-            ]
-        )
-    return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+    def tensors(self) -> dict[str, Tensor]:
+        return {**super().tensors(), "loop": torch.tensor(list(Loop).index(self.loop))}
 
 
 def _features(
@@ -135,7 +177,6 @@ def _features(
         *np.log1p(memory.convolutions),
         *memory.touched,
         memory.weights_mib / memory.live_mib,
-        memory.between_mib / memory.live_mib,
         memory.scratch_mib / memory.live_mib,
         memory.largest,
         memory.kept,

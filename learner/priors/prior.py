@@ -67,6 +67,15 @@ class Prior(Protocol):
         """
         ...
 
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        """The variant of the formula, its constants as they are here, that explains labels best.
+
+        Args:
+            workloads: the labelled ones (n).
+            log_values: logarithm of what was measured (n); NaN where it is not known.
+        """
+        ...
+
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         """How far the logarithm moves with each constant, in units of how uncertain the constant is
         without labels: the inner products of these rows are the prior's covariance (n, c)."""

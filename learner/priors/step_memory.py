@@ -17,9 +17,9 @@ import numpy.typing as npt
 from learner.workload import Workload
 from profiler.records import Graph, Optimizer, Phase, Precision
 from profiler.simulation.memory_rules import memory_by_rules
-from profiler.simulation.memory_simulation import MIB, STATES_PER_PARAMETER
+from profiler.simulation.memory_simulation import MIB, Loop
 from profiler.simulation.step_profile import StepProfile
-from profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
+from profiler.simulation.step_trace import ConvolutionKind, Event, Pass
 
 Array = npt.NDArray[np.float64]
 
@@ -37,13 +37,11 @@ class StepMemory:
     """Peaks of one step in MiB, and shares of the live peak."""
 
     live_mib: float
-    """Tensors alive at once, gradients freed between steps."""
+    """Tensors alive at once."""
     fragments_mib: float
     """Segments taken from the device beyond that."""
     scratch_mib: float
-    """More segments with scratch memory of convolutions."""
-    between_mib: float
-    """How much higher the live peak is when gradients stay between steps."""
+    """More segments with scratch memory of convolutions; less than 0 where it fills gaps."""
     weights_mib: float
     """Parameters, buffers and optimizer states."""
     scratch_lift: Array
@@ -66,22 +64,25 @@ class StepMemory:
     """Share of the allocations that are served from small segments."""
 
 
-_KNOWN: WeakKeyDictionary[StepProfile | Graph, dict[tuple[int, Optimizer, Phase], StepMemory]]
+_KNOWN: WeakKeyDictionary[StepProfile | Graph, dict[tuple[int, Optimizer, Phase, Loop], StepMemory]]
 _KNOWN = WeakKeyDictionary()
+_MAX_KNOWN = 4096
 
 
-def step_memory(workload: Workload) -> StepMemory:
+def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
     """The memory of the step in fp32: simulated, or by rules where nothing was traced."""
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
     known = _KNOWN.setdefault(workload.graph if step is None else step, {})
-    place = batch_size, optimizer, workload.phase
+    place = batch_size, optimizer, workload.phase, loop
     if place not in known:
+        if len(known) >= _MAX_KNOWN:  # a server runs for long
+            known.clear()
         if workload.phase is Phase.INFER:
             known[place] = _forward_only(workload.graph)
         elif step is None:
-            known[place] = _by_rules(workload.graph, optimizer)
+            known[place] = _by_rules(workload.graph, optimizer, loop)
         else:
-            known[place] = _simulated(step, batch_size, optimizer)
+            known[place] = _simulated(step, batch_size, optimizer, loop)
     return known[place]
 
 
@@ -93,19 +94,18 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
     return weights + AMP_SHARE * (1.0 - weights)
 
 
-def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer) -> StepMemory:
+def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
     trace = step.trace
-    peaks = step.memory(batch_size, optimizer)
+    peaks = step.memory(batch_size, optimizer, loop)
     sizes = trace.sizes_at(batch_size).astype(np.float64)
     born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
     blocks = sizes[born]
     change = np.where(born, sizes, 0.0)
     change[died] = -blocks[trace.blocks[died]]
     parameters, buffers = (float(s.sum()) for s in (trace.parameter_bytes, trace.buffer_bytes))
-    weights = parameters * (1 + STATES_PER_PARAMETER[optimizer]) + buffers
+    weights = parameters * (1 + loop.states_per_parameter(optimizer)) + buffers
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
-    kept = float((live + blocks[trace.gradients].sum() - _gradients_so_far(trace, sizes)).max())
     scratch = trace.kinds == Event.WORKSPACE
     lift, largest = np.zeros(SCRATCH_KINDS), np.zeros(SCRATCH_KINDS)
     for kind in range(SCRATCH_KINDS):
@@ -117,8 +117,7 @@ def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer) -> Step
     return StepMemory(
         live_mib=peaks.live_mib,
         fragments_mib=max(peaks.reserved_mib - peaks.live_mib, 0.0),
-        scratch_mib=max(peaks.reserved_with_workspace_mib - peaks.reserved_mib, 0.0),
-        between_mib=max(kept - peak, 0.0) / MIB,
+        scratch_mib=peaks.reserved_with_workspace_mib - peaks.reserved_mib,
         weights_mib=weights / MIB,
         scratch_lift=lift,
         scratch_largest=largest,
@@ -132,25 +131,14 @@ def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer) -> Step
     )
 
 
-def _gradients_so_far(trace: StepTrace, sizes: Array) -> Array:
-    """Bytes of gradients of parameters that have been made before the end of each event (E)."""
-    born = trace.kinds == Event.ALLOCATE
-    ours = np.zeros(int(born.sum()), dtype=bool)
-    ours[trace.gradients] = True
-    made = np.zeros(len(sizes))
-    made[born] = np.where(ours, sizes[born], 0.0)
-    return np.cumsum(made)
-
-
-def _by_rules(graph: Graph, optimizer: Optimizer) -> StepMemory:
-    freed, kept = (memory_by_rules(graph, optimizer, gradients_kept=k) for k in (False, True))
+def _by_rules(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
+    found = memory_by_rules(graph, optimizer, loop)
     weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     return _of_graph(
         graph,
-        live_mib=freed.live_mib,
-        fragments_mib=freed.reserved_mib - freed.live_mib,
-        between_mib=kept.live_mib - freed.live_mib,
-        weights_mib=weights * (1 + STATES_PER_PARAMETER[optimizer]) / MIB,
+        live_mib=found.live_mib,
+        fragments_mib=found.reserved_mib - found.live_mib,
+        weights_mib=weights * (1 + loop.states_per_parameter(optimizer)) / MIB,
     )
 
 
@@ -164,13 +152,11 @@ def _forward_only(graph: Graph) -> StepMemory:
     np.subtract.at(change, last + 1, outputs)
     weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     live = (weights + float(np.cumsum(change).max(initial=0.0))) / MIB
-    return _of_graph(
-        graph, live_mib=live, fragments_mib=0.0, between_mib=0.0, weights_mib=weights / MIB
-    )
+    return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
 
 
 def _of_graph(
-    graph: Graph, *, live_mib: float, fragments_mib: float, between_mib: float, weights_mib: float
+    graph: Graph, *, live_mib: float, fragments_mib: float, weights_mib: float
 ) -> StepMemory:
     """What a graph alone tells: no convolution is known by its pass, and no order of events."""
     live = max(live_mib, 1.0)
@@ -179,7 +165,6 @@ def _of_graph(
         live_mib=live,
         fragments_mib=max(fragments_mib, 0.0),
         scratch_mib=0.0,
-        between_mib=max(between_mib, 0.0),
         weights_mib=weights_mib,
         scratch_lift=np.zeros(SCRATCH_KINDS),
         scratch_largest=np.zeros(SCRATCH_KINDS),

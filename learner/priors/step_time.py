@@ -18,7 +18,14 @@ from torch import Tensor
 
 from learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
 from learner.priors.kernel_terms import Array, Terms, terms_of
-from learner.priors.kernel_times import SHARE_GROUPS, Lookup, spreads, starting_constants, times_of
+from learner.priors.kernel_times import (
+    SHARE_GROUPS,
+    Lookup,
+    group_rows,
+    spreads,
+    starting_constants,
+    times_of,
+)
 from learner.workload import Workload
 from profiler.errors import InputError
 
@@ -26,11 +33,19 @@ NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""
 LEAST_NOISE = 0.02
 ITERATIONS = 60
+ROUNDS = 3
+"""Fits, each with spreads learned from the one before."""
+PSEUDO_CONSTANTS = 6.0
+MOST_CHANGE = 3.0
+"""Of a learned spread against the first."""
 CALM_STEPS = 2
 """So many in a row that gain next to nothing end a fit."""
 LEAST_GAIN = 5e-3
 """Nats, times the root of the number of labels."""
 MOST_DAMPING = 1e8
+MANY_LABELS = 300
+"""Of so many, a fold more or less changes little in how far constants may move; of fewer, errors on
+the fold would look too small."""
 MOST_LABELS = 1500
 """For the constants: beyond that, more labels are for the residual."""
 CHUNK = 500
@@ -40,14 +55,21 @@ CHUNK = 500
 class StepTimePrior:
     """Simulated time of a step in ms. Instances do not change; see `learner.priors.prior.Prior`."""
 
-    def __init__(self, spec: DeviceSpec = UNKNOWN_GPU, constants: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        spec: DeviceSpec = UNKNOWN_GPU,
+        constants: Tensor | None = None,
+        learned_spreads: Tensor | None = None,
+    ) -> None:
         """
         Args:
             spec: of the device whose labels these are or will be.
             constants: as another instance has them (c); by default those of no label.
+            learned_spreads: how far labels let each move (c); not kept in `tensors`.
         """
         self.spec = spec
         self.constants = starting_constants() if constants is None else constants
+        self.learned_spreads = learned_spreads
 
     def started_from(self, other: Self) -> Self:
         """This device with the constants of another: as far from its specification as there."""
@@ -86,8 +108,9 @@ class StepTimePrior:
     ) -> Self:
         """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
 
-        Student-t errors of the logarithm, Gaussian priors: the most probable constants. Of more
-        labels than `MOST_LABELS`, so many evenly spaced ones are taken.
+        Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
+        each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
+        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken.
 
         Raises:
             InputError: workloads and labels differ in number.
@@ -101,10 +124,18 @@ class StepTimePrior:
             known = known[np.linspace(0, len(known) - 1, MOST_LABELS).round().astype(np.int64)]
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
         chunks = _chunks([workloads[i] for i in known.tolist()], self.spec)
-        start = self.constants if near is None else near.constants
-        spread = spreads(tightness)
-        constants = _fit(chunks, labels, self.constants, spread, self.spec, start)
-        return type(self)(self.spec, constants)
+        centre, first = self.constants, spreads(tightness)
+        start = centre if near is None else near.constants
+        if near is not None and near.learned_spreads is not None and len(known) >= MANY_LABELS:
+            learned = near.learned_spreads
+            constants, _ = _fit(chunks, labels, centre, learned, self.spec, start)
+            return type(self)(self.spec, constants, learned)
+        learned = first
+        constants, unsure = _fit(chunks, labels, centre, learned, self.spec, start)
+        for _ in range(ROUNDS - 1):
+            learned = _learned_spreads((constants - centre) / learned, unsure, learned, first)
+            constants, unsure = _fit(chunks, labels, centre, learned, self.spec, constants)
+        return type(self)(self.spec, constants, learned)
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         if not len(workloads):
@@ -112,6 +143,10 @@ class StepTimePrior:
         _, jacobian = _linear(_chunks(workloads, self.spec), self.constants, self.spec)
         values: Array = (jacobian * spreads(1.0)).numpy()
         return values
+
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        del workloads, log_values  # there is one variant only
+        return self
 
     def moved(self, by: Array) -> Self:
         return type(self)(self.spec, self.constants + torch.from_numpy(by) * spreads(1.0))
@@ -164,8 +199,10 @@ def _fit(
     spread: Tensor,
     spec: DeviceSpec,
     start: Tensor,
-) -> Tensor:
-    """The most probable constants, by damped Gauss-Newton steps on reweighted squares.
+) -> tuple[Tensor, Tensor]:
+    """The most probable constants (c), and the variance left of each in squares of its spread (c).
+
+    Damped Gauss-Newton steps on reweighted squares.
 
     Labels are weighted by how far off they are (Student-t), with a scale from the median error. The
     damping follows how well each step was foretold (Nielsen 1999, "Damping parameter in
@@ -192,16 +229,16 @@ def _fit(
         curvature.diagonal().add_(1.0)
         gradient = weighted.T @ error - shift
         gain = -1.0
-        while gain < 0 and damping < MOST_DAMPING:
+        while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
             damped = curvature.clone()
             damped.diagonal().add_(damping)
             step = torch.linalg.solve(damped, gradient)
             foretold = float(step @ (damping * step + gradient))
             new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
             gain = loss(error, shift) - loss(new_error, shift + step)
-            if gain < 0:
+            if not gain >= 0:
                 damping, growth = damping * growth, growth * 2
-        if gain < 0:
+        if not gain >= 0:
             break
         trust = gain / max(foretold, 1e-12)
         damping, growth = max(damping * max(1 / 3, 1 - (2 * trust - 1) ** 3), 1e-4), 2.0
@@ -210,4 +247,28 @@ def _fit(
         if calm == CALM_STEPS:
             break
         error, jacobian = linear(centre + spread * shift)
-    return centre + spread * shift
+    return centre + spread * shift, torch.linalg.inv(curvature).diagonal()
+
+
+def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tensor) -> Tensor:
+    """How far the constants of each group may move, from how far labels moved them (c).
+
+    Evidence maximisation (MacKay 1992, "Bayesian interpolation"): a group's variance is the sum of
+    its squared shifts over the number of its constants that labels determined. `GROUPS` only says
+    where that begins, with the weight of `PSEUDO_CONSTANTS`. Common constants stay as they are.
+
+    Args:
+        shift: of each constant from where it is drawn to, in its spread (c).
+        unsure: its variance with these labels, in squares of its spread (c).
+        spread: of this fit (c).
+        first: before any label (c).
+    """
+    found = first.clone()
+    for group, rows in group_rows():
+        if group.common:
+            continue
+        moved = ((shift * spread / first)[rows] ** 2).sum()
+        determined = (1.0 - unsure[rows]).sum()
+        variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
+        found[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
+    return found

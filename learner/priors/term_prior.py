@@ -54,6 +54,10 @@ class TermPrior(ABC):
     def started_from(self, other: Self) -> Self:
         return self.with_constants(other.log_constants)
 
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        del workloads, log_values  # there is one variant only
+        return self
+
     def refit(
         self,
         workloads: Sequence[Workload],

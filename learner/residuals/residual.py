@@ -48,6 +48,8 @@ CAUTION = 5.0
 WEIGHT_STEP = 0.1
 UNKNOWN_NOISE = 0.2
 """Deviation of the logarithm where there are no labels: between memory's and step time's."""
+UNKNOWN_VOTES = 0.5
+"""Of so many labels, beside fewer than `LEAST_FOR_PROCESS`: that one or two agree says little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +241,11 @@ def _stack(words: Mapping[str, Array], values: Array, bounds: Array) -> dict[str
 
 def _robust_deviation(values: Array) -> float:
     """Deviation of the middle half, as of a normal distribution around zero."""
-    if not len(values):
+    count = len(values)
+    if not count:
         return UNKNOWN_NOISE
-    return max(1.4826 * float(np.median(np.abs(values))), LEAST_NOISE)
+    found = max(1.4826 * float(np.median(np.abs(values))), LEAST_NOISE)
+    if count < LEAST_FOR_PROCESS:
+        votes = count * found**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
+        return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))
+    return found

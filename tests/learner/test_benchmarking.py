@@ -1,5 +1,7 @@
 """Splits keep apart what they say, and scores are what they say."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -157,6 +159,22 @@ def test_a_start_answers_alone_where_labels_are_too_few():
     assert np.all(alone.estimate.median == 3.0)
 
 
+def test_fewer_labels_are_counted_by_values_and_more_than_there_are_is_no_count():
+    n = 3 * len(NAMES)
+    values = np.full(n, np.nan)
+    values[-1] = 5.0  # all others died
+    everything = samples(values=values, above=np.where(np.isnan(values), 9.0, np.nan))
+    picky, bold = Memory(), Memory()
+    picky.name, picky.least_labels = "picky", 2
+    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[5, 500])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
+        runs = list(run_plan(everything, [picky, bold], plan))
+    assert [(r.estimator, r.labels) for r in runs] == [
+        ("picky", None), ("memory", None), ("memory", 5),
+    ]  # fmt: skip
+
+
 def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
     n = 3 * len(NAMES)
     values, above = np.full(n, 100.0), np.full(n, np.nan)
@@ -176,6 +194,10 @@ def test_scores_count_what_is_judged_and_tell_deaths_and_spikes():
     assert found["out_of_memory"]["recall"] == pytest.approx(1 / 2)
     assert {family: a["count"] for family, a in found["by_family"].items()} == {"resnet": 5}
     assert family_of(NAMES[0]) == "resnet"
+    median = median.copy()
+    median[0] = np.nan
+    with pytest.raises(InputError, match="1 of"):
+        score(everything, test, Estimate(median=median))
 
 
 def test_a_summary_has_mean_and_deviation_over_seeds():

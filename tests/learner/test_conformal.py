@@ -1,5 +1,7 @@
 """Intervals hold on new architectures, widen with the stated deviation, and know their limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -105,8 +107,8 @@ def known(seed=0):
 def test_new_architectures_of_the_same_kind_are_inside_and_others_are_not():
     familiarity = Familiarity.fit(*known())
     new = np.random.default_rng(9).normal(size=(300, 5))
-    assert familiarity.outside(new).mean() < 0.1
-    assert familiarity.outside(new + 12.0).all()
+    assert familiarity.outside(familiarity.distance(new)).mean() < 0.1
+    assert familiarity.outside(familiarity.distance(new + 12.0)).all()
 
 
 def test_near_copies_do_not_make_it_narrow():
@@ -116,10 +118,36 @@ def test_near_copies_do_not_make_it_narrow():
     assert grouped.reach > 3 * apart.reach
 
 
+def test_deviations_widen_with_the_distance_where_errors_do_and_only_there():
+    features, groups = known()
+    folds = np.repeat(np.arange(60) % 5, 4)
+    generator, stated = np.random.default_rng(1), np.full(240, 0.05)
+    some, all_known = Familiarity.fit(features, groups), np.ones(240, dtype=bool)
+    alike = generator.normal(0, 0.05, 240)
+    assert some.learned(alike, stated, folds, groups, all_known)[0].widening == 0.0
+    distance = nearest_in_other_folds(features, folds)
+    far = alike * np.hypot(1.0, 0.8 * distance)  # a deviation of 0.04 for each unit
+    wider, deviations = some.learned(far, stated, folds, groups, all_known)
+    assert 0.02 < wider.widening < 0.06
+    assert np.corrcoef(deviations, distance)[0, 1] > 0.9
+    new = np.random.default_rng(9).normal(size=(50, 5))
+    near_and_far = [wider.widened(np.full(50, 0.05), wider.distance(x)) for x in (new, new + 9.0)]
+    assert near_and_far[1].min() > near_and_far[0].max() > 0.05
+
+
+def nearest_in_other_folds(features, folds):
+    scaled = features / features.std(axis=0)
+    apart = np.linalg.norm(scaled[:, None] - scaled[None], axis=-1)
+    return np.where(folds[:, None] == folds, np.inf, apart).min(axis=1)
+
+
 def test_tensors_hold_the_familiarity():
-    familiarity = Familiarity.fit(*known())
+    familiarity = replace(Familiarity.fit(*known()), widening=0.012)
     again = Familiarity.from_tensors(familiarity.tensors())
-    asked = 3 * np.random.default_rng(9).normal(size=(300, 5))
+    asked = familiarity.distance(3 * np.random.default_rng(9).normal(size=(300, 5)))
     np.testing.assert_array_equal(again.outside(asked), familiarity.outside(asked))
+    assert again.widening == familiarity.widening
     with pytest.raises(ValueError, match="one scale for each column"):
         Familiarity.from_tensors({**familiarity.tensors(), "scale": torch.ones(2)})
+    with pytest.raises(ValueError, match="widens"):
+        Familiarity.from_tensors({**familiarity.tensors(), "widening": torch.tensor(np.inf)})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from learner.acquisition.joint import Ground, Joint
 from learner.estimator import Targets
 from learner.head import Head, Ours
 from learner.priors.device_specs import UNKNOWN_GPU, spec_of
@@ -13,6 +14,7 @@ from learner.priors.step_memory import step_memory
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import Optimizer, Phase, Precision
+from profiler.simulation.memory_simulation import Loop
 from profiler.static import static_profile
 
 NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")
@@ -39,26 +41,50 @@ def test_without_labels_it_is_process_and_simulated_memory(traced):
     said = np.exp(MemoryPrior().log_values(workloads))
     for mib, workload in zip(said, workloads, strict=True):
         simulated = workload.step.memory(workload.batch_size)
-        assert UNKNOWN_GPU.process_mib + simulated.reserved_mib <= mib * 1.0001
-        kept = workload.step.memory(workload.batch_size, gradients_kept=True)
-        assert mib < UNKNOWN_GPU.process_mib + kept.reserved_with_workspace_mib + 100
+        assert UNKNOWN_GPU.process_mib + simulated.live_mib <= mib * 1.0001
+        more = max(simulated.reserved_mib, simulated.reserved_with_workspace_mib)
+        assert mib < UNKNOWN_GPU.process_mib + more * 1.0001
 
 
-def test_the_curve_of_live_bytes_is_that_of_the_simulation(traced):
+@pytest.mark.parametrize("loop", Loop)
+def test_a_step_in_either_loop_is_that_of_the_simulation(traced, loop):
     for workload in traced[0]:
-        found = step_memory(workload)
-        step, batch_size = workload.step, workload.batch_size
-        simulated = step.memory(batch_size)
+        found = step_memory(workload, loop)
+        simulated = workload.step.memory(workload.batch_size, loop=loop)
         assert found.live_mib == pytest.approx(simulated.live_mib)
-        kept = step.memory(batch_size, gradients_kept=True).live_mib
-        assert found.between_mib == pytest.approx(kept - simulated.live_mib, abs=1.0 + 0.03 * kept)
+        total = found.live_mib + found.fragments_mib + found.scratch_mib
+        assert total == pytest.approx(simulated.reserved_with_workspace_mib)
+
+
+@pytest.mark.parametrize("loop", Loop)
+def test_labels_tell_which_loop_ran(traced, loop):
+    workloads, _ = traced
+    start = MemoryPrior(np.log([0.01, 1.0, 1.0, 1.0]))  # the models are small too
+    logs = MemoryPrior(start.log_constants, loop).log_values(workloads)
+    fitted = start.refit(workloads, logs)
+    assert fitted.loop is loop
+    assert start.refit(workloads[:2], logs[:2], near=fitted).loop is loop
+    np.testing.assert_allclose(fitted.log_values(workloads), logs, atol=0.02)
+    assert MemoryPrior().started_from(fitted).loop is loop
+
+
+@pytest.mark.parametrize("loop", Loop)
+def test_the_quick_learner_finds_the_loop_too(traced, loop):
+    workloads, names = traced
+    start = MemoryPrior(np.log([0.01, 1.0, 1.0, 1.0]))
+    values = np.exp(MemoryPrior(start.log_constants, loop).log_values(workloads))
+    targets = Targets(values, np.full(len(values), np.nan), names)
+    learner = Joint(start, Ground.of(start, workloads))
+    fitted = learner.fit(workloads, targets, np.random.default_rng(0))
+    assert fitted.prior.loop is loop
+    np.testing.assert_allclose(fitted.predict(workloads).median, values, rtol=0.03)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_few_labels_find_the_constants_of_another_device(traced, seed):
-    """A device with a small process that keeps gradients, such as a CPU or another loop."""
+    """A device with a small process, such as a CPU, and another loop."""
     workloads, _ = traced
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5, 10.0]))
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), Loop.TUNED)
     generator = np.random.default_rng(seed)
     logs = truth.log_values(workloads) + 0.01 * generator.standard_t(4, len(workloads))
     chosen = generator.permutation(len(workloads))[:8].tolist()
@@ -122,7 +148,9 @@ def test_features_are_finite_and_of_the_told_width(prior, traced):
     assert prior.features([]).shape == (0, sum(prior.feature_groups))
 
 
-@pytest.mark.parametrize("prior", [MemoryPrior(), GraphPrior("energy_j")])
+@pytest.mark.parametrize(
+    "prior", [MemoryPrior(), MemoryPrior(loop=Loop.TUNED), GraphPrior("energy_j")]
+)
 def test_tensors_hold_the_prior_and_damage_is_told(prior, traced):
     moved = prior.moved(np.linspace(-0.5, 0.5, len(prior.log_constants)))
     again = type(prior).from_tensors(moved.tensors())
@@ -154,7 +182,7 @@ def test_a_head_needs_no_label_at_all(traced):
 def test_a_head_that_starts_from_another_is_no_worse_with_two_labels(traced):
     workloads, names = traced
     generator = np.random.default_rng(0)
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5, 10.0]))
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), Loop.TUNED)
     values = np.exp(truth.log_values(workloads))
     missing = np.full(len(values), np.nan)
     source = Ours(MemoryPrior()).fit(workloads, Targets(values, missing, names), generator)

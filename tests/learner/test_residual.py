@@ -154,3 +154,9 @@ def test_folds_never_divide_an_architecture():
     for name in set(groups):
         assert len({f for f, g in zip(folds, groups, strict=True) if g == name}) == 1
     assert set(folds) == set(range(5))
+
+
+def test_that_one_label_agrees_says_little_of_the_others():
+    features, generator = np.zeros((1, 2)), np.random.default_rng(0)
+    residual, _ = fit_residual(features, np.array([0.001]), ["a"], generator)
+    assert 0.05 < residual.noise < 0.2

@@ -9,13 +9,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from learner.priors.device_specs import DEVICE_SPECS, spec_of
+from learner.priors.kernel_terms import PASSES, terms_of
+from learner.priors.kernel_times import group_rows, spreads
 from learner.priors.step_time import StepTimePrior
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from profiler.simulation.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
+from profiler.simulation.kernel_profile import (
+    KernelKind,
+    KernelProfile,
+    KernelTable,
+    Pass,
+    Size,
+    kernel_profile,
+)
 
 torch.set_num_threads(1)
 
@@ -172,6 +182,41 @@ def test_one_wild_label_moves_little():
     labels[5] += 2.0
     fitted = StepTimePrior(A100).refit(seen, labels)
     assert error(fitted, unseen, truth.log_values(unseen)) < 0.03
+
+
+def test_how_far_constants_may_move_is_learned_from_labels():
+    seen, start = networks(60), StepTimePrior(A100)
+    rows = {group.name: rows for group, rows in group_rows()}
+    truth = start.constants.clone()
+    random = torch.from_numpy(np.random.default_rng(5).normal(size=len(truth)))
+    truth[rows["stream"]] += 2.0 * random[rows["stream"]]  # of 0.49 as we believed
+    fitted = start.refit(seen, StepTimePrior(A100, truth).log_values(seen))
+    change = fitted.learned_spreads / spreads(1.0)
+    assert change[rows["stream"]].min() > 1.3
+    assert change[rows["detail"]].max() < 1.0
+    assert torch.equal(change[rows["bandwidth"]], torch.ones(1, dtype=torch.float64))
+
+
+def classes_of_a_grouped_convolution(fan_in, groups, fan_out=None, stride=1):
+    """By pass, as `terms_of` counts them."""
+    into, out = groups * fan_in, groups * (fan_out or fan_in)
+    middle = nn.Conv2d(into, out, 3, stride, 1, groups=groups, bias=False)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, 4)
+    profile = kernel_profile(nn.Sequential(nn.Conv2d(3, into, 1), middle, *head), 16)
+    asked = Workload(graph=graph(8), precision=Precision.FP32, kernels=profile)
+    products = terms_of([asked], A100).products
+    chosen = products.base // PASSES == KernelKind.GROUPED
+    return set((products.detail[chosen] // PASSES).tolist())
+
+
+def test_grouped_convolutions_with_a_kernel_of_their_own_are_a_class_in_all_passes():
+    (direct,) = classes_of_a_grouped_convolution(16, 32)
+    assert classes_of_a_grouped_convolution(16, 32, stride=2) == {direct}
+    assert classes_of_a_grouped_convolution(16, 18) == {direct}
+    (few_groups,) = classes_of_a_grouped_convolution(16, 8)
+    (uneven,) = classes_of_a_grouped_convolution(16, 32, fan_out=32)
+    (odd,) = classes_of_a_grouped_convolution(24, 32)
+    assert direct not in {few_groups, uneven, odd}
 
 
 def test_tightness_holds_the_constants():
