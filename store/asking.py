@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from profiler.errors import InputError
@@ -25,7 +25,7 @@ from profiler.records import (
     Provenance,
 )
 from store.database import Database
-from store.names import architectures_matching, refuse_unknown_names
+from store.names import architectures_matching, known_names, refuse_unknown_names
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -160,6 +160,7 @@ class Asking(Database):
         columns: Sequence[str] | None = None,
         sort: str = "architecture",
         limit: int | None = None,
+        offset: int = 0,
     ) -> pd.DataFrame:
         """A table of the labels that pass the filter, or of attempts if it names an outcome.
 
@@ -168,6 +169,7 @@ class Asking(Database):
             columns: which, in this order; all by default.
             sort: a column; with a leading `-` the largest first. Missing values come last.
             limit: rows at most.
+            offset: so many rows are left out at the beginning.
 
         Raises:
             InputError: there is no such column; or no label passes, and one of the names that the
@@ -182,10 +184,27 @@ class Asking(Database):
             order = order.nulls_last()
         with self._reading() as session:
             query = _matching(session, wanted, [known[name].label(name) for name in chosen])
-            rows = session.execute(query.order_by(order, known["id"]).limit(limit)).all()
+            query = query.order_by(order, known["id"]).limit(limit).offset(offset or None)
+            rows = session.execute(query).all()
             if not rows:
                 refuse_unknown_names(session, wanted)
         return _frame(rows, chosen)
+
+    def count_labels(self, wanted: LabelFilter, *, at_most: int) -> int:
+        """How many labels (or attempts) pass the filter; counting ends at `at_most`."""
+        with self._reading() as session:
+            rows = _matching(session, wanted, [_columns_of(wanted)["id"]]).limit(at_most)
+            return session.scalar(select(func.count()).select_from(rows.subquery())) or 0
+
+    def label_names(self) -> dict[str, list[str]]:
+        """The names that filters can ask for, by the field of `LabelFilter`, sorted."""
+        columns = {
+            "device": DeviceRow.key,
+            "family": ConfigurationRow.family,
+            "architecture": ConfigurationRow.architecture,
+        }
+        with self._reading() as session:
+            return {name: known_names(session, column) for name, column in columns.items()}
 
     def label_attempts(self, label_id: int) -> pd.DataFrame:
         """Every attempt at a label's configuration on its device and stack, the earliest first."""

@@ -115,7 +115,7 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     failed = made_by.outcome.not_in([Outcome.OK, Outcome.OOM])
     yield table, "labels made by an attempt that failed", behind(failed), _LABEL_AGAIN
 
-    # The rule by which recording replaces a label: `store.recording.label_upsert`.
+    # The rule by which recording replaces a label: `store.label_rows.label_upsert`.
     same_place = (
         made_by.configuration_id == label.configuration_id,
         made_by.device_id == label.device_id,
@@ -149,7 +149,7 @@ def without_label(connection: Connection) -> ColumnElement[bool]:
 
 
 def _makes_label(connection: Connection) -> ColumnElement[bool]:
-    """Of measurements: those that `store.recording.label_values` makes a label of."""
+    """Of measurements: those that `store.label_rows.label_values` makes a label of."""
     row = MeasurementRow
     capacity = _number(connection, row.memory_detail_mib, "capacity")
     return or_(row.outcome == Outcome.OK, and_(row.outcome == Outcome.OOM, capacity > 0))

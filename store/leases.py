@@ -95,46 +95,6 @@ class Leases(Database):
                 return assignment_of(row, configuration)
             return None
 
-    def lease_these(self, wanted: Sequence[tuple[str, str]], lease_s: float) -> list[Assignment]:
-        """Gives each of these assignments to a worker, all or none, in one transaction.
-
-        For a campaign that ranks them itself. One that this worker was given before is given again
-        as it is, so that trying this again does no harm.
-
-        Args:
-            wanted: ids of open assignments, and with each the worker.
-            lease_s: for how many seconds, unless they are prolonged.
-
-        Raises:
-            StoreError: there is no such assignment, or somebody else has it.
-        """
-        query = (
-            select(AssignmentRow, ConfigurationRow)
-            .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
-            .where(AssignmentRow.id.in_([assignment_id for assignment_id, _ in wanted]))
-            .order_by(AssignmentRow.id)
-            .with_for_update(of=AssignmentRow)
-        )
-        with self._writing() as session:
-            until = _after(_time(session), lease_s)
-            found = {row.id: (row, what) for row, what in session.execute(query)}
-            leases = []
-            for assignment_id, worker in wanted:
-                row, configuration = found.get(assignment_id, (None, None))
-                if row is None or configuration is None:
-                    raise StoreError(f"there is no assignment {assignment_id!r} to lease")
-                if row.state is AssignmentState.OPEN:
-                    row.state, row.worker = AssignmentState.LEASED, worker
-                    row.attempts += 1
-                elif (row.state, row.worker) != (AssignmentState.LEASED, worker):
-                    raise StoreError(
-                        f"assignment {assignment_id} cannot be given to {worker}: it is {row.state}"
-                        + (f" by {row.worker}" if row.worker else "")
-                    )
-                row.lease_expires_at = until
-                leases.append(assignment_of(row, configuration))
-            return leases
-
     def heartbeat(self, lease: Assignment, lease_s: float) -> bool:
         """Prolongs a lease by so many seconds from now on.
 
@@ -246,6 +206,49 @@ class Leases(Database):
                 .values(state=RoundState.OPEN, report=None)
             )
             return len(rows)
+
+
+def lease_named(
+    session: Session, wanted: Sequence[tuple[str, str]], lease_s: float
+) -> list[Assignment]:
+    """Gives each of these assignments to a worker, all or none.
+
+    One that this worker was given before is given again as it is, so that trying this again does
+    no harm.
+
+    Args:
+        session: that writes.
+        wanted: ids of open assignments, and with each the worker.
+        lease_s: for how many seconds, unless they are prolonged.
+
+    Raises:
+        StoreError: there is no such assignment, or somebody else has it.
+    """
+    query = (
+        select(AssignmentRow, ConfigurationRow)
+        .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
+        .where(AssignmentRow.id.in_([assignment_id for assignment_id, _ in wanted]))
+        .order_by(AssignmentRow.id)
+        .with_for_update(of=AssignmentRow)
+    )
+    until = _after(_time(session), lease_s)
+    found = {row.id: (row, what) for row, what in session.execute(query)}
+    leases = []
+    for assignment_id, worker in wanted:
+        row, configuration = found.get(assignment_id, (None, None))
+        if row is None or configuration is None:
+            raise StoreError(f"there is no assignment {assignment_id!r} to lease")
+        if row.state is AssignmentState.OPEN:
+            row.state, row.worker = AssignmentState.LEASED, worker
+            row.attempts += 1
+        elif (row.state, row.worker) != (AssignmentState.LEASED, worker):
+            raise StoreError(
+                f"assignment {assignment_id} cannot be given to {worker}: it is {row.state}"
+                + (f" by {row.worker}" if row.worker else "")
+            )
+        row.lease_expires_at = until
+        leases.append(assignment_of(row, configuration))
+    return leases
 
 
 def count_failure(row: AssignmentRow, limit: int) -> None:

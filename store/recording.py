@@ -1,47 +1,38 @@
-"""Recording measurements: every attempt once, and the label that an accepted one makes.
-
-A configuration that ran out of memory makes a label too, a censored one: its memory is missing, and
-what it needs at least, the device's capacity, stands in `memory_above_mib`.
-"""
+"""Recording measurements: every attempt once, and the label that an accepted one makes."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-from sqlalchemy import Select, and_, or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from profiler.errors import InputError, StoreError
 from profiler.measuring.environment import stack_fingerprint
-from profiler.records import Measurement, Outcome, Protocol, Provenance, StepSummary
+from profiler.records import Measurement
 from store.asking import LabelFilter, restricted
-from store.database import Database, Insert, insert, insert_new, new_row, utc_now
-from store.leases import MAX_ATTEMPTS, count_failure, end_lease
+from store.database import Database, insert_new, new_row
+from store.label_rows import label_place, label_upsert, label_values
+from store.leases import MAX_ATTEMPTS, count_failure, end_lease, lease_named
+from store.measurement_rows import WHOLE, measurement_of_row, row_values
 from store.possible import with_possible_metrics
-from store.records import AssignmentState, Recorded, attempts_allowed, is_final
+from store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
-    ConfigurationRow,
     DeviceRow,
     LabelRow,
     MeasurementRow,
 )
 from store.waiting import StoreAwayError, in_parts
-from store.workloads import configuration_of, insert_configurations
+from store.workloads import insert_configurations
 
 BATCH = 2000
 """So many measurements are recorded in one transaction, which takes less than a second."""
-
-_SAMPLES = np.dtype("<f4")
-_NO_STEP = dict.fromkeys((f.name for f in fields(StepSummary)), None)
 
 
 class Recording(Database):
@@ -74,21 +65,36 @@ class Recording(Database):
         with self._writing() as session:
             return _record(session, [(measurement, assignment_id)], max_attempts)[0]
 
-    def record_results(
+    def record_and_lease(
         self,
         results: Sequence[tuple[Measurement, str]],
+        wanted: Sequence[tuple[str, str]],
+        lease_s: float,
         *,
         max_attempts: int = MAX_ATTEMPTS,
-    ) -> list[Recorded]:
-        """Keeps attempts, each with the assignment that it is of, as `record` does: all or nothing.
+    ) -> list[Assignment]:
+        """One turn of a campaign that ranks its assignments itself, all or nothing.
 
-        One transaction for all that came back together costs hardly more than one for each.
+        What came back is kept as `record` does, then assignments are given to workers. One
+        transaction for a whole turn costs hardly more than one for each measurement. After an
+        answer was lost it can be asked again as it is.
+
+        Args:
+            results: attempts, each with the assignment that it is of.
+            wanted: ids of open assignments, and with each the worker.
+            lease_s: for how many seconds they are given, unless they are prolonged.
+            max_attempts: after so many failures an assignment is given up.
+
+        Returns:
+            The assignments wanted, with their leases.
 
         Raises:
-            StoreError: as `record`; none of them is kept.
+            StoreError: as `record`; or there is no such assignment, or somebody else has it.
         """
         with self._writing() as session:
-            return _record(session, results, max_attempts)
+            if results:
+                _record(session, results, max_attempts)
+            return lease_named(session, wanted, lease_s) if wanted else []
 
     @in_parts
     def record_many(self, measurements: Iterable[Measurement]) -> int:
@@ -122,7 +128,7 @@ class Recording(Database):
         Raises:
             InputError: there is none of this id.
         """
-        query = _WHOLE.where(MeasurementRow.id == measurement_id)
+        query = WHOLE.where(MeasurementRow.id == measurement_id)
         with self._reading() as session:
             found = session.execute(query).one_or_none()
             if found is None:
@@ -134,7 +140,7 @@ class Recording(Database):
 
         They come in the order in which they were recorded, a few at a time.
         """
-        query = _WHOLE.order_by(MeasurementRow.id).execution_options(yield_per=BATCH)
+        query = WHOLE.order_by(MeasurementRow.id).execution_options(yield_per=BATCH)
         if wanted.outcome is None:
             query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
         with self._reading() as session:
@@ -244,7 +250,7 @@ def _insert(
     fresh = _not_yet_there(session, zip(measurements, devices, strict=True))
     if not fresh:
         return {}
-    rows = [_row_values(m, device, of_key.get(key)) for key, (m, device) in fresh.items()]
+    rows = [row_values(m, device, of_key.get(key)) for key, (m, device) in fresh.items()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to carry out.
     query = new_row(session, MeasurementRow).execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
@@ -279,69 +285,15 @@ def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str,
 
 def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
     given = {m.attempt_key: _result_of(m) for m in measurements}
-    query = _WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
+    query = WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
     there = (measurement_of_row(*found) for found in session.execute(query))
     return {m.attempt_key for m in there if _result_of(m) != given[m.attempt_key]}
 
 
-_WHOLE: Select[*tuple[Any, ...]] = (
-    select(MeasurementRow, ConfigurationRow, DeviceRow.key)
-    .join(ConfigurationRow, ConfigurationRow.id == MeasurementRow.configuration_id)
-    .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
-)
 _result_of = attrgetter(
     "configuration", "device", "protocol", "outcome", "step", "memory_mib", "power_w", "energy_j"
 )
 _by_id = attrgetter("id")
-
-
-def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
-    """What there is one label for."""
-    return {
-        "configuration_id": measurement.configuration.id,
-        "device_id": device_id,
-        "protocol_name": measurement.protocol.name,
-    }
-
-
-def label_values(measurement: Measurement) -> dict[str, Any] | None:
-    """What a label says after this measurement; None if it makes none."""
-    bound = None
-    if measurement.outcome is Outcome.OOM:
-        bound = measurement.memory_detail_mib.get("capacity")
-    if measurement.outcome is not Outcome.OK and not (bound and 0 < bound < math.inf):
-        return None
-    ok = measurement.outcome is Outcome.OK
-    return {
-        "outcome": measurement.outcome,
-        "provenance": measurement.provenance,
-        "step_time_ms": measurement.step_time_ms if ok else None,
-        "memory_mib": measurement.memory_mib if ok else None,
-        "memory_above_mib": bound,
-        "power_w": measurement.power_w if ok else None,
-        "energy_j": measurement.energy_j if ok else None,
-        "created_at": utc_now(),
-    }
-
-
-def label_upsert(session: Session) -> Insert:
-    """Makes a label, or replaces the one that is there if the new one is worth more."""
-    query = insert(session, LabelRow)
-    offered = query.excluded
-    measured_instead = and_(
-        offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED
-    )
-    value_for_bound = and_(
-        offered.provenance == LabelRow.provenance,
-        offered.memory_above_mib.is_(None),
-        LabelRow.memory_above_mib.is_not(None),
-    )
-    place = ("configuration_id", "device_id", "protocol_name")
-    return query.on_conflict_do_update(
-        index_elements=place,
-        set_={c.name: c for c in offered if c.name not in {"id", *place}},
-        where=or_(measured_instead, value_for_bound),
-    )
 
 
 def _label_ids(
@@ -377,63 +329,3 @@ def _settle(
         assignment.state is AssignmentState.LEASED
     ):
         count_failure(assignment, attempts_allowed(measurement.outcome, max_attempts))
-
-
-def _row_values(
-    measurement: Measurement, device_id: int, assignment: AssignmentRow | None
-) -> dict[str, Any]:
-    step = measurement.step
-    return {
-        "attempt_key": measurement.attempt_key,
-        "configuration_id": measurement.configuration.id,
-        "device_id": device_id,
-        "protocol_name": measurement.protocol.name,
-        "protocol": vars(measurement.protocol),
-        "campaign_id": None if assignment is None else assignment.campaign_id,
-        "assignment_id": None if assignment is None else assignment.id,
-        "provenance": measurement.provenance,
-        "outcome": measurement.outcome,
-        "failed_in": measurement.failed_in,
-        "message": measurement.message,
-        "started_at": measurement.started_at,
-        "duration_s": measurement.duration_s,
-        "step_samples_ms": np.asarray(measurement.step_samples_ms, dtype=_SAMPLES).tobytes(),
-        **{f"step_{k}": v for k, v in (_NO_STEP if step is None else vars(step)).items()},
-        "memory_mib": measurement.memory_mib,
-        "power_w": measurement.power_w,
-        "energy_j": measurement.energy_j,
-        "memory_detail_mib": dict(measurement.memory_detail_mib),
-        "missing": dict(measurement.missing),
-        "environment": dict(measurement.environment),
-    }
-
-
-def measurement_of_row(
-    row: MeasurementRow, configuration: ConfigurationRow, device: str
-) -> Measurement:
-    return Measurement(
-        configuration=configuration_of(configuration),
-        device=device,
-        outcome=row.outcome,
-        protocol=Protocol(**row.protocol),
-        started_at=row.started_at,
-        duration_s=row.duration_s,
-        attempt_key=row.attempt_key,
-        provenance=row.provenance,
-        step_samples_ms=tuple(np.frombuffer(row.step_samples_ms, dtype=_SAMPLES).tolist()),
-        step=_step(row),
-        memory_mib=row.memory_mib,
-        power_w=row.power_w,
-        energy_j=row.energy_j,
-        memory_detail_mib=row.memory_detail_mib,
-        missing=row.missing,
-        failed_in=row.failed_in,
-        message=row.message,
-        environment=row.environment,
-    )
-
-
-def _step(row: MeasurementRow) -> StepSummary | None:
-    """The summary; a constraint keeps its four times together."""
-    values = {name: getattr(row, f"step_{name}") for name in _NO_STEP}
-    return None if row.step_median_ms is None else StepSummary(**values)

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from store.contradictions import label_faults, without_label
 from store.database import Database
-from store.recording import label_upsert, label_values, measurement_of_row
+from store.label_rows import label_upsert, label_values
+from store.measurement_rows import measurement_of_row
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,

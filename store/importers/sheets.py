@@ -131,7 +131,7 @@ def _number(name: str, cell: str | None) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < _LARGEST:
-        raise InputError(f"{name} is {(cell or '')[:60]!r}; it must be a number above 0")
+        raise InputError(f"{name} is {(cell or '')[:60]!r}; it must be a number above 0, below 1e9")
     return value
 
 

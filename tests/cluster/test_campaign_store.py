@@ -15,7 +15,7 @@ from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device
 import cluster.campaign
 import store.database
 import store.leases
-from store import Patience, Store
+from store import Assignment, Patience, Store
 
 AWAY_S = 1.0
 
@@ -95,3 +95,20 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
         assert labels_by_device(opened, run.id) == BUDGET
         assert not [e for e in opened.events(run.id) if e.kind == "lost"]
     assert len(crew.starts) == sum(BUDGET.values())
+
+
+def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
+    listen = cluster.campaign.Campaign._what_happened
+
+    def fail(campaign, finished):
+        if isinstance(finished.task, Assignment):
+            raise ZeroDivisionError
+        return listen(campaign, finished)
+
+    run = campaign(store, FakeCrew())
+    monkeypatch.setattr(cluster.campaign.Campaign, "_what_happened", fail)
+    with pytest.raises(ZeroDivisionError):
+        run.run()
+    counts = store.outcome_counts(run.id)
+    assert sum(c["ok"] for c in counts.values()) > 0
+    assert store.campaign_state(run.id) == "failed"

@@ -91,6 +91,27 @@ def test_rows_are_sorted_with_missing_values_last_and_limited(asked):
         asked.query_labels(LabelFilter(), sort="speed")
 
 
+def test_pages_follow_each_other_and_are_counted(asked):
+    wanted = LabelFilter(outcome="any")
+    whole = asked.query_labels(wanted, sort="-step_time_ms")["id"].tolist()
+    pages = [
+        asked.query_labels(wanted, sort="-step_time_ms", limit=3, offset=at)["id"].tolist()
+        for at in (0, 3, 6, 9)
+    ]
+    assert [len(page) for page in pages] == [3, 3, 1, 0]
+    assert sum(pages, []) == whole  # noqa: RUF017  (four of them)
+    assert asked.count_labels(wanted, at_most=100) == len(whole)
+    assert asked.count_labels(wanted, at_most=5) == 5
+    assert asked.count_labels(LabelFilter(family="resnet"), at_most=100) == 3
+
+
+def test_names_that_filters_can_ask_for(asked):
+    names = asked.label_names()
+    assert names["device"] == ["a100", "cpu-2t"]
+    assert names["family"] == ["odd", "resnet", "vgg"]
+    assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
+
+
 def test_columns_come_as_asked_for(asked):
     wanted = LabelFilter(architecture="resnet18")
     frame = asked.query_labels(wanted, columns=["power_w", "batch_size"], sort="-batch_size")

@@ -97,18 +97,39 @@ def test_named_assignments_are_leased_together_or_not_at_all(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 3)])
     first, second, third = store.assignments(campaign_id)
     wanted = [(third.id, "two"), (first.id, "one")]
-    leases = store.lease_these(wanted, 60)
+    leases = store.record_and_lease([], wanted, 60)
     assert [(a.id, a.worker, a.attempts) for a in leases] == [(i, w, 1) for i, w in wanted]
-    assert store.lease_these(wanted, 60)[0].attempts == 1  # asked again, after an answer was lost
+    assert (
+        store.record_and_lease([], wanted, 60)[0].attempts == 1
+    )  # asked again, after an answer was lost
     for impossible in ((first.id, "other"), ("nothing", "other")):
         with pytest.raises(StoreError):
-            store.lease_these([(second.id, "other"), impossible], 60)
+            store.record_and_lease([], [(second.id, "other"), impossible], 60)
     states = {a.id: a.state for a in store.assignments(campaign_id)}
     assert states == {first.id: "leased", second.id: "open", third.id: "leased"}
     store.record(measurement(configuration(3), attempt_key=leases[0].attempt_key),
                  assignment_id=third.id)  # fmt: skip
     with pytest.raises(StoreError, match="done"):
-        store.lease_these([(third.id, "two")], 60)
+        store.record_and_lease([], [(third.id, "two")], 60)
+
+
+def test_a_turn_of_a_campaign_is_recorded_and_leased_as_one(store):
+    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
+    first, second = store.assignments(campaign_id)
+    (lease,) = store.record_and_lease([], [(first.id, "w")], 60)
+    result = (measurement(configuration(1), attempt_key=lease.attempt_key), first.id)
+    with pytest.raises(StoreError, match="no assignment"):
+        store.record_and_lease([result], [("nothing", "w")], 60)
+    assert states(store, campaign_id) == [("leased", 1, 0), ("open", 0, 0)]
+    for _ in "twice":  # asked again, after an answer was lost
+        (lease,) = store.record_and_lease([result], [(second.id, "w")], 60)
+        assert states(store, campaign_id) == [("done", 1, 0), ("leased", 1, 0)]
+    assert [label.configuration for label in store.campaign_labels(campaign_id)] == [
+        configuration(1)
+    ]
+    bad = (measurement(configuration(2), "error", attempt_key=lease.attempt_key), second.id)
+    (again,) = store.record_and_lease([bad], [(second.id, "other")], 60)  # and tried again at once
+    assert (again.attempts, again.failures, again.worker) == (2, 1, "other")
 
 
 @pytest.mark.parametrize(
