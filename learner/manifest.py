@@ -40,7 +40,8 @@ UNFINISHED = ".unfinished-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """Of a file, a device key, an alias."""
 ID = re.compile(r"[0-9a-f]{20}")
-_NOT_IN_ID = ("id", "created_at", "checksum")
+_NOT_IN_ID = ("id", "created_at", "parent", "checksum")
+"""When it was made and what was the latest then: the same content again is the same snapshot."""
 
 
 class Label(Protocol):
@@ -99,7 +100,10 @@ def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged(place, f"{MANIFEST} is not valid JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SnapshotError(f"{place}/{MANIFEST} is not the manifest of a TraPPM snapshot")
+        raise SnapshotError(
+            f"{place}/{MANIFEST} is not the manifest of a TraPPM snapshot; "
+            "see: trappm snapshot list"
+        )
     if manifest.get("format_version") != FORMAT_VERSION:
         raise SnapshotError(
             f"snapshot {place} has format version {manifest.get('format_version')!r}, and this "
@@ -152,7 +156,9 @@ def read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """The folder with these files, all at once; one that another process made first stays.
+    """The folder with these files, all at once; one that is there already stays.
+
+    What is damaged in it is replaced, file by file.
 
     Raises:
         SnapshotError: it cannot be written.
@@ -183,8 +189,19 @@ def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         except OSError:
             if not (folder / MANIFEST).is_file():
                 raise
+            _mend(folder, unfinished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _mend(folder: Path, whole: Path) -> None:
+    """Moves the files of a whole snapshot into a folder that does not hold it undamaged."""
+    wanted = read_manifest(whole)["id"]
+    with contextlib.suppress(SnapshotError):
+        if read_whole(folder)[0]["id"] == wanted:
+            return
+    for path in sorted(whole.iterdir(), key=lambda path: path.name == MANIFEST):
+        path.replace(folder / path.name)
 
 
 def _remove_stale(registry: Path) -> None:

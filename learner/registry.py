@@ -91,7 +91,10 @@ class Registry:
         data = self._read(f"{self._root}/{snapshot_id}/{MANIFEST}", MAX_MANIFEST_BYTES, place)
         manifest = checked_manifest(data, place)
         if manifest["id"] != snapshot_id:
-            raise damaged(place, f"it holds snapshot {manifest['id']}, under another one's name")
+            raise SnapshotError(
+                f"{place} holds snapshot {manifest['id']}, under another one's name; "
+                "remove it, or give it its own name back"
+            )
         return manifest
 
     def contents(self, snapshot_id: str) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -108,6 +111,14 @@ class Registry:
             check_file(name, entry, files[name], place)
         return manifest, files
 
+    def is_whole(self, snapshot_id: str) -> bool:
+        """Whether a version is there, every byte as it should be."""
+        try:
+            self.contents(snapshot_id)
+        except SnapshotError:
+            return False
+        return True
+
     def resolve(self, name: str) -> str:
         """The id that an alias, an id or its unambiguous beginning means.
 
@@ -122,7 +133,8 @@ class Registry:
         if len(found) == 1:
             return found[0]
         known = [*self.aliases(), *ids]
-        there = f"there are: {', '.join(known)}" if known else "it holds none yet"
+        none = "it holds none yet; trappm snapshot push publishes one"
+        there = f"there are: {', '.join(known)}" if known else none
         if found:
             raise SnapshotError(f"{name!r} is the beginning of several snapshots; {there}")
         raise SnapshotError(f"no snapshot {name!r} in {self.location}; {there}")
@@ -140,14 +152,16 @@ class Registry:
     # What changes it.
 
     def push(self, folder: Path) -> str:
-        """Publishes a snapshot's folder as a version, and returns its id; a second time is nothing.
+        """Publishes a snapshot's folder as a version, and returns its id.
+
+        A second time is nothing, but for a version that is damaged by then: it is mended.
 
         Raises:
             SnapshotError: it is damaged, or the registry cannot be written.
         """
         manifest, files = read_whole(folder)
         place = f"{self._root}/{manifest['id']}"
-        if self._exists(f"{place}/{MANIFEST}"):
+        if self.is_whole(manifest["id"]):
             return str(manifest["id"])
         for name, data in files.items():
             self._write(f"{place}/{name}", data)
@@ -213,10 +227,14 @@ class Registry:
     def collect(self, keep: int, *, dry_run: bool = False) -> list[str]:
         """Removes versions that no alias means or meant before, but for the newest `keep`.
 
-        Also what killed processes left behind a day ago or longer. Returns what goes.
+        Also what killed processes left behind a day ago or longer. Returns what goes. Versions
+        that cannot be read stay: they may be of a newer trappm, or be mended by another push.
         """
         kept = {entry.snapshot for alias in self.aliases() for entry in self.history(alias)[-2:]}
-        made = {name: str(self.manifest(name)["created_at"]) for name in self.ids()}
+        made = {}
+        for name in self.ids():
+            with contextlib.suppress(SnapshotError):
+                made[name] = str(self.manifest(name)["created_at"])
         newest = sorted(made, key=lambda name: (made[name], name), reverse=True)[:keep]
         going = [name for name in made if name not in kept and name not in newest]
         if not dry_run:

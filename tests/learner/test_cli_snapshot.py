@@ -67,6 +67,8 @@ def test_a_regression_is_published_but_not_the_latest(told, home, shared):
         {"alias": "latest", "snapshot": good}, {"alias": "stable", "snapshot": bad},
     ]  # fmt: skip
     assert "nothing to remove" in told("gc", "--keep", "0", "--registry", shared)
+    assert "ships with trappm" in told("alias", "default", bad, status=2)
+    assert "ships" in told("push", bad, "--registry", shared, "--alias", "default", status=2)
 
 
 def test_damage_is_found_and_refused(told, home, shared):
@@ -75,10 +77,34 @@ def test_damage_is_found_and_refused(told, home, shared):
     path = Path(shared) / name / "heads-a-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert "is damaged" in told("verify", "--registry", shared, status=2)
+    told("push", name, "--registry", shared)
+    assert "whole" in told("verify", "--registry", shared)
+    path.unlink()
     shutil.rmtree(home)
     assert "is damaged" in told("pull", "--registry", shared, status=2)
     assert not list((home / "snapshots").glob("*")) if (home / "snapshots").exists() else True
     (home / "snapshots").mkdir(parents=True)
+    write_sample(home / "snapshots", 1)  # whole, but it has no heads to load
+    assert "does not fit this version" in told("verify", status=2)
     shutil.copytree(SHIPPED, home / "snapshots" / ("0" * 20))
     assert "under another one's name" in told("show", "0" * 20, status=2)
     assert trappm.cli.run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
+
+
+def test_a_latest_that_no_longer_fits_is_told_with_what_answers_instead(told, home, capsys):
+    name = write_sample(home / "snapshots")  # without heads
+    told("alias", "latest", name)
+    assert trappm.cli.run(["predict", "test_resnet", "--device", "a100"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert name in line
+    assert "--snapshot default" in line
+    assert (
+        trappm.cli.run(["predict", "test_resnet", "--device", "a100", "--snapshot", "default"]) == 0
+    )
+
+
+def test_without_a_command_the_help_is_told_and_no_error(capsys):
+    assert run(["snapshot"]) == 2
+    out, err = capsys.readouterr()
+    assert "verify" in out + err
+    assert "error" not in err

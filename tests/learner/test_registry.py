@@ -122,6 +122,23 @@ def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
     assert "\n" not in str(told.value)
     assert not (here / "pulled").exists()
     registry.pull(other, here / "sound")
+    assert registry.push(here / name) == name
+    registry.contents(name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(which=st.integers(0, 3), renamed=st.booleans())
+def test_a_damaged_copy_is_mended_by_another_pull(tmp_path_factory, which, renamed):
+    here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
+    name, other = write_sample(here), write_sample(here, 1)
+    registry, local = Registry(here), Registry(there)
+    registry.pull(other if renamed else name, there / name)
+    if not renamed:
+        sorted((there / name).iterdir())[which].write_bytes(b"{}")
+    assert not local.is_whole(name)
+    registry.pull(name, there / name)
+    assert local.is_whole(name)
+    assert local.ids() == [name]
 
 
 PUSH = "registry.push(Path(sys.argv[2])); registry.set_alias('latest', Path(sys.argv[2]).name, '')"

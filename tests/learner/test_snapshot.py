@@ -106,6 +106,8 @@ def test_the_same_content_has_the_same_id_and_is_stored_once(saved, content):
     assert again.id == saved.id
     assert (saved.folder / "manifest.json").read_bytes() == before
     assert os.listdir(saved.folder.parent) == [saved.id]
+    child = {**FIELDS, "parent": "0" * 20}  # published once more, when another one was the latest
+    assert save_snapshot(saved.folder.parent, **{**content, "fields": child}).id == saved.id
     other = save_snapshot(saved.folder.parent, **{**content, "fields": {**FIELDS, "campaign": "b"}})
     assert other.id != saved.id
 
