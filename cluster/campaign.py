@@ -52,7 +52,8 @@ from cluster.events import (
 )
 from cluster.planning import PURPOSES, Planner
 from cluster.progress import Pace, Progress, measurement_line, round_line
-from cluster.rehearsal import rehearsal_line, unfit_to_publish
+from cluster.publishing import publish
+from cluster.rehearsal import rehearsal_line
 from cluster.resuming import course_so_far, waiting
 from cluster.shares import Claims
 from cluster.spec import CampaignSpec
@@ -112,6 +113,8 @@ class Campaign:
         self._adopted: set[tuple[str, str]] = set()
         """Devices and stacks whose earlier labels have been taken over."""
         self._leases: dict[str, Assignment] = {}
+        self._unwritten: list[Finished] = []
+        """Measurements that came back, for the next transaction."""
         self._ended: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
         self._notes: deque[tuple[str, str]] = deque()
@@ -146,9 +149,13 @@ class Campaign:
                 self._planner.make_pool(self.crew, self._teller)
                 self._thinker.prepare(self.store, self._planner.pool)
                 self._drive()
-                snapshot_id, unfit = self._publish()
+                errors = self._report.get("devices", {})
+                published = publish(
+                    self.store, self._thinker, self._teller, self.id, self.snapshots, errors
+                )
         except CampaignStopped:
             self._keep(self.crew.wait(timeout_s=0))  # what has come back is not thrown away
+            self._write([])
             self._end_early("stopped on request")
             raise
         except CanaryStopError as stop:
@@ -157,14 +164,12 @@ class Campaign:
         except Exception as error:
             # If it is the store that fails, its first error is the one to tell.
             with contextlib.suppress(StoreError):
+                self._write([])  # what has come back is not thrown away here either
+            with contextlib.suppress(StoreError):
                 self._end(CampaignState.FAILED, str(error))
             raise
-        if unfit:
-            self._tell(news=f"no snapshot is published: {unfit}")
-        self._end(
-            CampaignState.FINISHED, f"no snapshot: {unfit}" if unfit else f"snapshot {snapshot_id}"
-        )
-        return snapshot_id
+        self._end(CampaignState.FINISHED, published.told)
+        return published.snapshot_id
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
@@ -208,7 +213,8 @@ class Campaign:
     def _handle(self, *events: Event) -> None:
         """Tells the machine, and does what it commands; what follows from that comes after it.
 
-        Measurements that nothing else comes between are leased together, in one transaction.
+        Measurements that came back and those that begin are written together, in one transaction,
+        unless another command comes between.
         """
         inside_of_a_command = bool(self._events)
         self._events.extend(events)
@@ -220,11 +226,11 @@ class Campaign:
                 if isinstance(command, Measure):
                     to_start.append(command)
                 else:
-                    self._start(to_start)
+                    self._write(to_start)
                     to_start = []
                     self._do(command)
             self._events.popleft()
-        self._start(to_start)
+        self._write(to_start)
 
     def _do(self, command: Command) -> None:
         match command:
@@ -320,15 +326,26 @@ class Campaign:
 
     # Measurements.
 
-    def _start(self, commands: list[Measure]) -> None:
-        if not commands:
-            return
+    def _write(self, commands: Sequence[Measure]) -> None:
+        """Records what has come back, and leases and starts what is to be measured."""
+        results = [
+            (one.measurement, one.task.id)
+            for one in self._unwritten
+            if one.measurement is not None and isinstance(one.task, Assignment)
+        ]
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
-        leases = self.store.lease_these(wanted, LEASE_S)
-        for command, lease in zip(commands, leases, strict=True):
-            self._leases[lease.id] = lease
-            self._canaries.count_measurement(command.worker)
-            self.crew.start(command.worker, lease, self.protocol)
+        if results or wanted:
+            leases = self.store.record_and_lease(
+                results, wanted, LEASE_S, max_attempts=self.spec.max_attempts
+            )
+            self._unwritten.clear()
+            for command, lease in zip(commands, leases, strict=True):
+                self._leases[lease.id] = lease
+                self._canaries.count_measurement(command.worker)
+                self.crew.start(command.worker, lease, self.protocol)
+        for measurement, _ in results:
+            self._pace.measured(measurement.device, measurement.duration_s)
+            self._tell(news=measurement_line(measurement))
 
     def _take(self, finished: Sequence[Finished]) -> None:
         """Keeps what has come back, and goes on."""
@@ -353,23 +370,14 @@ class Campaign:
             yield Measured(worker, task.id, measurement.outcome, measurement.duration_s)
 
     def _keep(self, finished: Sequence[Finished]) -> None:
-        """Records what has come back together in one transaction, and tells of it."""
-        results = [
-            (one.measurement, one.task.id)
-            for one in finished
-            if one.measurement is not None and not isinstance(one.task, CanaryCheck)
-        ]
-        if results:
-            self.store.record_results(results, max_attempts=self.spec.max_attempts)
+        """Takes what has come back; measurements are written with what is measured next."""
+        self._unwritten += finished
         for one in finished:
             if isinstance(one.task, CanaryCheck):
                 self._tell(news=self._canaries.take(one))
             elif one.measurement is None:
                 loss = one.loss or "the worker was lost"
                 self._tell(news=f"{one.task.device}  {one.task.configuration}  {loss}")
-            else:
-                self._pace.measured(one.task.device, one.measurement.duration_s)
-                self._tell(news=measurement_line(one.measurement))
 
     def _quarantine(self, command: Quarantine) -> None:
         what = self._leases.pop(command.assignment_id).configuration
@@ -416,24 +424,6 @@ class Campaign:
         self._report, enough = self._ending.ask(report)
         self._tell(news=enough)
         self._handle(Learned(has_heads, self._ending.has_come))
-
-    def _publish(self) -> tuple[str | None, str | None]:
-        """The snapshot's id, or why there is none."""
-        labels = training_labels(self.store, self.id)
-        unfit = unfit_to_publish(labels)
-        if unfit:
-            return None, unfit
-        self._tell("publishing", total=0)
-        errors = self._report.get("devices", {})
-        info = self._thinker.publish(self.snapshots, self.id, labels, errors)
-        self.store.register_snapshot(
-            info["id"], campaign_id=self.id, location=info["folder"], manifest=info["manifest"]
-        )
-        if info.get("promoted", True):
-            self.store.set_alias("latest", info["id"])
-        else:
-            self._tell(news=info["news"])
-        return str(info["id"]), None
 
     # Telling what happens.
 

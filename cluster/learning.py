@@ -232,10 +232,13 @@ class CampaignLearner:
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves encoder and heads as a snapshot in the registry, and calls it the latest one there.
 
+        Its `parent` is what was the latest before.
+
         Returns:
             id, folder, manifest; promoted: whether it is the latest now; news: what is to be told.
         """
         assert self._encoder is not None  # noqa: S101  (set_pool comes first)
+        before = Registry(registry).history(LATEST)
         info = save_snapshot(
             registry,
             encoder=self._encoder,
@@ -243,7 +246,7 @@ class CampaignLearner:
             source_device=self._source,
             preset=self._preset,
             labels=self._training_labels,
-            fields=fields,
+            fields={**fields, "parent": before[-1].snapshot if before else None},
         )
         promotion = promote(Registry(registry), LATEST, info.id)
         return {
