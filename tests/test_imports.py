@@ -26,7 +26,11 @@ MAY_IMPORT = {
 # Which rooms know a library; every other room asks them.
 HOMES = {
     "ray": {"cluster"},
-    "pydantic": {"cluster"},
+    "pydantic": {"cluster", "trappm"},
+    "fastapi": {"trappm"},
+    "starlette": {"trappm"},
+    "uvicorn": {"trappm"},
+    "prometheus_client": {"trappm"},
     "sqlalchemy": {"store"},
     "alembic": {"store"},
     "timm": {"profiler"},
@@ -42,6 +46,14 @@ HOMES = {
     "typer": {"trappm"},
     "rich": {"trappm"},
     "plotext": {"trappm"},
+}
+
+# Within a room: the folders that know a library.
+FOLDERS = {
+    "fastapi": {"trappm/serving", "trappm/page"},
+    "starlette": {"trappm/serving", "trappm/page"},
+    "uvicorn": {"trappm/serving"},
+    "prometheus_client": {"trappm/serving"},
 }
 
 # What could run code out of a file that it reads.
@@ -99,6 +111,15 @@ def test_module_keeps_order_and_walls(path):
     assert violations(room, path.read_text()) == []
 
 
+def test_the_web_stays_in_its_folders():
+    for path in _sources():
+        folder = str(path.parent.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in _imported(node):
+                homes = FOLDERS.get(name.split(".")[0], {folder})
+                assert folder in homes, f"{path}: {name} belongs to {sorted(homes)}"
+
+
 def test_every_room_has_sources():
     assert {path.relative_to(ROOT).parts[0] for path in _sources()} == set(MAY_IMPORT)
 
@@ -116,6 +137,7 @@ def test_every_room_has_sources():
         ("cluster", "import trappm"),
         ("cluster", "from sqlalchemy import select"),
         ("trappm", "import ray"),
+        ("trappm", "def late():\n    from ray import serve"),
         ("store", "import pickle"),
         ("learner", "import torch\ntorch.load('snapshot.pt')"),
         ("learner", "from torch import load"),
@@ -164,6 +186,8 @@ def test_quick_imports_load_nothing_heavy(module):
         "onnx_tool",
         "ray",
         "pandas",
+        "fastapi",
+        "pydantic",
     }
     assert loaded & heavy == set()
     assert module in loaded

@@ -15,7 +15,7 @@ import typer
 
 from profiler.errors import TrappmError
 from trappm import __version__
-from trappm.cli import campaign, evaluate, labels, pool, predict, snapshot, store, tune
+from trappm.cli import campaign, evaluate, labels, pool, predict, serve, snapshot, store, tune, ui
 
 app = typer.Typer(
     name="trappm",
@@ -34,6 +34,8 @@ app.add_typer(store.app, name="store")
 app.add_typer(snapshot.app, name="snapshot")
 app.command(name="predict")(predict.predict)
 app.command(name="compare")(predict.compare)
+app.command(name="serve")(serve.serve)
+app.command(name="ui")(ui.ui)
 app.command(
     name="evaluate",
     epilog="Example: trappm evaluate --train train.csv --test test.csv --metric memory --json",
@@ -72,8 +74,8 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         sys.stdout.flush()
     except typer.TyperException as error:
         message = error.format_message().rstrip()
-        if "\n" in message:  # no command was given, and the message is the help text
-            typer.echo(message, err=True)
+        if not message or "\n" in message:  # no command was given: the help text is told instead
+            typer.echo(message, err=True, nl=bool(message))
             return 2
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""

@@ -1,0 +1,184 @@
+"""A data folder with a campaign that runs, and the page on a server of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cluster.learning import CampaignLearner
+from cluster.spec import parse_spec
+from profiler.measuring.canary import CanaryDecision, CanaryReading
+from profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
+from store import Home, PlannedAssignment, Store
+
+NAMES = ("test_resnet", "test_vit", "test_efficientnet")
+HELD_OUT = "test_vit"
+SPEC = """
+name: seen
+devices: {source: cpu-2t}
+evaluation: {source: 2}
+initial: {source: 4}
+rounds: {count: 2, source: 1}
+stop: {target_mape: {step_time_ms: 10}, price_per_gpu_hour: 2.5}
+pool:
+  groups:
+    - {architectures: [test_resnet, test_vit, test_efficientnet], batch_sizes: [1, 2, 4],
+       input_sizes: [64]}
+"""
+ENVIRONMENT = {"device": "cpu-2t", "torch": "2.13.0", "host": "here"}
+
+
+def chromium() -> str | None:
+    """The system's Chromium; none is downloaded."""
+    named = os.environ.get("CHROMIUM")
+    return named or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def measured(what: Configuration, number: int, attempt_key: str) -> Measurement:
+    ms = 10.0 + number
+    return Measurement(
+        configuration=what, device="cpu-2t", outcome=Outcome.OK, protocol=Protocol(name="quick"),
+        started_at=f"2026-01-02T03:{number:02d}:05+00:00", duration_s=3.0,
+        step_samples_ms=(ms, ms + 0.5, ms - 0.25, ms + 0.125),
+        step=StepSummary(median_ms=ms, mean_ms=ms + 0.1, iqr_ms=0.5, p95_ms=ms + 1),
+        memory_mib=100.0 + number, missing={"power_w": "no meter"}, environment=ENVIRONMENT,
+        attempt_key=attempt_key,
+    )  # fmt: skip
+
+
+def measure_next(store: Store, campaign_id: str, number: int) -> None:
+    lease = store.lease(campaign_id, "cpu-2t", "worker-1", 60)
+    assert lease is not None
+    store.record(measured(lease.configuration, number, lease.attempt_key), assignment_id=lease.id)
+
+
+def report(labels: int, mape: float) -> dict[str, object]:
+    errors = {"count": 2, "mape": mape, "median_ape": mape, "rmse": 1.0, "coverage": 100.0,
+              "within_10_percent": 50.0, "kendall_tau": 1.0}  # fmt: skip
+    point = {"device": "cpu-2t", "architecture": HELD_OUT, "metric": "step_time_ms"}
+    return {
+        "labels": {"cpu-2t": labels},
+        "devices": {"cpu-2t": {"step_time_ms": errors}},
+        "transfer": {},
+        "evaluation": [
+            {**point, "configuration_id": str(i), "measured": 10.0 * i, "predicted": 9.0 * i,
+             "low": 5.0 * i, "high": 20.0 * i}
+            for i in (1, 2)
+        ],
+        "spent": {"labels": labels + 2, "gpu_seconds": 3.0 * labels,
+                  "at": f"2026-01-02T03:1{labels}:00+00:00"},
+    }  # fmt: skip
+
+
+def build_home(folder: Path) -> tuple[Home, str]:
+    """Round 0 judged, round 1 learned from, one assignment of round 2 with a worker."""
+    from profiler.static import graph_template
+
+    home = Home(folder)
+    for part in (home.snapshots, home.campaigns):
+        part.mkdir(parents=True)
+    spec = parse_spec(SPEC, origin="the test")
+    templates = {name: graph_template(name, 64).to_bytes() for name in NAMES}
+    pool = [
+        Configuration(architecture=name, batch_size=batch, input_size=64)
+        for name in NAMES
+        for batch in (1, 2, 4)
+    ]
+    with Store.open(home.database_url) as store:
+        for name, template in templates.items():
+            store.save_graph(name, 64, template, None)
+        campaign = store.create_campaign(spec.name, spec.model_dump(mode="json"), spec.seed).id
+        store.set_campaign_pool(campaign, [(c, c.architecture == HELD_OUT) for c in pool])
+        learner = CampaignLearner(
+            preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
+            cache=home.campaigns / campaign,
+        )  # fmt: skip
+        ordered = [(c, templates[c.architecture]) for c, _ in store.campaign_pool(campaign)]
+        learner.set_pool(ordered, lambda done, total: None)
+        judged = [c for c in pool if c.architecture == HELD_OUT][:2]
+        taught = [c for c in pool if c.architecture != HELD_OUT]
+        store.plan_round(campaign, 0, "evaluation", _planned(judged, "evaluate"))
+        store.plan_round(campaign, 1, "initial", _planned(taught[:4], "train"))
+        for number in range(6):
+            measure_next(store, campaign, number)
+        store.close_round(campaign, 0, {})
+        store.close_round(campaign, 1, report(4, 22.5))
+        store.plan_round(campaign, 2, "acquired", _planned(taught[4:5], "train"))
+        assert store.lease(campaign, "cpu-2t", "worker-1", 3600) is not None
+        store.save_canary(_canary(pool[0]), campaign_id=campaign)
+        store.log_event(campaign, "worker", {"message": "worker-1 has joined"})
+        store.set_campaign_state(campaign, "running")
+    return home, campaign
+
+
+def _planned(configurations: list[Configuration], role: str) -> list[PlannedAssignment]:
+    return [
+        PlannedAssignment(
+            configuration=one, device="cpu-2t", role=role, rank=rank,
+            reason={"strategy": "ours", "uncertainty": 0.25 + rank},
+        )
+        for rank, one in enumerate(configurations)
+    ]  # fmt: skip
+
+
+def _canary(what: Configuration) -> CanaryReading:
+    return CanaryReading(
+        attempt_key="canary-1", taken_at="2026-01-02T03:00:00+00:00", host="here", device="cpu-2t",
+        stack_fingerprint="0123456789abcdef", configuration=what, protocol="quick",
+        outcome=Outcome.OK, step_time_ms=11.0, memory_mib=100.0, power_w=None, reference_ms=10.0,
+        relative_drift=0.1, decision=CanaryDecision.OK,
+    )  # fmt: skip
+
+
+def write_model(path: Path) -> None:
+    """A convolution and a classifier, for any batch size."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = {"w": np.ones((8, 3, 3, 3)), "g": np.ones((10, 8)), "b": np.ones(10)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("Gemm", ["f", "g", "b"], ["y"], transB=1),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(w.astype(np.float32), name) for name, w in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+@contextlib.contextmanager
+def served(**settings: object):
+    """The application at a free port of this process; its address."""
+    import uvicorn
+
+    from trappm.serving.app import create_app
+    from trappm.serving.settings import ServingSettings
+
+    place = socket.create_server(("127.0.0.1", 0))
+    app = create_app(replace(ServingSettings(hosts=("127.0.0.1",)), **settings))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, args=([place],), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        place.close()

@@ -1,0 +1,430 @@
+"""The page in a real browser: every view on a real store, by mouse and by keyboard."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import replace
+
+import page_samples as samples
+import pytest
+from filelock import FileLock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.lock import campaign_lock
+from learner.networks.presets import LAPTOP, PRESETS
+from profiler.measuring import attempt
+from store import Store
+from trappm.page import api, maps
+from trappm.page.mounting import FILES
+
+VIEWS = ("campaigns", "map", "labels", "snapshots", "predict")
+TOKEN = "0123456789abcdef-token"  # noqa: S105
+WAIT_MS = 30_000
+NAMELESS = """() =>
+    [...document.querySelectorAll("input, select, svg[role=img], dialog, button")]
+    .filter((e) => !e.ariaLabel && !e.labels?.length && !e.textContent.trim())
+    .map((e) => e.outerHTML.slice(0, 80))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A campaign that runs; its encoder hardly learns, since where points lie does not matter."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+        patch.setenv("TRAPPM_HOME", str(folder))
+        home, campaign = samples.build_home(folder)
+        with campaign_lock(home, campaign):
+            yield home, campaign
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    with samples.served() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = samples.chromium()
+    if program is None:
+        pytest.skip("no Chromium here; apt-get install chromium, or name one in CHROMIUM")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, server):
+    """A fresh tab; afterwards nothing was told on the console, and no other host was asked."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    told, elsewhere = [], []
+    page.on("console", lambda m: told.append(m.text) if m.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda r: elsewhere.append(r.url) if not _is_own(r.url, server) else None)
+    page.expected = []
+    yield page
+    context.close()
+    assert elsewhere == []
+    assert [t for t in told if not any(e in t for e in page.expected)] == []
+
+
+def _is_own(url, server):
+    return url.startswith((server, f"blob:{server}"))
+
+
+def show(page, server, place):
+    page.goto("about:blank")  # a new part after # alone would not load the page again
+    page.goto(f"{server}/#/{place}")
+    page.locator("h1").first.wait_for()
+    page.locator(".waiting").first.wait_for(state="detached")
+
+
+def fetched(address):
+    """Status and bytes of an answer, whatever it is."""
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310  (our own server)
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def asked(address):
+    status, data = fetched(address)
+    return status, json.loads(data)
+
+
+def test_every_view_has_a_title_and_fits_a_phone(page, server, home):
+    page.set_viewport_size({"width": 400, "height": 800})
+    for view in (*VIEWS, f"campaigns/{home[1]}", "snapshots/default"):
+        show(page, server, view)
+        assert page.locator("h1").count() == 1
+        link = page.locator(f"nav [data-view={view.split('/')[0]}]")
+        assert link.get_attribute("aria-current") == "page"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+def test_every_field_and_chart_has_a_name(page, server, home):
+    for view in ("map", f"campaigns/{home[1]}", "labels?label=1", "snapshots/default", "predict"):
+        show(page, server, view)
+        nameless = page.evaluate(NAMELESS)
+        assert nameless == []
+
+
+def test_a_campaign_is_followed_while_it_runs(page, server, home):
+    folder, campaign = home
+    show(page, server, f"campaigns/{campaign}")
+    main = page.locator("main")
+    for told in ("running", "6 of 8", "target 10 %", "worker-1 has joined", "Canary"):
+        main.get_by_text(told).first.wait_for()
+    assert main.locator("figure svg[role=img]").count() >= 2
+    main.locator("figure summary").first.click()
+    assert "22.5 %" in main.locator("figure table").first.inner_text()
+    with Store.open(folder.database_url) as store:
+        store.log_event(campaign, "canary", {"message": "it drifts"})
+    main.get_by_text("it drifts").wait_for()  # without loading the page again
+    assert main.locator("figure table").first.is_visible()  # what was opened stays
+
+
+def test_the_map_tells_each_configuration_and_why(page, server, home):
+    show(page, server, f"map?campaign={home[1]}")
+    plot = page.get_by_role("application")
+    about = page.locator(".about")
+    assert plot.locator("path").count() == 9
+    plot.focus()
+    page.keyboard.press("ArrowLeft")
+    first = about.locator(".about-title").inner_text()
+    seen = {first}
+    for key in ("ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown", "ArrowRight") * 3:
+        page.keyboard.press(key)
+        seen.add(about.locator(".about-title").inner_text())
+    assert len(seen) > 3
+    page.keyboard.press("Escape")
+    assert about.locator(".about-title").count() == 0
+    page.locator("button.link").first.click()
+    assert "Wanted next" in about.inner_text()
+    assert "Distance to the nearest label" in about.inner_text()
+    page.get_by_label("Wanted next").uncheck()
+    assert plot.locator(".kind-wanted").count() == 0
+
+
+def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
+    show(page, server, "labels")
+    assert "6 labels" in page.locator("main").inner_text()
+    page.get_by_label("Family").select_option("vit")
+    page.get_by_text("2 labels", exact=True).wait_for()
+    page.get_by_role("button", name="Step time, ms").click()
+    page.get_by_role("button", name="Step time, ms ↑").click()
+    page.wait_for_selector("th[aria-sort=descending]")
+    assert "sort=-step_time_ms" in page.url
+    page.get_by_role("link", name=re.compile("^Label ")).first.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("Raw step times").first.wait_for()
+    assert dialog.locator("circle.dot").count() == 4
+    assert "no meter" in dialog.inner_text()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    assert "label=" not in page.url
+    assert "family=vit" in page.url
+
+
+def test_labels_are_downloaded_as_filtered(page, server):
+    show(page, server, "labels?family=resnet")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    lines = download.value.path().read_text().splitlines()
+    assert lines[0].startswith("id,architecture,family")
+    assert {line.split(",")[2] for line in lines[1:]} == {"resnet"}
+
+
+def test_a_filter_that_cannot_be_is_told_in_words(page, server):
+    page.expected = ["400"]
+    show(page, server, "labels?since=yesterday")
+    assert "yesterday" in page.get_by_role("alert").inner_text()
+    show(page, server, "labels?device=cpu-3t")
+    assert "did you mean" in page.get_by_role("alert").inner_text()
+
+
+def test_the_shipped_snapshot_tells_its_errors(page, server):
+    show(page, server, "snapshots")
+    page.get_by_role("link").filter(has_text=re.compile("^[0-9a-f]{20}$")).first.click()
+    page.get_by_role("heading", name="Errors by head").wait_for()
+    text = page.locator("main").inner_text()
+    assert "a100-40gb" in text
+    assert "trappm snapshot pull default" in text
+    assert page.locator(".cell-bar").count() >= 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("batch_size", "0", "whole number"),
+        ("batch_size", "many", "whole number"),
+        ("model", "", "timm architecture"),
+    ],
+)
+def test_the_form_says_what_is_wrong_and_goes_there(page, server, field, value, told):
+    show(page, server, "predict")
+    page.locator("[name=model]").fill("resnet18")
+    page.locator(f"[name={field}]").fill(value)
+    page.keyboard.press("Enter")
+    assert told in page.locator(".problem").inner_text()
+    assert page.evaluate("document.activeElement.name") == field
+
+
+def test_what_no_model_is_called_is_told_with_the_nearest_name(page, server):
+    page.expected = ["404"]
+    show(page, server, "predict?model=resnet1888")
+    assert "resnet18" in page.get_by_role("alert").inner_text()
+
+
+def test_a_file_that_is_no_model_is_told(page, server, tmp_path):
+    page.expected = ["422"]
+    show(page, server, "predict")
+    for name, told in (("model.txt", "ONNX"), ("model.onnx", "ONNX")):
+        file = tmp_path / name
+        file.write_bytes(b"not a model")
+        page.locator("#file").set_input_files(str(file))
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_role("alert").filter(has_text=told).first.wait_for()
+        page.get_by_role("button", name="Remove").click()
+
+
+def test_a_prediction_tells_all_devices_with_intervals(page, server):
+    show(page, server, "predict")
+    page.locator("[name=model]").fill("test_resnet")
+    page.locator("[name=batch_size]").fill("8")
+    page.get_by_text("A whole run").click()
+    page.locator("[name=input_size]").fill("64")
+    page.locator("[name=epochs]").fill("2")
+    page.locator("[name=samples]").fill("1000")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".interval")
+    text = page.locator(".result").inner_text()
+    for told in ("a100-40gb", "rtx3090", "batch 8", "Largest batch", "250 steps"):
+        assert told in text
+    assert page.locator(".interval").count() >= 2
+    assert "model=test_resnet" in page.url
+    page.locator("[name=phase]").select_option("infer")  # two devices have a head of it
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector(".verdict")
+    assert "fastest" in page.locator(".result").inner_text()
+
+
+def test_an_uploaded_file_is_asked_about(page, server, tmp_path):
+    file = tmp_path / "small.onnx"
+    samples.write_model(file)
+    show(page, server, "predict")
+    page.locator("#file").set_input_files(str(file))
+    assert "small.onnx" in page.locator(".file-name").inner_text()
+    page.get_by_role("button", name="Predict").click()
+    page.get_by_role("heading", name="Training step of small.onnx, batch 64").wait_for()
+
+
+def test_the_theme_is_the_systems_until_it_is_chosen(page, server):
+    page.emulate_media(color_scheme="dark")
+    show(page, server, "campaigns")
+    dark = page.evaluate("getComputedStyle(document.body).color")
+    page.get_by_role("button", name="Switch to the light theme").click()
+    assert page.evaluate("getComputedStyle(document.body).color") != dark
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_the_keyboard_reaches_the_content_and_every_view(page, server):
+    show(page, server, "campaigns")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("link", name="Snapshots").focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Snapshots", exact=True).wait_for()
+
+
+def test_an_empty_data_folder_says_what_to_type(page, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    for view in VIEWS:
+        show(page, server, view)
+        assert page.locator(".empty .command").first.inner_text().startswith("trappm ")
+
+
+def test_a_server_with_a_token_asks_for_it(browser, home):
+    with samples.served(token=TOKEN) as address:
+        assert asked(f"{address}/api/campaigns")[0] == 401
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        for given in ("a wrong one, surely", TOKEN):
+            page.get_by_label("token").fill(given)
+            page.keyboard.press("Enter")
+        page.get_by_role("link", name="seen").wait_for()
+        context.close()
+
+
+@pytest.mark.slow
+def test_a_rehearsal_is_followed_to_its_end(page, server, tmp_path, monkeypatch):
+    """A real campaign in another process, on a device that answers from its data sheet."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    file = tmp_path / "campaign.yaml"
+    file.write_text(samples.SPEC.replace("cpu-2t", '"simulated:a100"'))
+    command = [sys.executable, "-c", "from trappm.cli import main; main()", "campaign", "launch"]
+    with subprocess.Popen([*command, str(file)], stdout=subprocess.DEVNULL) as campaign:
+        while not asked(f"{server}/api/campaigns")[1]["campaigns"]:
+            assert campaign.poll() is None
+            time.sleep(0.5)
+        show(page, server, "campaigns")
+        page.get_by_role("link", name="seen").click()
+        page.get_by_text("finished", exact=True).first.wait_for(timeout=240_000)
+        assert campaign.wait() == 0
+    text = page.locator("main").inner_text()
+    assert "A rehearsal" in text
+    assert "How it ended" in text
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "campaigns/none", "campaigns/%00", "campaigns/none/map", "labels?size=201", "labels?page=0",
+        "labels?sort=nothing", "labels?phase=sideways", "labels?batch_size=x", "labels/0",
+        "labels/99999999999999999999999", "labels/x", "labels/download/xlsx", "snapshots/none",
+        "snapshots/..%5C..", "nothing",
+    ],
+)  # fmt: skip
+def test_what_there_is_not_is_refused_in_words(server, place):
+    status, told = asked(f"{server}/api/{place}")
+    assert 400 <= status < 500
+    assert told["detail"]
+
+
+WORDS = st.one_of(
+    st.sampled_from(
+        ["*", "[", "%", "-1", "1e9", "oom", "-step_time_ms", "9999-12-31", "999999999w"]
+    ),
+    st.integers().map(str),
+    st.text(max_size=30),
+)
+ASKED = st.sampled_from([*inspect.signature(api.wanted_labels).parameters, "sort", "page", "size"])
+PLACES = st.one_of(
+    st.sampled_from(["labels", "labels/download/csv"]),
+    st.tuples(st.sampled_from(["labels/", "campaigns/", "snapshots/"]), WORDS).map("".join),
+)
+
+
+@given(place=PLACES, values=st.dictionaries(ASKED, WORDS, max_size=3))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_is_asked_is_answered_or_refused(server, place, values):
+    values = {name: value.encode(errors="replace") for name, value in values.items()}
+    path = urllib.parse.quote(place.encode(errors="replace"))
+    status, data = fetched(f"{server}/api/{path}?{urllib.parse.urlencode(values)}")
+    assert status == 200 or (400 <= status < 500 and json.loads(data)["detail"])
+
+
+def test_pages_of_labels_are_disjoint_and_whole(server):
+    pages = [
+        asked(f"{server}/api/labels?size=2&page={n}&sort=-id")[1]["rows"] for n in (1, 2, 3, 4)
+    ]
+    ids = [row["id"] for rows in pages for row in rows]
+    assert ids == sorted(ids, reverse=True)
+    assert [len(rows) for rows in pages] == [2, 2, 2, 0]
+
+
+def test_a_map_waits_for_a_measurement_on_these_cores(server, home, tmp_path, monkeypatch):
+    monkeypatch.setattr(maps, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(attempt, "LOCK_DIR", tmp_path)
+    address = f"{server}/api/campaigns/{home[1]}/map"
+    with FileLock(attempt.lock_path(tmp_path, "cpu")):
+        assert [asked(address) for _ in range(2)] == [(202, {"state": "working"})] * 2
+    while (answer := asked(address))[0] == 202:
+        pass
+    assert len(answer[1]["points"]) == 9
+
+
+def test_files_may_load_nothing_from_elsewhere(server):
+    with urllib.request.urlopen(server, timeout=10) as answer:  # noqa: S310
+        policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    for file in FILES.iterdir():
+        addresses = set(re.findall(r"https?://[\w./-]+", file.read_text()))
+        assert addresses <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(theme):
+    """WCAG 2, AA: 4.5 to 1."""
+    blocks = re.findall(r":root[^{]*\{([^}]*)\}", (FILES / "style.css").read_text())
+    block = blocks[0 if theme == "light" else 1]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+    on_surfaces = ["text", "muted", "accent", "good", "unsure", "bad"]
+    pairs = [(name, back) for name in on_surfaces for back in ("surface", "back", "raised")]
+    pairs += [(name, f"{name}-soft") for name in ("accent", "good", "unsure", "bad")]
+    pairs += [("on-accent", "accent")]
+    for front, back in pairs:
+        assert _contrast(colours[front], colours[back]) >= 4.5, (front, back)
+
+
+def _contrast(first, second):
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)

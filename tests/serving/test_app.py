@@ -1,0 +1,260 @@
+"""The application without a network: its answers, its limits, and whom it does not answer."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving_samples import QUESTION, Asker, other_snapshot
+
+import trappm
+from learner.registry import Registry
+from profiler.errors import InputError, SnapshotError
+from trappm.serving.running import address_of, hosts_for, token_for
+from trappm.serving.settings import ServingSettings
+
+TOKEN = "0123456789abcdef0123"  # noqa: S105
+ELSEWHERE = "0.0.0.0"  # noqa: S104
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    """With profiles of the model that is asked about; no process has to look at it."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(folder))
+        for phase in ("train", "infer"):
+            trappm.predict("test_resnet", input_size=64, devices="all", phase=phase)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    with Asker() as asker:
+        yield asker
+
+
+def plain(prediction):
+    return json.loads(json.dumps(prediction.to_dict()))
+
+
+@FEW
+@given(
+    st.fixed_dictionaries(
+        {"batch_size": st.sampled_from([1, 7, 32])},
+        optional={
+            "devices": st.sampled_from(["all", ["a100"], ["rtx3090", "a100"]]),
+            "precision": st.sampled_from(["fp32", "amp-fp16"]),
+            "memory_format": st.just("channels-last"),
+            "optimizer": st.sampled_from(["sgd", "adam"]),
+            "carbon_g_per_kwh": st.just(300.0),
+            "snapshot": st.just("default"),
+        },
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_answers_are_those_of_predict(server, asked, of_a_list, whole_run):
+    asked = asked | ({"epochs": 2, "samples": 1000} if whole_run else {})
+    asked |= {"model": ["test_resnet"] if of_a_list else "test_resnet", "input_size": 64}
+    told = server.post("/v1/predict", asked)
+    found = trappm.predict(asked)
+    assert told.status == 200, told.body
+    assert told.json == ([plain(x) for x in found] if isinstance(found, list) else plain(found))
+
+
+def test_compare_names_the_best_device(server):
+    told = server.post("/v1/compare", {**QUESTION, "device": None, "phase": "infer"}).json
+    assert [one["device"] for one in told["predictions"]] == ["rtx3090", "rtx4090"]
+    assert told["best"]["test_resnet"]["fastest"] in {"rtx3090", "rtx4090"}
+
+
+def test_what_comes_together_is_worked_out_together(server):
+    questions = [{**QUESTION, "batch_size": batch} for batch in range(100, 130)]
+
+    async def all_at_once():
+        bodies = [json.dumps(one).encode() for one in questions]
+        return await asyncio.gather(
+            *(server.ask("POST", "/v1/predict", [body]) for body in (*bodies, *bodies))
+        )
+
+    batches, predicted = (_metric(server, f"trappm_batch_size_{x}") for x in ("count", "sum"))
+    told = server.run(all_at_once())
+    assert {one.status for one in told} == {200}
+    assert _metric(server, "trappm_batch_size_sum") - predicted == 30  # each question once
+    assert _metric(server, "trappm_batch_size_count") - batches < 15
+    for question, one in list(zip(questions, told, strict=False))[::13]:
+        assert one.json["memory_mib"] == pytest.approx(trappm.predict(question).memory_mib)
+    again = server.post("/v1/predict", questions[:3]).json
+    assert again == [one.json for one in told[:3]]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+FIELDS = [*QUESTION, "devices", "phase", "precision", "epochs", "samples", "snapshot", "x"]
+
+
+@settings(FEW, max_examples=150)
+@given(
+    st.sampled_from(["/v1/predict", "/v1/compare"]),
+    JSON.map(lambda x: json.dumps(x).encode())
+    | st.binary(max_size=60)
+    | st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1).map(
+        lambda x: json.dumps({**QUESTION, "model": "a/b", **x}).encode()
+    ),
+    st.sampled_from(["application/json", "multipart/form-data; boundary=x", "multipart/form-data"]),
+)
+def test_nonsense_is_refused_in_words(server, path, body, kind):
+    told = server.post(path, body, content_type=kind)
+    assert 400 <= told.status < 500
+    assert told.headers["content-type"] == "application/problem+json"
+    assert told.json["status"] == told.status
+    assert told.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"device": "tpu"}, 404, "tpu"),
+        ({"phase": "sleep"}, 400, "sleep"),
+        ({"batch_size": 0}, 400, "batch_size"),
+        ({"batch_size": "4"}, 400, "batch_size"),
+        ({"epochs": 3}, 400, "samples"),
+        ({"devices": "all"}, 400, "not both"),
+        ({"model": "/etc/passwd"}, 400, "upload"),
+        ({"model": "secret.onnx"}, 400, "upload"),
+        ({"snapshot": "../../etc"}, 404, "alias"),
+        ({"snapshot": "nobody"}, 404, "nobody"),
+        ({"colour": 1}, 400, "colour"),
+    ],
+)
+def test_what_is_wrong_is_told(server, change, status, words):
+    told = server.post("/v1/predict", {**QUESTION, **change})
+    assert (told.status, words in told.json["detail"]) == (status, True), told.body
+    assert told.json["hint"] or "both" in told.json["detail"]
+
+
+def test_a_token_guards_all_but_health(home):
+    with Asker(token=TOKEN) as asker:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+            for path in ("/v1/devices", "/v1/snapshot", "/metrics", "/openapi.json", "/api/x"):
+                told = asker.get(path, **headers)
+                assert told.status == 401
+                assert told.headers["www-authenticate"] == "Bearer"
+                assert TOKEN not in told.body.decode()
+        assert asker.get("/healthz").status == asker.get("/readyz").status == 200
+        right = {"authorization": f"Bearer {TOKEN}"}
+        assert asker.get("/v1/devices", **right).status == 200
+        assert TOKEN not in repr(asker.app.state.settings)
+
+
+def test_a_token_is_needed_beyond_this_machine(monkeypatch, tmp_path):
+    monkeypatch.delenv("TRAPPM_TOKEN", raising=False)
+    assert token_for("127.0.0.1", None) is None
+    with pytest.raises(InputError, match="TRAPPM_TOKEN"):
+        token_for(ELSEWHERE, None)
+    monkeypatch.setenv("TRAPPM_TOKEN", "short")
+    with pytest.raises(InputError, match="too short") as refused:
+        token_for(ELSEWHERE, None)
+    assert "'short'" not in str(refused.value)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert token_for(ELSEWHERE, tmp_path / "token") == TOKEN
+    with pytest.raises(InputError, match="cannot be read"):
+        token_for("::1", tmp_path / "nothing")
+    assert address_of("::1", 80) == "http://[::1]:80"
+
+
+def test_other_sites_are_not_answered(home):
+    with Asker(hosts=hosts_for("127.0.0.1", None)) as asker:
+        assert asker.get("/v1/devices").status == 200
+        assert asker.get("/v1/devices", origin="http://127.0.0.1:8000").status == 200
+        assert asker.get("/v1/devices", host="rebound.example").status == 403
+        assert asker.get("/v1/devices", origin="http://evil.example").status == 403
+        for nonsense in ("null", "http://[::1", "http://[x]", "//"):
+            assert asker.get("/v1/devices", origin=nonsense).status == 403
+
+
+def test_bodies_have_a_limit_whether_declared_or_not(home):
+    with Asker(max_body_bytes=1000, max_upload_bytes=1000) as asker:
+        ask = asker.ask("POST", "/v1/predict", [b" " * 600, b" " * 600])
+        assert asker.run(ask).status == 413
+        ask = asker.ask("POST", "/v1/predict", [b"{}"], {"content-length": "1001"})
+        assert asker.run(ask).status == 413
+        head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
+        form = head + b"a" * 1001 + b"\r\n--x--\r\n"
+        told = asker.post("/v1/predict", form, content_type="multipart/form-data; boundary=x")
+        assert told.status == 413
+
+
+def test_time_and_requests_at_once_have_a_limit(home):
+    with Asker(max_requests=1, timeout_s=0.3) as asker:
+
+        async def two():
+            slow = asyncio.create_task(asker.ask("POST", "/v1/predict", [b"{"], never=True))
+            await asyncio.sleep(0.05)
+            second = await asker.ask("GET", "/v1/devices", [b""])
+            health = await asker.ask("GET", "/readyz", [b""])
+            return await slow, second, health, await asker.ask("GET", "/v1/devices", [b""])
+
+        slow, second, health, later = asker.run(two())
+        assert (slow.status, second.status, health.status, later.status) == (504, 503, 200, 200)
+        assert second.headers["retry-after"] == "1"
+
+
+def test_a_new_snapshot_answers_without_a_dropped_request(home):
+    registry = Registry(home / "snapshots")
+    first, second = (other_snapshot(home / "snapshots", name) for name in ("one", "two"))
+    registry.set_alias("latest", first, "published")
+    with Asker() as asker:
+        assert asker.get("/readyz").json["snapshots"][0] == first
+
+        async def asking(start):
+            bodies = [json.dumps({**QUESTION, "batch_size": start + x}).encode() for x in range(20)]
+            return [await asker.ask("POST", "/v1/predict", [body]) for body in bodies]
+
+        async def moving():
+            before = asyncio.create_task(asking(300))
+            await asyncio.sleep(0.02)
+            registry.set_alias("latest", second, "published")
+            reloaded = await asker.ask("POST", "/v1/reload", [b""])
+            return await before, reloaded, await asking(300)
+
+        before, reloaded, after = asker.run(moving())
+        assert {one.status for one in (*before, *after)} == {200}
+        assert {one.json["snapshot"] for one in before} <= {first, second}
+        assert reloaded.json["changed"]
+        assert {one.json["snapshot"] for one in after} == {second}
+        assert asker.post("/v1/predict", {**QUESTION, "snapshot": first}).json["snapshot"] == first
+
+        damaged = other_snapshot(home / "snapshots", "three")
+        registry.set_alias("latest", damaged, "published")
+        next((home / "snapshots" / damaged).glob("heads-*")).write_bytes(b"")
+        assert asker.post("/v1/reload", b"").status == 404
+        assert asker.post("/v1/predict", QUESTION).json["snapshot"] == second
+        assert 'trappm_reloads_total{outcome="failed"} 1.0' in asker.get("/metrics").body.decode()
+    registry.set_alias("latest", second, "by hand")
+
+
+def test_a_snapshot_that_is_not_there_ends_it_at_once(home):
+    with pytest.raises(SnapshotError, match="nobody"):
+        Asker(snapshot="nobody")
+
+
+def test_the_schema_describes_the_questions(server):
+    schema = server.get("/openapi.json").json
+    assert {"/v1/predict", "/v1/compare", "/v1/snapshot", "/metrics"} <= set(schema["paths"])
+    asked = set(schema["components"]["schemas"]["Question"]["properties"])
+    from trappm.prediction import Options
+
+    assert asked == {*Options.__annotations__, "model", "device", "devices"} - {"example_input"}
+    assert ServingSettings().token is None
+
+
+def _metric(asker, name):
+    lines = asker.get("/metrics").body.decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))

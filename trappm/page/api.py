@@ -1,0 +1,154 @@
+"""What the page asks for: JSON from the label store and the registry, to read only.
+
+Every answer is bounded: rows come in pages, points of a map are thinned, and what takes long is
+worked out once, by one thread, while the page waits and asks again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse, Response
+
+from profiler.errors import InputError
+from store import Home, LabelFilter, Store
+from trappm.page import campaigns, label_pages, snapshots
+from trappm.page.maps import Maps
+
+router = APIRouter(prefix="/api", tags=["page"])
+_maps = Maps()
+
+Page = Annotated[int, Query(ge=1, le=10_000)]
+Size = Annotated[int, Query(ge=1, le=label_pages.LARGEST_PAGE)]
+Word = Annotated[str | None, Query(max_length=200)]
+Whole = Annotated[int | None, Query(ge=1, le=1_000_000)]
+
+
+def wanted_labels(
+    architecture: Word = None,
+    family: Word = None,
+    device: Word = None,
+    batch_size: Whole = None,
+    input_size: Whole = None,
+    precision: Word = None,
+    memory_format: Word = None,
+    optimizer: Word = None,
+    phase: Word = None,
+    protocol: Word = None,
+    metric: Word = None,
+    outcome: Word = None,
+    provenance: Word = None,
+    campaign: Word = None,
+    since: Word = None,
+    until: Word = None,
+) -> LabelFilter:
+    """The filter in a question's parameters.
+
+    Raises:
+        InputError: a value that there is not.
+    """
+    return LabelFilter(
+        architecture=architecture,
+        family=family,
+        device=device,
+        batch_size=batch_size,
+        input_size=input_size,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        phase=phase,
+        protocol=protocol,
+        metric=metric,
+        outcome=outcome,
+        provenance=provenance,
+        campaign=campaign,
+        since=since,
+        until=until,
+    )
+
+
+Wanted = Annotated[LabelFilter, Depends(wanted_labels)]
+
+
+def _store(home: Home) -> Store:
+    from trappm.asking import store_or_none_yet
+
+    return store_or_none_yet(home)
+
+
+@router.get("/campaigns")
+def list_campaigns() -> dict[str, Any]:
+    """All campaigns, the latest first."""
+    home = Home.find()
+    with _store(home) as store:
+        return {"campaigns": campaigns.rows(store, home)}
+
+
+@router.get("/campaigns/{campaign_id}")
+def one_campaign(campaign_id: str) -> dict[str, Any]:
+    """Where a campaign stands: pace, errors by round, budget, workers, canaries, news."""
+    home = Home.find()
+    with _store(home) as store:
+        return campaigns.facts(store, home, campaign_id)
+
+
+@router.get("/campaigns/{campaign_id}/map")
+def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
+    """The pool in the embedding space; 202 while it is worked out, to be asked for again."""
+    home = Home.find()
+    with _store(home) as store:
+        found = _maps.find(store, home, campaign_id, device)
+    if found is None:
+        return JSONResponse({"state": "working"}, status_code=202)
+    return JSONResponse(found)
+
+
+@router.get("/labels")
+def list_labels(
+    wanted: Wanted, sort: Word = "architecture", page: Page = 1, size: Size = 50
+) -> dict[str, Any]:
+    """One page of the labels (or, with an outcome, attempts) that pass the filter."""
+    with _store(Home.find()) as store:
+        return label_pages.page(store, wanted, sort=sort or "architecture", page=page, size=size)
+
+
+@router.get("/labels/names")
+def names_of_labels() -> dict[str, Any]:
+    """The names that filters can ask for, and the settings that there are."""
+    with _store(Home.find()) as store:
+        return label_pages.names(store)
+
+
+@router.get("/labels/download/{kind}")
+def download_labels(
+    kind: Literal["csv", "json"], wanted: Wanted, sort: Word = "architecture"
+) -> Response:
+    """All that the filter lets pass, as a file."""
+    with _store(Home.find()) as store:
+        text = label_pages.as_file(store, wanted, sort=sort or "architecture", kind=kind)
+    media = "text/csv" if kind == "csv" else "application/json"
+    disposition = f'attachment; filename="labels.{kind}"'
+    return Response(text, media_type=media, headers={"Content-Disposition": disposition})
+
+
+@router.get("/labels/{label_id}")
+def one_label(label_id: int) -> dict[str, Any]:
+    """Everything behind one label: raw samples, attempts, environment."""
+    if not 0 < label_id < 2**63:
+        raise InputError(f"no label has the id {label_id}; see: trappm labels query")
+    with _store(Home.find()) as store:
+        return label_pages.one(store, label_id)
+
+
+@router.get("/snapshots")
+def list_snapshots() -> dict[str, Any]:
+    """All snapshots of this machine, the latest first, and the one that ships with trappm."""
+    return {"snapshots": snapshots.rows()}
+
+
+@router.get("/snapshots/{name}")
+def one_snapshot(name: str) -> dict[str, Any]:
+    """A snapshot's manifest, and its errors by head and by family."""
+    with _store(Home.find()) as store:
+        return snapshots.facts(store, name)

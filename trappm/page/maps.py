@@ -1,0 +1,127 @@
+"""Maps of campaigns' pools, each worked out once for what the store then knew.
+
+A map needs the encoder and the choice of what is wanted next, which takes seconds: one thread does
+it, and whoever asks meanwhile is told to ask again. It holds the lock of this host's cores, as a
+measurement on them does, so that neither disturbs the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from profiler.errors import TrappmError
+
+if TYPE_CHECKING:
+    from store import Home, Store
+
+WANTED = 10
+"""So many of the next picks are shown."""
+MOST_POINTS = 3_000
+KEPT = 16
+PATIENCE_S = 3.0
+"""A question waits so long before it is told to come again."""
+
+LOCK_TIMEOUT_S = 120.0
+"""A measurement on these cores that takes longer than this is not waited for."""
+
+_Key = tuple[str, str | None, str]
+
+
+class Maps:
+    """Maps by campaign, device and the state of its assignments."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="maps")
+        self._found: OrderedDict[_Key, Future[dict[str, Any]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(
+        self, store: Store, home: Home, campaign_id: str, device: str | None
+    ) -> dict[str, Any] | None:
+        """The map as of now; None while it is worked out.
+
+        Raises:
+            InputError: no such campaign or device, or nothing is encoded yet.
+        """
+        counts = store.assignment_counts(store.campaign(campaign_id).id)
+        key = campaign_id, device, f"{home.path} {counts}"
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = self._worker.submit(_explained, home, campaign_id, device)
+                while len(self._found) > KEPT:
+                    self._found.popitem(last=False)[1].cancel()
+            future = self._found[key]
+        try:
+            return future.result(timeout=PATIENCE_S)
+        except TimeoutError:
+            if future.done():  # it is what the work itself ended with
+                self._forget(key)
+                raise
+            return None
+        except Exception:
+            self._forget(key)  # the next question may find it mended
+            raise
+
+    def _forget(self, key: _Key) -> None:
+        with self._lock:
+            self._found.pop(key, None)
+
+
+def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
+    """The explanation of a campaign, with each point's reason, thinned to what a page can draw."""
+    from trappm.asking import store_to_read
+    from trappm.explaining import explain
+
+    with store_to_read(home) as store, _nobody_measures_here():
+        told = explain(store, home, campaign_id, device=device, count=WANTED)
+        devices = list(store.assignment_counts(campaign_id))
+    reasons = {x["configuration"]: x for x in [*told["chosen"], *told["wanted"]]}
+    points = []
+    for point in told["map"]:
+        about = reasons.get(point["configuration"], {})
+        points.append({**point, "round": about.get("round"), "reason": about.get("reason", {})})
+    shown = _thinned(points)
+    return {
+        "campaign": told["campaign"],
+        "device": told["device"],
+        "devices": devices,
+        "strategy": told["strategy"],
+        "points": shown,
+        "left_out": len(points) - len(shown),
+        "wanted": told["wanted"],
+    }
+
+
+@contextlib.contextmanager
+def _nobody_measures_here() -> Iterator[None]:
+    """While it is held, measurements on this host's cores wait.
+
+    Raises:
+        TrappmError: one of them does not come to an end.
+    """
+    from filelock import FileLock, Timeout
+
+    from profiler.measuring.attempt import LOCK_DIR, lock_path
+
+    try:
+        with FileLock(lock_path(LOCK_DIR, "cpu"), timeout=LOCK_TIMEOUT_S):
+            yield
+    except Timeout as error:
+        raise TrappmError(
+            "the cores of this host are measured on; look at the map again when that has ended"
+        ) from error
+
+
+def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most so many points: those that nothing was asked of go first, evenly."""
+    background = [p for p in points if p["kind"] in {"pool", "held out"}]
+    others = [p for p in points if p["kind"] not in {"pool", "held out"}][-MOST_POINTS:]
+    room = MOST_POINTS - len(others)
+    if len(background) > room:
+        background = [background[i * len(background) // room] for i in range(room)]
+    return background + others

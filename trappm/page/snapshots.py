@@ -1,0 +1,91 @@
+"""What the page shows of snapshots: versions and their names, errors by head and by family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learner.manifest import read_manifest
+from profiler.families import family_of
+from trappm.published import DEFAULT, SHIPPED, local_registry
+from trappm.snapshot_tables import head_rows, snapshot_rows
+
+if TYPE_CHECKING:
+    from store import Store
+
+
+def rows() -> list[dict[str, Any]]:
+    """One row for each snapshot, the latest first, the shipped one last."""
+    return snapshot_rows(local_registry(), shipped=True)
+
+
+def facts(store: Store, name: str) -> dict[str, Any]:
+    """A snapshot's manifest, what it is called, and its errors.
+
+    Args:
+        store: whose campaigns may tell errors by family.
+        name: an id, its beginning, an alias, or `default`.
+
+    Raises:
+        SnapshotError: there is none of that name, or it is damaged.
+    """
+    manifest = _manifest(name)
+    called: list[str] = next((row["aliases"] for row in rows() if row["id"] == manifest["id"]), [])
+    return {
+        "id": manifest["id"],
+        "aliases": called,
+        "manifest": manifest,
+        "heads": head_rows(manifest),
+        "families": _families(store, manifest),
+    }
+
+
+def _manifest(name: str) -> Mapping[str, Any]:
+    """Only of this machine's registry or the shipped one: a name is never a folder here."""
+    shipped = read_manifest(SHIPPED)
+    if name in {DEFAULT, shipped["id"]}:
+        return shipped
+    registry = local_registry()
+    return registry.manifest(registry.resolve(name))
+
+
+def _families(store: Store, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Errors by family, as the manifest tells them, or else the report of its campaign.
+
+    Returns:
+        One row for each device, phase (None: any), metric and family: count, mape.
+    """
+    found = []
+    for device, phases in (manifest.get("errors") or {}).items():
+        for phase, metrics in phases.items():
+            for metric, told in metrics.items():
+                families = told.get("by_family") if isinstance(told, Mapping) else None
+                for family, errors in (families or {}).items():
+                    place = {"device": device, "phase": phase, "metric": metric}
+                    numbers = {name: errors.get(name) for name in ("count", "mape")}
+                    found.append({**place, "family": family, **numbers})
+    return found or _of_campaign(store, manifest.get("campaign"))
+
+
+def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
+    """From what the last report of a campaign predicted for its evaluation set."""
+    if campaign_id not in {campaign.id for campaign in store.campaigns()}:
+        return []
+    reports = [r.report for r in store.rounds(str(campaign_id)) if r.report]
+    errors: dict[tuple[str, str, str], list[float]] = {}
+    for one in reports[-1]["evaluation"] if reports else []:
+        place = one["device"], one["metric"], family_of(one["architecture"])
+        errors.setdefault(place, []).append(100 * abs(one["predicted"] / one["measured"] - 1))
+    return [
+        {
+            "device": device,
+            "phase": None,
+            "metric": metric,
+            "family": family,
+            "count": len(found),
+            "mape": float(np.mean(found)),
+        }
+        for (device, metric, family), found in sorted(errors.items())
+    ]

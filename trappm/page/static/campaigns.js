@@ -1,0 +1,221 @@
+// Campaigns: all of them, and one with its progress, followed while it runs.
+
+import { h, tell } from "./dom.js";
+import { METRICS, NOTHING, duration, hours, metricName, number, percent, time } from "./format.js";
+import { get } from "./server.js";
+import { bar, card, choice, command, empty, errorBox, facts, figure, pill, table } from "./parts.js";
+import { lineChart, pointChart } from "./charts.js";
+
+const PERIOD_MS = 2000;
+const IDLE_MS = 5000;
+
+export async function campaignsView({ parts, values, signal, main }) {
+  return parts.length ? one(parts[0], values, signal, main) : all(signal);
+}
+
+async function all(signal) {
+  const { campaigns } = (await get("api/campaigns", {}, signal)).data;
+  if (!campaigns.length)
+    return [
+      h("h1", {}, "Campaigns"),
+      empty("No campaign yet", "A campaign measures what teaches the predictor most. This one runs on this machine's cores in under ten minutes:", "trappm campaign launch --preset laptop"),
+    ];
+  const columns = [
+    { name: "name", label: "Campaign", header: true, cell: (c) => h("a", { href: `#/campaigns/${c.id}` }, `${c.name} `, h("span", { class: "muted code" }, c.id)) },
+    { name: "state", label: "State", cell: (c) => pill(c.state) },
+    { name: "devices", label: "Labels by device", cell: (c) => Object.entries(c.devices).map(([device, n]) => h("span", { class: "device-count" }, `${device} `, h("b", {}, number(n.done)), n.failed ? h("span", { class: "muted" }, `, ${n.failed} given up`) : "")) },
+    { name: "seed", label: "Seed", numeric: true, cell: (c) => String(c.seed) },
+    { name: "created_at", label: "Launched", cell: (c) => time(c.created_at) },
+    { name: "finished_at", label: "Ended", cell: (c) => time(c.finished_at) },
+  ];
+  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, the latest first", columns, campaigns, { hideCaption: true }))];
+}
+
+async function one(id, values, signal, main) {
+  const path = `api/campaigns/${encodeURIComponent(id)}`;
+  let chosen = values.metric ?? "step_time_ms";
+  let data = (await get(path, {}, signal)).data;
+  const slots = Object.fromEntries(["head", "summary", "errors", "pace", "predicted", "people", "news"].map((name) => [name, h("div", { class: `slot slot-${name}` })]));
+  let drawn = {};
+
+  /** Only what changed is drawn again, so that nothing moves under the reader. */
+  function put(name, told, build) {
+    const text = JSON.stringify(told);
+    if (drawn[name] === text) return;
+    drawn[name] = text;
+    slots[name].replaceChildren(...[build()].flat().filter(Boolean));
+  }
+
+  function draw() {
+    put("head", [data.state, data.next_command, data.rehearsal_on, data.snapshot], () => heading(data));
+    put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state], () => summary(data));
+    put("errors", [data.errors, data.targets, chosen], () => errors(data, chosen, (metric) => { chosen = metric; draw(); }));
+    put("pace", data.pace, () => pace(data));
+    put("predicted", [data.predicted, chosen], () => predicted(data, chosen));
+    put("people", [data.working, data.canary, data.outcomes], () => workers(data));
+    put("news", [data.events, data.transfer], () => news(data));
+  }
+
+  draw();
+  main.replaceChildren(slots.head, slots.summary, h("div", { class: "columns" }, slots.errors, slots.pace), h("div", { class: "columns" }, slots.predicted, slots.news), slots.people);
+  follow();
+  return null;
+
+  function follow() {
+    const wait = data.state === "running" ? PERIOD_MS : IDLE_MS;
+    const timer = setTimeout(async () => {
+      if (signal.aborted) return;
+      if (!document.hidden) {
+        try {
+          const before = data.state;
+          data = (await get(path, {}, signal)).data;
+          if (data.state !== before) tell(`The campaign is ${data.state}`);
+          slots.head.querySelector(".error")?.remove();
+          draw();
+        } catch (error) {
+          if (signal.aborted) return;
+          if (!slots.head.querySelector(".error")) slots.head.append(errorBox(error));
+        }
+      }
+      follow();
+    }, wait);
+    signal.addEventListener("abort", () => clearTimeout(timer), { once: true });
+  }
+}
+
+function heading(data) {
+  return [
+    h("p", { class: "crumbs" }, h("a", { href: "#/campaigns" }, "Campaigns"), " / ", data.id),
+    h("h1", {}, `${data.name} `, pill(data.state), data.state === "running" && h("span", { class: "live" }, "live")),
+    h("p", { class: "muted" }, [`seed ${data.seed}`, data.strategy && `strategy ${data.strategy}`, data.protocol && `protocol ${data.protocol}`, `launched ${time(data.created_at)}`, data.finished_at && `ended ${time(data.finished_at)}`].filter(Boolean).join(" · ")),
+    h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of its pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Its labels"),
+      data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Its snapshot")),
+    data.next_command && h("div", { class: "notice" }, h("p", {}, "Its process is gone. What was recorded is kept; go on with:"), command(data.next_command)),
+    data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} runs nothing, so what is told here was not measured on such a device, and no snapshot is published.`),
+  ];
+}
+
+function summary(data) {
+  const ended = ["finished", "cancelled"].includes(data.state);
+  const devices = Object.entries(data.devices).map(([device, n]) =>
+    h("div", { class: "device-progress" },
+      h("div", { class: "between" }, h("b", {}, device), h("span", {}, `${number(n.done + n.failed)} of ${number(n.budget)}`)),
+      bar(n.done + n.failed, n.budget, `${device}: ended of planned`),
+      h("p", { class: "muted" }, [
+        `${number(n.done)} labelled`, n.failed && `${n.failed} given up`, n.measuring && `${n.measuring} at work`,
+        !ended && `${number(n.attempts_per_minute, 3)} a minute lately`, !ended && n.minutes_to_go ? `${duration(n.minutes_to_go)} to go` : null,
+      ].filter(Boolean).join(" · "))));
+  const cost = data.cost;
+  return h("div", { class: "tiles" },
+    card("Labels", devices),
+    card("Time and money", facts([
+      ["To go", ended ? "nothing" : duration(data.minutes_to_go)],
+      ["Measuring so far", `${hours(cost.gpu_hours)} of devices`],
+      ["Measuring to come", ended ? null : cost.gpu_hours_to_come === null ? NOTHING : `at most ${hours(cost.gpu_hours_to_come)} of devices`],
+      ["Money so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
+      ["Money to come", cost.money_to_come === null || ended ? null : `at most ${number(cost.money_to_come, 4)}`],
+    ])),
+    card(ended ? "How it ended" : data.end?.holds ? "Why it ends" : "What will end it", outlook(data, ended)));
+}
+
+function outlook(data, ended) {
+  if (ended && !data.end?.holds)
+    return h("p", {}, data.state === "cancelled" ? "It was cancelled; its labels are kept." : "With its last round: all that was planned is measured.");
+  if (!data.end) return h("p", { class: "muted" }, "Nothing can be foretold yet: two trainings are needed.");
+  return [
+    facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
+    h("p", {}, data.end.told),
+  ];
+}
+
+const known = (data) => Object.keys(METRICS).filter((m) => data.errors.some((r) => Object.values(r.devices).some((d) => m in d)));
+
+function errors(data, chosen, choose) {
+  const metrics = known(data);
+  if (!metrics.length)
+    return card("Error by round", empty("Not judged yet", "After the first training, the error on architectures that training never sees stands here."));
+  const metric = metrics.includes(chosen) ? chosen : metrics[0];
+  const devices = [...new Set(data.errors.flatMap((r) => Object.keys(r.devices)))];
+  const series = devices.map((device) => ({
+    name: device,
+    kind: Object.keys(data.devices).indexOf(device),
+    points: data.errors.filter((r) => r.devices[device]?.[metric]).map((r) => ({
+      x: r.labels[device] ?? 0, y: r.devices[device][metric].mape,
+      tip: `${device}, round ${r.round}: ${percent(r.devices[device][metric].mape)} with ${r.labels[device]} labels`,
+    })),
+  })).filter((one) => one.points.length);
+  const target = data.targets[metric];
+  const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on architectures held out, by the labels trained on.${target ? ` The target of the stop rule is ${target} %.` : ""}`;
+  const rows = data.errors.flatMap((r) => Object.entries(r.devices).map(([device, by]) => ({ round: r.round, purpose: r.purpose, device, labels: r.labels[device], judged: by[metric]?.count, ...Object.fromEntries(metrics.map((m) => [m, by[m]?.mape])) })));
+  const columns = [
+    { name: "round", label: "Round", numeric: true }, { name: "purpose", label: "Purpose" }, { name: "device", label: "Device" },
+    { name: "labels", label: "Trained on", numeric: true }, { name: "judged", label: "Judged on", numeric: true },
+    ...metrics.map((m) => ({ name: m, label: `${METRICS[m].name}, MAPE`, numeric: true, cell: (r) => percent(r[m]) })),
+  ];
+  return card("Error by round",
+    metrics.length > 1 && choice("Metric", "metric", metrics.map((m) => [m, METRICS[m].name]), metric, (e) => choose(e.target.value)),
+    figure(caption,
+      lineChart({ series, targets: target ? [{ y: target, name: `target ${target} %` }] : [], xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
+      () => table("Error on architectures held out", columns, rows)));
+}
+
+function pace(data) {
+  const { series, minutes_each: each } = data.pace;
+  const names = Object.keys(series ?? {});
+  if (!names.length)
+    return card("Labels a minute", empty("Nothing measured yet", "The pace is told once two attempts have ended.", `trappm campaign watch ${data.id}`));
+  const lines = names.map((device) => ({
+    name: device,
+    kind: Object.keys(data.devices).indexOf(device),
+    points: series[device].map((rate, i) => ({ x: (i + 0.5) * each, y: rate, tip: `${device}: ${number(rate, 3)} a minute` })),
+  }));
+  const caption = "Labels a minute by device, since the first measurement.";
+  return card("Labels a minute", figure(caption,
+    lineChart({ series: lines, xLabel: "minutes since the first measurement", yLabel: "labels a minute", label: caption, dots: false }),
+    () => table(caption, [{ name: "at", label: "From minute", numeric: true }, ...names.map((d) => ({ name: d, label: d, numeric: true, cell: (r) => number(r[d], 3) }))],
+      series[names[0]].map((_, i) => ({ at: i * each, ...Object.fromEntries(names.map((d) => [d, series[d][i]])) })))));
+}
+
+function predicted(data, chosen) {
+  const metrics = [...new Set(data.predicted.map((p) => p.metric))];
+  if (!metrics.length) return card("Predicted against measured", empty("Not judged yet", "Predictions of the evaluation set stand here after the first training."));
+  const metric = metrics.includes(chosen) ? chosen : metrics[0];
+  const mine = data.predicted.filter((p) => p.metric === metric && p.measured > 0 && p.predicted > 0);
+  const devices = [...new Set(mine.map((p) => p.device))];
+  const unit = METRICS[metric].unit;
+  const series = devices.map((device) => ({
+    name: device,
+    kind: Object.keys(data.devices).indexOf(device),
+    points: mine.filter((p) => p.device === device).map((p) => ({ x: p.measured, y: p.predicted, tip: `${p.architecture} on ${device}: measured ${number(p.measured)}, predicted ${number(p.predicted)} ${unit}` })),
+  }));
+  const caption = `${metricName(metric)}: the evaluation set as the latest heads predict it; on the line both are equal.`;
+  return card("Predicted against measured", figure(caption,
+    pointChart({ series, xLabel: `measured, ${unit}`, yLabel: `predicted, ${unit}`, label: caption, log: true, diagonal: true }),
+    () => table(caption, [{ name: "architecture", label: "Architecture" }, { name: "device", label: "Device" }, { name: "measured", label: `Measured, ${unit}`, numeric: true }, { name: "predicted", label: `Predicted, ${unit}`, numeric: true }], mine)));
+}
+
+function workers(data) {
+  const working = data.working.length
+    ? table("At work now", [{ name: "worker", label: "Worker", cell: (r) => h("span", { class: "code" }, r.worker) }, { name: "device", label: "Device" }, { name: "configuration", label: "Configuration" }, { name: "attempt", label: "Attempt", numeric: true }, { name: "lease_expires_at", label: "Lease until", cell: (r) => time(r.lease_expires_at) }], data.working)
+    : h("p", { class: "muted" }, data.state === "running" ? "No worker measures at this moment." : "No worker measures: the campaign does not run.");
+  const canary = data.canary.length
+    ? table("Canary: is each device still itself?", [
+        { name: "device", label: "Device" }, { name: "host", label: "Host" }, { name: "readings", label: "Readings", numeric: true },
+        { name: "reference_ms", label: "Reference, ms", numeric: true }, { name: "last_ms", label: "Last, ms", numeric: true },
+        { name: "last_drift", label: "Drift", numeric: true, cell: (r) => (r.last_drift === null ? NOTHING : percent(100 * r.last_drift)) },
+        { name: "decision", label: "Decision", cell: (r) => pill(r.decision) }, { name: "taken_at", label: "Taken", cell: (r) => time(r.taken_at) },
+      ], data.canary)
+    : h("p", { class: "muted" }, "No canary was measured; a campaign file asks for one under canary.");
+  const outcomes = Object.entries(data.outcomes).flatMap(([device, by]) => Object.entries(by).map(([outcome, count]) => ({ device, outcome, count })));
+  return card("Workers and canaries", working, canary,
+    outcomes.length > 0 && table("Attempts by outcome", [{ name: "device", label: "Device" }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "count", label: "Attempts", numeric: true }], outcomes));
+}
+
+function news(data) {
+  const transfer = Object.entries(data.transfer).flatMap(([device, by]) => Object.entries(by).map(([metric, e]) => ({ device, metric, ...e })));
+  return card("News",
+    transfer.length > 0 && table("Transfer: heads started from the source device's", [{ name: "device", label: "Device" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "from_scratch", label: "From scratch", numeric: true, cell: (r) => percent(r.from_scratch) }, { name: "transferred", label: "Transferred", numeric: true, cell: (r) => percent(r.transferred) }], transfer),
+    data.events.length
+      ? h("ol", { class: "events" }, data.events.map((e) => h("li", {}, h("time", { datetime: e.at }, time(e.at)), h("b", {}, e.kind), h("span", {}, e.message))))
+      : h("p", { class: "muted" }, "Nothing out of the ordinary happened."));
+}

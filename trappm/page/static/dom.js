@@ -1,0 +1,33 @@
+// Elements from plain calls: h("p", {class: "muted"}, "text", otherElement).
+// Text is always text: nothing here ever parses HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value") element.value = value;
+    else if (value === true) element.setAttribute(name, "");
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
+  return element;
+}
+
+export function h(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function s(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Tells people who listen instead of looking. */
+export function tell(text) {
+  document.getElementById("told").textContent = text;
+}
+
+let last = 0;
+/** An id that no other element has. */
+export const freshId = (prefix) => `${prefix}-${++last}`;

@@ -1,0 +1,83 @@
+// Snapshots: what there is, what each is called, and how good its heads are.
+
+import { h } from "./dom.js";
+import { METRICS, NOTHING, bytes, number, percent, time } from "./format.js";
+import { get } from "./server.js";
+import { card, choice, command, empty, facts, figure, table } from "./parts.js";
+import { cellBar } from "./charts.js";
+
+export async function snapshotsView({ parts, values, signal, main }) {
+  return parts.length ? one(parts[0], values, signal, main) : all(signal);
+}
+
+const names = (aliases) => aliases.map((a) => h("span", { class: "pill pill-alias" }, a));
+const counted = (counts) => Object.entries(counts ?? {}).map(([k, n]) => `${number(n)} ${k}`).join(", ") || NOTHING;
+
+async function all(signal) {
+  const { snapshots } = (await get("api/snapshots", {}, signal)).data;
+  const columns = [
+    { name: "id", label: "Snapshot", header: true, cell: (r) => (r.damage ? h("span", { class: "code" }, r.id) : h("a", { href: `#/snapshots/${r.id}`, class: "code" }, r.id)) },
+    { name: "aliases", label: "Aliases", cell: (r) => names(r.aliases) },
+    { name: "devices", label: "Devices", cell: (r) => (r.damage ? h("span", { class: "bad" }, r.damage) : r.devices.join(", ")) },
+    { name: "training_labels", label: "Labels", cell: (r) => counted(r.training_labels) },
+    { name: "campaign", label: "Campaign", cell: (r) => (r.campaign ? h("a", { href: `#/campaigns/${r.campaign}`, class: "code" }, r.campaign) : NOTHING) },
+    { name: "created_at", label: "Made", cell: (r) => time(r.created_at) },
+  ];
+  return [
+    h("h1", {}, "Snapshots"),
+    h("div", { class: "card" }, table("Snapshots of this machine, the latest first; default ships with trappm", columns, snapshots, { hideCaption: true })),
+    snapshots.length <= 1 && empty("No snapshot of your own yet", "A campaign publishes one, and those of others can be pulled:", "trappm campaign launch --preset laptop", "trappm snapshot pull latest --registry s3://bucket/snapshots"),
+  ].filter(Boolean);
+}
+
+async function one(name, values, signal, main) {
+  const data = (await get(`api/snapshots/${encodeURIComponent(name)}`, {}, signal)).data;
+  const { manifest } = data;
+  const largest = Math.max(...data.heads.map((x) => x.mape ?? 0));
+  const heads = [
+    { name: "device", label: "Device", header: true }, { name: "phase", label: "Phase" },
+    { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric },
+    { name: "labels", label: "Labels", numeric: true }, { name: "count", label: "Judged on", numeric: true },
+    { name: "mape", label: "Mean error (MAPE)", cell: (r) => (r.mape === null ? "not told" : cellBar(r.mape, largest, percent(r.mape))) },
+    { name: "median_ape", label: "Median error", numeric: true, cell: (r) => percent(r.median_ape) },
+    { name: "coverage", label: "In the 90 % interval", numeric: true, cell: (r) => percent(r.coverage) },
+  ];
+  const size = Object.values(manifest.files).reduce((sum, f) => sum + f.bytes, 0);
+  const text = JSON.stringify(manifest, null, 2);
+  const families = h("div", {});
+  const drawFamilies = (chosen) => families.replaceChildren(familyErrors(data, chosen, drawFamilies));
+  main.replaceChildren(...[
+    h("p", { class: "crumbs" }, h("a", { href: "#/snapshots" }, "Snapshots"), " / ", data.id),
+    h("h1", {}, "Snapshot ", h("span", { class: "code" }, data.id.slice(0, 8)), " ", names(data.aliases)),
+    h("div", { class: "tiles" },
+      card("What it is", facts([
+        ["Made", time(manifest.created_at)], ["Size", bytes(size)], ["Source device", manifest.source_device],
+        ["Campaign", manifest.campaign ? h("a", { href: `#/campaigns/${manifest.campaign}` }, manifest.campaign) : "none"],
+        ["Parent", manifest.parent ? h("a", { href: `#/snapshots/${manifest.parent}`, class: "code" }, manifest.parent.slice(0, 8)) : null],
+        ["Labels", counted(Object.values(manifest.training_labels?.counts ?? {}).reduce((sum, by) => { for (const [k, n] of Object.entries(by)) sum[k] = (sum[k] ?? 0) + n; return sum; }, {}))],
+        ["Versions", Object.entries(manifest.versions).map(([k, v]) => `${k} ${v}`).join(", ")],
+      ])),
+      card("Use it", h("p", {}, "Ask it here, or:"), command(`trappm predict resnet50 --batch-size 64 --snapshot ${data.aliases[0] ?? data.id.slice(0, 8)}`), h("p", {}, "Copy it into a folder:"), command(`trappm snapshot pull ${data.aliases[0] ?? data.id.slice(0, 8)} --to copy`), h("p", {}, h("a", { href: `#/predict?snapshot=${data.aliases[0] ?? data.id}` }, "Predict with it")))),
+    card("Errors by head", table("Errors of each head on architectures held out", heads, data.heads, { hideCaption: true }), manifest.split && h("p", { class: "muted" }, `Errors are on: ${manifest.split}.`)),
+    families,
+    manifest.sources?.length > 0 && card("Sources", table("Published labels that it was trained on", [{ name: "file", label: "File", header: true }, { name: "source", label: "Source" }, { name: "device", label: "Device" }, { name: "phase", label: "Phase" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "labels", label: "Labels", numeric: true }], manifest.sources, { hideCaption: true })),
+    card("Manifest", h("details", {}, h("summary", {}, "The whole manifest, as JSON"), h("pre", { tabindex: 0 }, text))),
+  ].filter(Boolean));
+  drawFamilies(null);
+  return null;
+}
+
+function familyErrors(data, chosen, choose) {
+  if (!data.families.length)
+    return card("Errors by family", empty("Not told by family", "The manifest of this snapshot tells errors by head only. The command judges families:", "trappm evaluate --help"));
+  const key = (r) => [r.device, r.phase, r.metric].filter(Boolean).join(" · ");
+  const groups = [...new Set(data.families.map(key))];
+  const group = groups.includes(chosen) ? chosen : groups[0];
+  const rows = data.families.filter((r) => key(r) === group).sort((a, b) => b.mape - a.mape);
+  const largest = Math.max(...rows.map((r) => r.mape));
+  const { metric, device } = rows[0];
+  return card("Errors by family",
+    groups.length > 1 && choice("Head", "head", groups.map((g) => [g, g.split(" · ").map((w) => METRICS[w]?.name ?? w).join(" · ")]), group, (e) => choose(e.target.value)),
+    figure(`Mean absolute percentage error of ${METRICS[metric]?.name.toLowerCase() ?? metric} on ${device}, architectures held out, by family.`,
+      table("Errors by family", [{ name: "family", label: "Family", header: true }, { name: "count", label: "Judged on", numeric: true }, { name: "mape", label: "Mean error (MAPE)", cell: (r) => cellBar(r.mape, largest, percent(r.mape)) }], rows, { hideCaption: true })));
+}

@@ -1,0 +1,61 @@
+"""What Prometheus is told: requests, how long they took, what was answered together, by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """Of one application; several in one process do not mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "trappm_requests", "Requests answered.", ("route", "status"), registry=self._registry
+        )
+        self.seconds = Histogram(
+            "trappm_request_seconds",
+            "From the first byte to the last.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.in_flight = Gauge(
+            "trappm_requests_in_flight", "Requests being answered.", registry=self._registry
+        )
+        self.batch_size = Histogram(
+            "trappm_batch_size",
+            "Predictions worked out together.",
+            buckets=_SIZES,
+            registry=self._registry,
+        )
+        self.known = Counter(
+            "trappm_known_answers", "Predictions told from memory.", registry=self._registry
+        )
+        self.traces = Counter(
+            "trappm_traces",
+            "Models looked at for the first time.",
+            ("outcome",),
+            registry=self._registry,
+        )
+        self.reloads = Counter(
+            "trappm_reloads", "Looks for snapshots.", ("outcome",), registry=self._registry
+        )
+        self._snapshots = Gauge(
+            "trappm_snapshot", "1: it answers.", ("id",), registry=self._registry
+        )
+
+    def answering(self, ids: Iterable[str]) -> None:
+        """From now on these snapshots answer."""
+        self._snapshots.clear()
+        for one in ids:
+            self._snapshots.labels(one).set(1)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,122 @@
+"""Errors as the web tells them: problem details (RFC 9457) made of our own errors.
+
+    {"type": "urn:trappm:problem:snapshot", "title": ..., "status": 404, "detail": ..., "hint": ...}
+
+`detail` is the line that the command prints, `hint` the part of it that says what to do next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import (
+    InputError,
+    ModelFileError,
+    SnapshotError,
+    StoreError,
+    TrappmError,
+    UnknownArchitectureError,
+    UnsupportedModelError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class ServingError(TrappmError):
+    """Root of what goes wrong between caller and server."""
+
+    status = 503
+
+
+class BusyError(ServingError):
+    """More is asked at once than there is room for; later it may be answered."""
+
+
+class TimeoutExceededError(ServingError):
+    """The work took longer than a request may."""
+
+    status = 504
+
+
+class TooLargeError(ServingError):
+    """A body that is larger than the server takes."""
+
+    status = 413
+
+
+class UnauthorizedError(ServingError):
+    """No token, or another one."""
+
+    status = 401
+
+
+class ForbiddenError(ServingError):
+    """A page of another site asks."""
+
+    status = 403
+
+
+_STATUS: tuple[tuple[type[TrappmError], int], ...] = (
+    (UnknownArchitectureError, 404),
+    (SnapshotError, 404),
+    (ModelFileError, 422),
+    (UnsupportedModelError, 422),
+    (StoreError, 503),
+    (InputError, 400),
+    (TrappmError, 422),
+)
+"""The first one that fits."""
+
+RETRY_AFTER_S = 1
+_TITLES = {
+    400: "The question cannot be right",
+    401: "A token is needed",
+    403: "Other sites may not ask",
+    404: "There is no such thing",
+    405: "Not that way",
+    413: "Too large",
+    422: "It cannot be answered",
+    500: "Something went wrong here",
+    503: "Not now",
+    504: "It took too long",
+}
+
+
+def status_of(error: TrappmError) -> int:
+    if isinstance(error, ServingError):
+        return error.status
+    return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+def problem(error: TrappmError) -> tuple[int, dict[str, Any]]:
+    """Status and problem details of an error of ours."""
+    status, detail = status_of(error), " ".join(str(error).split())
+    _, _, hint = detail.partition("; ")
+    return status, details(status, detail, hint=hint or None, kind=type(error).__name__)
+
+
+def details(
+    status: int, detail: str, *, hint: str | None = None, kind: str | None = None
+) -> dict[str, Any]:
+    name = (kind or "").removesuffix("Error")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+    return {
+        "type": f"urn:trappm:problem:{words}" if words else "about:blank",
+        "title": _TITLES.get(status, "It cannot be done"),
+        "status": status,
+        "detail": detail,
+        "hint": hint,
+    }
+
+
+def headers_of(status: int) -> Mapping[str, str]:
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+
+
+def body(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told).encode()

@@ -1,0 +1,133 @@
+"""Running the application in this process: one event loop, one thread for the numbers.
+
+That is what a laptop and a small team need, and it starts in two seconds. `deployment` spreads the
+same application over the replicas of a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler.errors import InputError
+from trappm.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
+LEAST_TOKEN = 16
+"""Characters."""
+_SWITCH_S = 0.0005
+"""How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
+_STOP_S = 30
+"""What requests in flight have to end, when the server is told to."""
+
+
+def serve(
+    settings: ServingSettings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    started: Callable[[FastAPI], None] | None = None,
+    listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serves until it is interrupted.
+
+    Args:
+        settings: of the application.
+        host: the address to listen at.
+        port: 0 for any that is free.
+        started: called with the application before it listens.
+        listening: called with the address, once it can be asked.
+
+    Raises:
+        SnapshotError: there is no such snapshot, or it is damaged.
+        InputError: nothing can listen there.
+    """
+    import uvicorn
+
+    from trappm.serving.app import create_app
+
+    place = _listen(host, port)
+    with place:
+        app = create_app(settings)
+        if started is not None:
+            started(app)
+        sys.setswitchinterval(_SWITCH_S)
+        config = uvicorn.Config(
+            app,
+            http="h11",  # bounds what headers may take, which httptools does not
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=_STOP_S,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        if listening is not None:
+            listening(address_of(host, place.getsockname()[1]))
+        uvicorn.Server(config).run([place])
+
+
+def address_of(host: str, port: int) -> str:
+    shown = "127.0.0.1" if host in {"0.0.0.0", ""} else host  # noqa: S104  (shown, not opened)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def token_for(host: str, file: Path | None) -> str | None:
+    """The token that callers must send: of a file, or of TRAPPM_TOKEN; it is never printed.
+
+    Raises:
+        InputError: there is none, and others than this machine could ask; or it is too short.
+    """
+    if file is not None:
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the token file {file} cannot be read: {error}") from error
+    else:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not token and (file is not None or not is_loopback(host)):
+        raise InputError(
+            f"whoever reaches {host} could ask; set {TOKEN_VARIABLE} or give --token-file, or "
+            "listen at 127.0.0.1"
+        )
+    if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise InputError(
+            f"the token is too short or has odd characters; it must have {LEAST_TOKEN} or more "
+            "printable ones, as of: openssl rand -hex 32"
+        )
+    return token or None
+
+
+def hosts_for(host: str, token: str | None) -> tuple[str, ...] | None:
+    """Without a token only what is called as this machine: other sites' pages are not answered."""
+    return None if token is not None else ("127.0.0.1", "localhost", "::1", host.lower())
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    place = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+        place.listen(1024)
+    except (OSError, OverflowError) as error:
+        place.close()
+        raise InputError(
+            f"cannot listen at {host}:{port}: {error}; choose another --host or --port"
+        ) from error
+    return place

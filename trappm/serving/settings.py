@@ -1,0 +1,35 @@
+"""What a server is started with: which snapshot answers, who may ask, and how much at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Plain values, so that every replica can be handed the same ones."""
+
+    snapshot: str | None = None
+    """An id, alias or folder; None for `latest` here and `default` after it, as in `predict`."""
+    token: str | None = None
+    """Without it nobody is answered but for health; None on loopback only."""
+    hosts: tuple[str, ...] | None = None
+    """Names that a browser may call this server by; None for any. Keeps out other sites' pages."""
+    max_upload_bytes: int = 200 << 20
+    max_body_bytes: int = 1 << 20
+    """Of a body without a file."""
+    max_uploads: int = 4
+    """At once; they take room on the disk."""
+    max_requests: int = 64
+    """At once; what comes beyond is told to come back (503)."""
+    timeout_s: float = 120.0
+    """After it a request's work is ended (504)."""
+    trace_memory_mib: int = 8192
+    """Of the process that looks at a model for the first time."""
+    trace_processes: int = 1
+    """Models that are looked at for the first time at once."""
+    poll_s: float = 2.0
+    """How often the aliases are looked at."""
+
+    def __repr__(self) -> str:
+        return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token
