@@ -35,8 +35,6 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("home")
         patch.setenv("TRAPPM_HOME", str(folder))
-        for kept in (subjects._architecture, subjects._file):  # by this process, for another user
-            kept.cache_clear()
         yield folder
 
 
@@ -127,6 +125,11 @@ def test_all_devices_of_a_list_and_which_is_best(capsys):
     best = verdicts(found)["test_vit"]
     assert best["fastest"] == min(found[2:], key=lambda p: p.step_time_ms).device
     assert best["cheapest"] == min(found[2:], key=lambda p: p.run.offers[0].usd).device
+    full = [replace(p, out_of_memory=0.9 if p.device == best["fastest"] else 0.1) for p in found]
+    others = verdicts(full)["test_vit"]
+    assert best["fastest"] not in others.values()
+    assert verdicts([replace(p, out_of_memory=0.9) for p in found])["test_vit"]["cheapest"] is None
+    assert set(verdicts(found[2:3])["test_vit"].values()) == {None}  # compared with nothing
     command = ["compare", "test_resnet", "test_vit", "--batch-size", "32", "--phase", "infer",
                "--epochs", "1", "--samples", "10000"]  # fmt: skip
     assert run([*command, "--json"]) == 0
@@ -157,6 +160,15 @@ def test_a_damaged_entry_of_the_cache_is_made_again(home, file):
         path.write_bytes(path.read_bytes()[:40])
     subjects._file.cache_clear()
     assert trappm.predict(file, device="a100").memory_mib == before
+
+
+def test_each_data_folder_has_profiles_of_its_own(answer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    with pytest.raises(subjects.UnprofiledError):
+        subjects.known_subject(subjects.name_key("test_resnet", None))
+    trappm.predict("test_resnet", device="a100")
+    assert subjects.known_subject(subjects.name_key("test_resnet", None)).name == answer.model
+    assert list((tmp_path / "profiles").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -251,7 +263,13 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
     [
         ({"phase": "sleep"}, "phase is 'sleep'; it must be one of: train, infer"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"device": 3}, "device is 3; give its name"),
+        ({"devices": []}, "list of devices is empty"),
+        ({"snapshot": 3}, "snapshot is 3"),
         ({"epochs": 3}, "needs both epochs and samples"),
+        ({"epochs": -3, "samples": 10}, "epochs is -3; it must be"),
+        ({"epochs": 1, "samples": "10"}, "samples is '10'"),
+        ({"carbon_g_per_kwh": float("nan")}, "carbon intensity is nan"),
         ({"batch_size": 0}, "batch size is 0"),
         ({"batch_size": True}, "batch size is True"),
         ({"device": "a100", "devices": "all"}, "device or devices"),
@@ -259,5 +277,5 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
     ],
 )
 def test_what_cannot_be_asked_is_told(options, told):
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(trappm.TrappmError, match=told):
         trappm.predict("test_resnet", **options)

@@ -2,14 +2,18 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.graphs import profile_graph
+from learner.estimators import ESTIMATORS
+from profiler.errors import InputError
 from profiler.simulation.step_profile import StepProfile
 from profiler.zoo import native_input_size
 from store import Home, Store
+from store.exchange import export_file
 from trappm.cli import run
 from trappm.label_files import read_labels
 
@@ -159,6 +163,52 @@ def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
     assert label.configuration.memory_format == "channels-last"
 
 
+def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tmp_path):
+    plain = tmp_path / "plain.csv"
+    measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
+    export_file(measured, plain)
+    status, out, err = say("--labels", plain, "--seeds", 1, "--json")
+    assert status == 0, err
+    names = {r["estimator"] for r in json.loads(out)["results"]}
+    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"}
+
+
+def test_kept_runs_know_the_start_by_what_is_in_it(say, sheets, tmp_path):
+    start, runs = tmp_path / "start.csv", tmp_path / "runs"
+    found = []
+    for per_image_mib in (900, 90):
+        write_sheet(start, ARCHITECTURES, lambda _, batch, each=per_image_mib: 1800 + each * batch)
+        status, out, err = say(
+            "--labels", sheets[2], "--estimator", "prior", "--seeds", 1, "--label-counts", 0,
+            "--start", start, "--runs", runs, "--json",
+        )  # fmt: skip
+        assert status == 0, err
+        found.append(
+            [r["accuracy"]["mape"] for r in json.loads(out)["results"]
+             if r["transferred"] and r["labels"] == 0]
+        )  # fmt: skip
+    assert found[0] != found[1]
+
+
+def test_labels_of_deaths_alone_are_told_and_nothing_is_drawn_of_them(say, tmp_path):
+    sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
+    status, out, err = say(
+        "--labels", sheet, "--estimator", "prior", "--seeds", 1, "--json", "--plots",
+        tmp_path / "plots",
+    )  # fmt: skip
+    assert status == 0, err
+    assert json.loads(out)["labels"]["bounds_only"] == 18
+
+
+def test_a_file_without_labels_says_what_it_has_instead(tmp_path):
+    sheet = write_sheet(tmp_path / "unknown.csv", ["no_such_model"])
+    with pytest.raises(InputError, match="timm does not know the architecture"):
+        read_labels(sheet)
+    sheet.write_text("model,time\nresnet18,3\n")
+    with pytest.raises(InputError, match=r"columns model, time; .* GPUMemNet \(max_gpu_memory"):
+        read_labels(sheet)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -171,10 +221,11 @@ def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
         (["--labels", "ALL", "--metric", "speed"], "no metric 'speed'"),
         (["--labels", "ALL", "--size", "huge"], "no size 'huge'"),
         (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
-        (["--labels", "ALL", "--metric", "power"], "there are labels of power_w of 0 devices"),
+        (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
         (["--labels", "ALL", "--seeds", "0"], "--seeds"),
         (["--labels", "ALL", "--plots", "/nowhere/at/all"], "no folder /nowhere/at"),
         (["--labels", "ALL", "--usable", "ALL"], "needs the columns"),
+        (["--labels", "ALL", "--runs", "ALL"], "is no folder to write"),
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip

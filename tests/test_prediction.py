@@ -63,6 +63,10 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
     by_file = trappm.predict(tmp_path / "m.onnx", **options)
     assert tuple(by_module) == pytest.approx(tuple(by_name))
     assert tuple(by_file) == pytest.approx(tuple(by_name), rel=0.02)  # its step is rebuilt
+    mixed = [module, "test_convnext", tmp_path / "m.onnx"]
+    image = torch.empty(1, 3, 64, 64)
+    both = trappm.predict(mixed, example_input=image, input_size=64, **options)
+    assert both == [by_module, by_name, by_file]
     assert [p.memory_source for p in (by_name, by_module, by_file)] == [
         "traced", "traced", "rebuilt",
     ]  # fmt: skip

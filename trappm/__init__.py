@@ -13,17 +13,19 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from profiler.errors import TrappmError
     from trappm.asking import labels
     from trappm.looking_up import Answer, lookup
     from trappm.prediction import Prediction, predict
 
 __version__ = version("trappm")
 
-__all__ = ["Answer", "Prediction", "__version__", "labels", "lookup", "predict"]
+__all__ = ["Answer", "Prediction", "TrappmError", "__version__", "labels", "lookup", "predict"]
 
 _HOMES = {
     "Answer": "trappm.looking_up",
     "Prediction": "trappm.prediction",
+    "TrappmError": "profiler.errors",
     "labels": "trappm.asking",
     "lookup": "trappm.looking_up",
     "predict": "trappm.prediction",

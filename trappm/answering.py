@@ -14,14 +14,16 @@ from learner.predictions import Predictions, StepSettings, TrainedHeads
 from learner.workload import Workload
 from profiler.errors import InputError, SnapshotError
 from profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
-from trappm.costs import Run, prices_of, run_of
+from trappm.costs import Run, check_run, prices_of, run_of
 from trappm.device_names import device_key, memory_mib
 from trappm.prediction import Prediction
 from trappm.published import snapshots_that_answer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from learner.snapshot import Snapshot
-    from profiler.static import StaticProfile
     from trappm.subjects import Subject
 
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
@@ -49,11 +51,16 @@ class Question:
         memory_format: str | None = None,
         optimizer: str | None = None,
         snapshot: str | Path | None = None,
+        snapshots: Sequence[Snapshot] | None = None,
         epochs: int | None = None,
         samples: int | None = None,
         carbon_g_per_kwh: float | None = None,
     ) -> None:
-        """Raises InputError for a setting that there is not, or half of a run."""
+        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
+
+        Raises:
+            InputError: a setting that there is not, or a run that cannot be.
+        """
         self.batch_size = batch_size
         self.phase = Phase(_member("phase", Phase, phase))
         given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
@@ -62,20 +69,22 @@ class Question:
             for name, value in given.items()
             if value is not None
         }
-        if (epochs is None) != (samples is None):
-            raise InputError("a whole run needs both epochs and samples (of one epoch)")
-        self._epochs, self._samples, self._carbon = epochs, samples, carbon_g_per_kwh
-        self._snapshot = snapshot
+        if snapshot is not None and not isinstance(snapshot, str | Path):
+            raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        self.epochs, self._samples, self._carbon = epochs, samples, carbon_g_per_kwh
+        self._snapshot, self._snapshots = snapshot, snapshots
 
     @cached_property
-    def snapshots(self) -> list[Snapshot]:
-        return snapshots_that_answer(self._snapshot)
+    def snapshots(self) -> Sequence[Snapshot]:
+        return self._snapshots or snapshots_that_answer(self._snapshot)
 
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
         """The keys that are meant.
 
         Raises:
             SnapshotError: there are no heads for one of them, or none at all for the phase.
+            InputError: device and devices at once, or what is no device's name.
         """
         known = {key for snapshot in self.snapshots for key in snapshot.heads}
         if devices is None:
@@ -84,6 +93,8 @@ class Question:
             raise InputError("give device or devices, not both")
         if devices != "all":
             names = [devices] if isinstance(devices, str) else list(devices)
+            if not names:
+                raise InputError("the list of devices is empty; name some, or ask for all")
             return [device_key(name, known) for name in names]
         found = sorted(
             {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
@@ -93,44 +104,23 @@ class Question:
         return found
 
     def answer(self, subject: Subject, device: str) -> Prediction:
-        """What one step of the model costs on the device of this key.
+        """What one step of the model costs on the device of this key; errors as of `answers`."""
+        return answers([(self, subject, device)])[0]
+
+    def snapshot_for(self, device: str) -> Snapshot:
+        """The first one with heads of the device; the last one, which then refuses, if none has."""
+        return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
+
+    def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
+        """Those that a model's kernels are needed in, for heads that see kernels.
 
         Raises:
-            SnapshotError: no head for the device and phase.
-            InputError: a batch size that the model cannot have.
+            SnapshotError: there are no heads for a device and the phase.
         """
-        snapshot = next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
-        trained = snapshot.trained(device, self.phase)
-        settings = self._settings(trained)
-        profile = subject.profile()
-        batch = self.batch_size or subject.batch_size or profile.graph.fixed_batch_size or 1
-        asked = _Asked(subject, profile, snapshot, trained, device, self.phase, settings)
-        values = asked.values(batch)
-        fits = asked.what_fits(batch, values["intervals"].get("memory_mib"))
-        missing = {**asked.missing(values), **fits.pop("missing")}
-        run = self._run(device, batch, values)
-        if run is None and self._epochs is not None:
-            missing["run"] = "it needs step_time_ms"
-        return Prediction(
-            model=subject.name,
-            device=device,
-            batch_size=batch,
-            phase=self.phase.value,
-            precision=settings.precision.value,
-            memory_format=settings.memory_format.value,
-            optimizer=settings.optimizer.value,
-            snapshot=snapshot.id,
-            run=run,
-            missing=missing,
-            remarks=tuple(asked.remarks()),
-            simulated_memory=profile.memory(batch),
-            memory_source=profile.step_source,
-            memory_remark=profile.step_refusal or profile.step_remark,
-            **values,
-            **fits,
-        )
+        trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
+        return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
 
-    def _settings(self, trained: TrainedHeads) -> StepSettings:
+    def settings(self, trained: TrainedHeads) -> StepSettings:
         """As asked for, and the rest as most labels had it that agree with what was asked for."""
         agreeing = [
             row
@@ -140,11 +130,11 @@ class Question:
         usual = (*agreeing, *trained.settings, _PLAIN)[0]
         return usual._replace(**self._given)
 
-    def _run(self, device: str, batch: int, values: dict[str, Any]) -> Run | None:
-        if self._epochs is None or self._samples is None or values["step_time_ms"] is None:
+    def run(self, device: str, batch: int, values: dict[str, Any]) -> Run | None:
+        if self.epochs is None or self._samples is None or values["step_time_ms"] is None:
             return None
         return run_of(
-            epochs=self._epochs,
+            epochs=self.epochs,
             samples=self._samples,
             batch_size=batch,
             step_time_ms=(values["step_time_ms"], *values["intervals"]["step_time_ms"]),
@@ -152,6 +142,32 @@ class Question:
             carbon_g_per_kwh=self._carbon,
             prices=prices_of(device),
         )
+
+
+def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
+    """What each of these costs; those of the same heads are asked together, which is quicker.
+
+    Raises:
+        SnapshotError: no head for a device and phase.
+        InputError: a batch size that a model cannot have.
+        TrappmError: no graph can be made of a model.
+    """
+    asked = [_Asked(*ask) for ask in asks]
+    found: dict[int, Prediction] = {}
+    together: dict[tuple[object, ...], list[int]] = {}
+    for at, one in enumerate(asked):
+        together.setdefault(one.heads, []).append(at)
+    for group in together.values():
+        first, workloads = asked[group[0]], [asked[at].workload for at in group]
+        said = first.predict(workloads)
+        capacity = memory_mib(first.device)
+        risks = None
+        if capacity is not None and "memory_mib" in said.metrics:
+            risks = first.out_of_memory(workloads, capacity)
+        for row, at in enumerate(group):
+            risk = None if risks is None else float(risks[row])
+            found[at] = asked[at].prediction(said, row, risk, capacity)
+    return [found[at] for at in range(len(asked))]
 
 
 _PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
@@ -162,78 +178,113 @@ _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDic
 
 
 class _Asked:
-    """One model on one device, at any batch size."""
+    """One question about one model on one device."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        profile: StaticProfile,
-        snapshot: Snapshot,
-        trained: TrainedHeads,
-        device: str,
-        phase: Phase,
-        settings: StepSettings,
-    ) -> None:
-        self._subject, self._profile, self._snapshot = subject, profile, snapshot
-        self._trained, self._device, self._phase = trained, device, phase
-        self._settings = settings
+    def __init__(self, question: Question, subject: Subject, device: str) -> None:
+        self._question, self._subject, self.device = question, subject, device
+        self._snapshot, self._phase = question.snapshot_for(device), question.phase
+        self._trained = self._snapshot.trained(device, self._phase)
+        self._settings = question.settings(self._trained)
+        self._profile = subject.profile()
+        fixed = self._profile.graph.fixed_batch_size
+        self._batch_size = question.batch_size or subject.batch_size or fixed or 1
         self._no_kernels: str | None = None
+        self.workload = self._workload(self._batch_size)
 
-    def values(self, batch_size: int) -> dict[str, Any]:
+    @property
+    def heads(self) -> tuple[object, ...]:
+        """Equal for what the same heads can be asked together."""
+        traced = self.workload.kernels is not None
+        return self._snapshot.id, self.device, self._phase, traced
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        return self._snapshot.predict(workloads, self.device, self._phase)
+
+    def out_of_memory(
+        self, workloads: Sequence[Workload], capacity_mib: float
+    ) -> npt.NDArray[np.float64] | None:
+        """For each of n workloads the probability (n); None where the heads do not tell it."""
+        heads = self._trained.heads
+        return heads.out_of_memory(workloads, capacity_mib) if isinstance(heads, Heads) else None
+
+    def prediction(
+        self, said: Predictions, row: int, risk: float | None, capacity: float | None
+    ) -> Prediction:
+        """The whole answer, from what the heads have said of it in this row."""
+        values = self._values(said, row)
+        fits = self._what_fits(values["intervals"].get("memory_mib"), risk, capacity)
+        missing = {**self._missing(values), **fits.pop("missing")}
+        run = self._question.run(self.device, self._batch_size, values)
+        if run is None and self._question.epochs is not None:
+            missing["run"] = "it needs step_time_ms"
+        return Prediction(
+            model=self._subject.name,
+            device=self.device,
+            batch_size=self._batch_size,
+            phase=self._phase.value,
+            precision=self._settings.precision.value,
+            memory_format=self._settings.memory_format.value,
+            optimizer=self._settings.optimizer.value,
+            snapshot=self._snapshot.id,
+            run=run,
+            missing=missing,
+            remarks=tuple(self._remarks()),
+            simulated_memory=self._profile.memory(self._batch_size),
+            memory_source=self._profile.step_source,
+            memory_remark=self._profile.step_refusal or self._profile.step_remark,
+            **values,
+            **fits,
+        )
+
+    def _values(self, said: Predictions, row: int) -> dict[str, Any]:
         """What the heads say and what follows from it at once, by the names of `Prediction`."""
-        said = self._predict([batch_size])
         found: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
         intervals = {}
         for at, metric in enumerate(said.metrics):
-            found[metric] = float(said.mean[0, at])
-            intervals[metric] = (float(said.low[0, at]), float(said.high[0, at]))
+            found[metric] = float(said.mean[row, at])
+            intervals[metric] = (float(said.low[row, at]), float(said.high[row, at]))
         if found["step_time_ms"] is not None:
-            found["samples_per_s"] = 1000 * batch_size / found["step_time_ms"]
+            per_second = 1000 * self._batch_size
+            found["samples_per_s"] = per_second / found["step_time_ms"]
             low, high = intervals["step_time_ms"]
-            intervals["samples_per_s"] = (1000 * batch_size / high, 1000 * batch_size / low)
+            intervals["samples_per_s"] = (per_second / high, per_second / low)
             if found["power_w"] is not None:
                 found["energy_j"] = found["power_w"] * found["step_time_ms"] / 1000
                 power = intervals["power_w"]
                 intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
-        unfamiliar = [m for at, m in enumerate(said.metrics) if said.outside[0, at]]
+        unfamiliar = [m for at, m in enumerate(said.metrics) if said.outside[row, at]]
         return {**found, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
 
-    def what_fits(self, batch_size: int, memory: tuple[float, float] | None) -> dict[str, Any]:
+    def _what_fits(
+        self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
+    ) -> dict[str, Any]:
         """Capacity, probability of running out of it, largest batch size and part of an A100.
 
         `memory` is the interval of the memory at this batch size, where it is known.
         """
-        capacity = memory_mib(self._device)
-        found: dict[str, Any] = {"capacity_mib": capacity}
-        heads = self._trained.heads
-        reason = None
-        if memory is None:
-            reason = self._no_head("memory_mib")
-        elif capacity is None:
-            reason = f"the memory of a {self._device} is not known"
-        if reason is not None:
+        found: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
+        if memory is None or capacity is None:
+            unknown = f"the memory of a {self.device} is not known"
+            reason = self._no_head("memory_mib") if memory is None else unknown
             names = ("out_of_memory", "largest_batch_size")
             return {**found, "missing": dict.fromkeys(names, reason)}
         missing = {}
-        assert capacity is not None and memory is not None  # noqa: S101, PT018  (a reason otherwise)
-        if isinstance(heads, Heads):
-            found["out_of_memory"] = float(
-                heads.out_of_memory(self._workloads([batch_size]), capacity)[0]
-            )
-        else:
+        if risk is None:
             missing["out_of_memory"] = "heads of this kind do not tell it"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
             found["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
-        if self._device.startswith("a100"):
+        if self.device.startswith("a100-80gb"):
+            missing["mig_profile"] = "the rule is of an A100 with 40 GB"
+        elif self.device.startswith("a100"):
             found["mig_profile"] = mig_profile(memory[1])
             if found["mig_profile"] is None:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
         return {**found, "missing": missing}
 
-    def missing(self, values: dict[str, Any]) -> dict[str, str]:
+    def _missing(self, values: dict[str, Any]) -> dict[str, str]:
         """Why values are None."""
         found = {}
         for metric in METRICS:
@@ -249,18 +300,15 @@ class _Asked:
         return found
 
     def _no_head(self, metric: str) -> str:
-        return f"the snapshot has no {metric} head for {self._phase} steps on {self._device}"
+        return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
-    def remarks(self) -> list[str]:
+    def _remarks(self) -> list[str]:
         if self._settings in self._trained.settings or not self._trained.settings:
             return []
         asked, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
         return [f"no label had these settings ({asked}), most had: {usual}"]
 
-    def _predict(self, batch_sizes: Sequence[int]) -> Predictions:
-        return self._snapshot.predict(self._workloads(batch_sizes), self._device, self._phase)
-
-    def _workloads(self, batch_sizes: Sequence[int]) -> list[Workload]:
+    def _workload(self, batch_size: int) -> Workload:
         kernels = None
         if self._trained.heads.needs_kernels:
             traced = self._subject.kernels(self._settings)
@@ -268,27 +316,24 @@ class _Asked:
                 self._no_kernels = traced
             else:
                 kernels = traced
-        return [
-            Workload(
-                graph=self._profile.graph.at(batch_size),
-                precision=self._settings.precision,
-                memory_format=self._settings.memory_format,
-                optimizer=self._settings.optimizer,
-                phase=self._phase,
-                step=self._profile.step,
-                kernels=kernels,
-            )
-            for batch_size in batch_sizes
-        ]
+        return Workload(
+            graph=self._profile.graph.at(batch_size),
+            precision=self._settings.precision,
+            memory_format=self._settings.memory_format,
+            optimizer=self._settings.optimizer,
+            phase=self._phase,
+            step=self._profile.step,
+            kernels=kernels,
+        )
 
     def _upper_mib(self, batch_size: int) -> float:
-        said = self._predict([batch_size])
+        said = self.predict([self._workload(batch_size)])
         return float(said.high[0, said.metrics.index("memory_mib")])
 
     def _largest(self, limit_mib: float) -> int:
         """The largest batch size whose upper bound stays below the limit."""
         known = _LARGEST.setdefault(self._subject, {})
-        asked = (self._snapshot.id, self._device, self._phase, self._settings)
+        asked = (self._snapshot.id, self.device, self._phase, self._settings)
         if asked not in known:
             known[asked] = self._bisected(limit_mib)
         return known[asked]

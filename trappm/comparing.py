@@ -9,18 +9,24 @@ if TYPE_CHECKING:
     from trappm.prediction import Prediction
 
 
+LIKELY = 0.5
+"""A probability of running out of memory above this rules a device out."""
+
+
 def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | None]]:
     """By model: the device of the shortest step, of the cheapest run, and of the surest fit.
 
-    None where no device's answer tells.
+    None where fewer than two devices tell: nothing is compared then. Where the step more likely
+    than not does not fit, a device is neither fastest nor cheapest.
     """
     found: dict[str, dict[str, str | None]] = {}
     for model in dict.fromkeys(one.model for one in predictions):
         mine = [one for one in predictions if one.model == model]
+        full = {one.device for one in mine if (one.out_of_memory or 0.0) > LIKELY}
         found[model] = {
-            "fastest": _least({p.device: p.step_time_ms for p in mine}),
-            "cheapest": _least({p.device: cheapest_usd(p) for p in mine}),
-            "fits best": _least({p.device: p.out_of_memory for p in mine}),
+            "fastest": _least({p.device: p.step_time_ms for p in mine}, full),
+            "cheapest": _least({p.device: cheapest_usd(p) for p in mine}, full),
+            "fits best": _least({p.device: p.out_of_memory for p in mine}, set()),
         }
     return found
 
@@ -43,6 +49,8 @@ def usd_per_million(prediction: Prediction) -> float | None:
     return hours * min(price.usd_per_hour for price in prices)
 
 
-def _least(values: dict[str, float | None]) -> str | None:
+def _least(values: dict[str, float | None], ruled_out: set[str]) -> str | None:
+    """The device of the least value, where two or more have one."""
     known = {name: value for name, value in values.items() if value is not None}
-    return min(known, key=lambda name: known[name]) if known else None
+    able = [name for name in known if name not in ruled_out]
+    return min(able, key=lambda name: known[name]) if able and len(known) > 1 else None

@@ -19,6 +19,9 @@ from profiler.errors import InputError, one_line
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
+MAX_COUNT = 10**12
+"""Epochs, and samples of one."""
+MAX_CARBON_G_PER_KWH = 10_000
 _COLUMNS = {"cloud": str, "device": str, "usd_per_hour": (int, float), "noted": date, "source": str}
 
 
@@ -49,7 +52,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """So many epochs of so many samples (or, without epochs, one pass of inference)."""
+    """So many epochs of so many samples."""
 
     epochs: int
     samples: int
@@ -64,6 +67,28 @@ class Run:
     co2_kg: float | None
 
 
+def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
+    """Before anything is predicted; None is what was not asked.
+
+    Raises:
+        InputError: half of a run, or epochs, samples or carbon intensity that cannot be.
+    """
+    if (epochs is None) != (samples is None):
+        raise InputError("a whole run needs both epochs and samples (of one epoch)")
+    for name, value in (("epochs", epochs), ("samples", samples)):
+        if value is not None and not (type(value) is int and 1 <= value <= MAX_COUNT):
+            raise InputError(
+                f"{name} is {value!r}; it must be a whole number from 1 to {MAX_COUNT:,}"
+            )
+    carbon = carbon_g_per_kwh
+    if carbon is not None and not (
+        isinstance(carbon, int | float) and 0 <= carbon <= MAX_CARBON_G_PER_KWH
+    ):
+        raise InputError(
+            f"carbon intensity is {carbon!r} g/kWh; it must be 0 to {MAX_CARBON_G_PER_KWH:,}"
+        )
+
+
 def run_of(
     *,
     epochs: int,
@@ -74,16 +99,7 @@ def run_of(
     carbon_g_per_kwh: float | None,
     prices: tuple[Price, ...],
 ) -> Run:
-    """The whole run; `step_time_ms` is the prediction and its bounds, `energy_j` is of a step.
-
-    Raises:
-        InputError: epochs, samples or carbon intensity that cannot be.
-    """
-    for name, value in (("epochs", epochs), ("samples", samples)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be 1 or more")
-    if carbon_g_per_kwh is not None and not 0 <= carbon_g_per_kwh <= 10_000:
-        raise InputError(f"carbon intensity is {carbon_g_per_kwh} g/kWh; it must be 0 to 10,000")
+    """The whole run; `step_time_ms` is the prediction and its bounds, `energy_j` is of a step."""
     steps = epochs * -(-samples // batch_size)
     hours, low, high = (steps * ms / 3.6e6 for ms in step_time_ms)
     offers = [
@@ -120,11 +136,16 @@ def prices_of(device: str) -> tuple[Price, ...]:
     Raises:
         InputError: the file of prices in TRAPPM_HOME cannot be read.
     """
+    prices = _read(*prices_version())
+    return tuple(price for price in prices if device.startswith(price.device))
+
+
+def prices_version() -> tuple[Path, int, int]:
+    """The file that is in force, when it was changed (ns) and its size: other prices, another."""
     own = data_folder() / FILE
     path = own if own.is_file() else Path(__file__).parent / FILE
     status = path.stat()
-    prices = _read(path, status.st_mtime_ns, status.st_size)
-    return tuple(price for price in prices if device.startswith(price.device))
+    return path, status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=8)

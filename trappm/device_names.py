@@ -36,13 +36,15 @@ def memory_mib(device: str) -> float | None:
     return None
 
 
-def device_key(asked: str, keys: Iterable[str]) -> str:
+def device_key(asked: object, keys: Iterable[str]) -> str:
     """Which of these keys a name means.
 
     Raises:
         SnapshotError: none, or more than one.
-        InputError: several GPUs at once.
+        InputError: several GPUs at once, or no name at all.
     """
+    if not isinstance(asked, str):
+        raise InputError(f"device is {asked!r}; give its name, such as 'a100'")
     keys = sorted(set(keys))
     if asked in keys:
         return asked

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.estimator import Estimator, Model
-from learner.estimators import Surroundings, estimator_named
+from learner.estimators import ESTIMATORS, Surroundings, estimator_named
 from learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
 from learner.judging.kept_runs import KeptRuns
 from learner.judging.scoring import score, summarize
@@ -39,7 +39,8 @@ class Request:
 
     metric: str
     """A metric's column."""
-    estimators: Sequence[str]
+    estimators: Sequence[str] | None = None
+    """By name; by default all that these labels allow, in sizes for a laptop core."""
     size: str = "laptop"
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
@@ -205,7 +206,13 @@ def _estimators(request: Request, prepared: Prepared, home: Home) -> list[Estima
         estimates_mib=prepared.estimates_mib,
         size=request.size,
     )
-    return [estimator_named(name, given) for name in request.estimators]
+    names = request.estimators
+    if names is None:
+        told = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
+            *samples.workloads
+        }
+        names = [n for n in ESTIMATORS if "paper" not in n and (told or n != "faketensor")]
+    return [estimator_named(name, given) for name in names]
 
 
 def _starts(
@@ -246,8 +253,13 @@ def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
     samples = prepared.samples
     rows = repr(samples.configurations).encode()
     labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
-    start = None if request.start is None else request.start.name
+    start = None if request.start is None else _digest(request.start)
     return KeptRuns(request.runs, (request.metric, prepared.device, request.size, start, labels))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _predictions(samples: Samples, estimate: Any) -> list[dict[str, Any]]:

@@ -91,9 +91,11 @@ def _title(result: dict[str, Any]) -> str:
     return f"{result['estimator']}{' (started)' if result['transferred'] else ''}"
 
 
-def _scatter(evaluation: Evaluation, kind: SplitKind) -> Figure:
-    """One panel for each estimator, all seeds together."""
+def _scatter(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
+    """One panel for each estimator, all seeds together; none where nothing could be judged."""
     results, samples = _whole(evaluation, kind), evaluation.samples
+    if not results:
+        return None
     figure, axes = _figure(3.2 * len(results) + 0.7, 4.1, len(results))
     unit = UNITS[evaluation.report["metric"]]
     for axis, result in zip(axes, results, strict=True):
@@ -120,8 +122,10 @@ def _scatter(evaluation: Evaluation, kind: SplitKind) -> Figure:
     return figure
 
 
-def _families(evaluation: Evaluation, kind: SplitKind) -> Figure:
+def _families(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
     results = _whole(evaluation, kind)
+    if not results:
+        return None
     counts: dict[str, int] = {}
     for result in results:
         for family, told in result["by_family"].items():

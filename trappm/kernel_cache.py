@@ -25,7 +25,7 @@ from profiler.records import MemoryFormat, Precision
 if TYPE_CHECKING:
     from profiler.simulation.kernel_profile import KernelProfile
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when the recorder changes what it writes."""
 
 

@@ -8,11 +8,13 @@ by the name of another file, beside which it is given.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 from profiler.errors import InputError
 from profiler.records import Measurement, Outcome
 from store.exchange import checked_size, read_file
+from store.exchange_rows import COLUMNS
 from store.importers import gpumemnet, timm_results
 
 METRICS = {
@@ -50,26 +52,35 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
         InputError: the file cannot be read, a row of it cannot be, or there are too many.
     """
     columns = _columns(path) if path.suffix == ".csv" else set()
+    found: list[Measurement] = []
+    reasons: Counter[str] = Counter()
     if set(gpumemnet.LOGGED) <= columns:
         verdicts = iter(gpumemnet.verdicts(path))
     elif columns & {"train_step_time", "infer_step_time"}:
         verdicts = iter(timm_results.verdicts(path, named_like=named_like))
-    else:
+    elif columns <= {*COLUMNS}:
         verdicts = read_file(path)
-    found = []
+    else:
+        raise InputError(
+            f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export, a "
+            f"sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of timm (train_step_time or "
+            "infer_step_time)"
+        )
     for verdict in verdicts:
+        reasons[verdict.reason] += 1
         known = verdict.measurement
         if known is not None and known.outcome in {Outcome.OK, Outcome.OOM}:
             found.append(known)
         if len(found) > MAX_LABELS:
             raise InputError(f"{path.name} has more than {MAX_LABELS:,} labels; give a part of it")
     if not found:
-        raise InputError(f"{path.name} has no label that can be learned from")
+        why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        raise InputError(f"{path.name} has no label that can be learned from: {why or 'no rows'}")
     return found
 
 
 def _columns(path: Path) -> set[str]:
-    with checked_size(path).open(encoding="utf-8", newline="") as file:
+    with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
         try:
             return set(next(csv.reader([file.readline(_MAX_HEADER)]), []))
         except (UnicodeDecodeError, csv.Error) as error:
@@ -86,7 +97,7 @@ def read_usable(path: Path) -> dict[tuple[str, int], bool]:
         InputError: the file or a row of it cannot be read.
     """
     found = {}
-    with checked_size(path).open(encoding="utf-8", newline="") as file:
+    with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             for row in reader:

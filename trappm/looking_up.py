@@ -301,17 +301,14 @@ class _Asked:
     def predicted(self, device: str, snapshot: str | Path | None) -> Answer:
         from trappm.prediction import predict
 
-        settings = [
-            f"{name} {getattr(self.what, name)}" for name in _SETTINGS
-            if getattr(self.what, name) != getattr(Configuration, name)
-        ]  # fmt: skip
         missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
         hints = self.hints(device)
         told = "".join(f" ({hint})" for hint in hints)
-        if settings:
-            raise InputError(
-                f"{missing} with {', '.join(settings)}, which predictions do not know of{told}"
-            )
+        # What is left at its default is predicted as most labels of the device had it.
+        asked: Any = {
+            name: str(getattr(self.what, name)) for name in _SETTINGS
+            if getattr(self.what, name) != getattr(Configuration, name)
+        }  # fmt: skip
         try:
             prediction = predict(
                 self.model if self.file is None else Path(self.model),
@@ -319,9 +316,16 @@ class _Asked:
                 input_size=self.input_size,
                 device=device,
                 snapshot=snapshot,
+                **asked,
             )
         except SnapshotError as error:
             raise SnapshotError(f"{missing}{told}, and no prediction: {error}") from error
+        others = [
+            f"{name} {getattr(prediction, name)}" for name in _SETTINGS
+            if getattr(prediction, name) != getattr(self.what, name)
+        ]  # fmt: skip
+        if others:
+            hints.append(f"predicted with {', '.join(others)}, as most labels there have it")
         return Answer(
             model=self.model,
             device=device,

@@ -53,7 +53,7 @@ class Prediction:
     largest_batch_size: int | None = None
     """The largest whose memory fits by the upper bound of its interval; 0 if none does."""
     mig_profile: str | None = None
-    """On an A100: the smallest part of it that the upper bound of the memory fits into."""
+    """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
     run: Run | None = None
     """What so many epochs of so many samples cost, where they are given."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -147,9 +147,10 @@ def predict(
         config: further arguments by name.
         device: by any of its names; by default the snapshot's source device.
         devices: several instead, or "all" that heads of this phase exist for.
-        **options: example_input: for modules, a tensor as `forward` takes it, batch first; only its
-            shape and type are read. batch_size: samples a step; by default the example's or the
-            file's own, or 1. input_size: pixels, for timm names; by default the architecture's own.
+        **options: example_input: for modules (those of a list, too), a tensor as `forward` takes
+            it, batch first; only its shape and type are read. batch_size: samples a step; by
+            default the example's or the file's own, or 1. input_size: pixels, for timm names and
+            files; by default the model's own.
             phase: `train` (by default) or `infer`. precision, memory_format, optimizer: by default
             as most labels of the device had them. snapshot: an id, an alias, or a folder; by
             default the latest one here, and for devices that it does not know the one that ships
@@ -168,7 +169,7 @@ def predict(
             the module, or an argument that there is not.
         UnsupportedModelError: no graph can be made of the model; the reason is told.
     """
-    from trappm.answering import Question
+    from trappm.answering import Question, answers
     from trappm.subjects import subject_of
 
     told = dict(config or {})
@@ -191,11 +192,19 @@ def predict(
     models = list(model) if many else [model]
     if not models:
         raise InputError("the list of models is empty")
-    shape = {name: told.pop(name, None) for name in ("example_input", "input_size")}
+    example, size = told.pop("example_input", None), told.pop("input_size", None)
+    named = [isinstance(one, str | Path) for one in models]
+    if len(set(named)) > 1:  # each gets what is for its kind
+        shapes = [(None, size) if by_name else (example, None) for by_name in named]
+    else:
+        shapes = [(example, size)] * len(models)
     question = Question(**told)
-    subjects = [subject_of(one, **shape) for one in models]
+    subjects = [
+        subject_of(one, example_input=example, input_size=size)
+        for one, (example, size) in zip(models, shapes, strict=True)
+    ]
     wanted = question.device_keys(device, devices)
-    found = [question.answer(subject, key) for subject in subjects for key in wanted]
+    found = answers([(question, subject, key) for subject in subjects for key in wanted])
     return found if many or devices is not None else found[0]
 
 

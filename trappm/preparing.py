@@ -72,6 +72,8 @@ def prepare(
     left_out: Counter[str] = Counter()
     left_out["no such metric"] = len(measurements) - len(known)
     devices = sorted({m.device for m in known})
+    if not known:
+        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
     if len(devices) != 1:
         raise InputError(
             f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "

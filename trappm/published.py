@@ -40,11 +40,16 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
     """
     if name is not None:
         return [_loaded(folder_of(name))]
-    folders = [SHIPPED]
+    shipped = _loaded(SHIPPED)
     latest = local_registry_alias("latest")
-    if latest is not None:
-        folders.insert(0, latest)
-    return [_loaded(folder) for folder in folders]
+    if latest is None:
+        return [shipped]
+    try:
+        return [_loaded(latest), shipped]
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error}; --snapshot {DEFAULT} asks the one that ships with trappm"
+        ) from error
 
 
 def folder_of(name: str | Path) -> Path:

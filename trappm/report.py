@@ -203,8 +203,8 @@ def _print_rounds(facts: dict[str, Any]) -> None:
 def _print_end(facts: dict[str, Any]) -> None:
     """The rule that ended the campaign, or the one that will end it first, and when."""
     end = facts["end"]
-    if end is None:
-        return
+    if end is None or (facts["state"] in {"finished", "cancelled"} and not end["holds"]):
+        return  # nothing is told, or it has ended with its last round
     if end["holds"]:
         text = f"enough ({end['rule']}): {end['told']}"
     else:

@@ -117,6 +117,10 @@ def train(sheet: Sheet, data: Path, store: Store, home: Home, processes: int) ->
     found = score(samples, rows, judged.predict(samples.some(rows)))
     told = ("accuracy", "without_spikes", "out_of_memory")
     errors: dict[str, Any] = {key: found[key] for key in told if key in found}
+    errors["by_family"] = {
+        family: {name: of_family[name] for name in ("count", "mape")}
+        for family, of_family in found["by_family"].items()
+    }
     _tell(1, 2, f"training {sheet.file}: held-out errors {errors['accuracy']}")
     return Trained(sheet, _fit(prior, samples, np.arange(len(samples))), errors, measurements)
 
@@ -139,7 +143,10 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             tuple(setting for setting, _ in settings.most_common()),
         )
         of_device = errors.setdefault(sheet.device, {})
-        of_device.setdefault(sheet.phase.value, {})[sheet.metric] = one.errors["accuracy"]
+        of_device.setdefault(sheet.phase.value, {})[sheet.metric] = {
+            **one.errors["accuracy"],
+            "by_family": one.errors["by_family"],
+        }
         labels += [_label(m, sheet) for m in one.measurements]
     return save_snapshot(
         registry,
@@ -160,7 +167,7 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
                     "phase": one.sheet.phase.value,
                     "metric": one.sheet.metric,
                     "labels": len(one.measurements),
-                    **{k: v for k, v in one.errors.items() if k != "accuracy"},
+                    **{k: v for k, v in one.errors.items() if k not in {"accuracy", "by_family"}},
                 }
                 for one in trained
             ],

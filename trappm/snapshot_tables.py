@@ -52,18 +52,8 @@ def print_snapshots(rows: list[dict[str, Any]]) -> None:
 
 def print_manifest(manifest: Manifest) -> None:
     """Heads with their errors, labels, and where it comes from."""
-    errors = manifest.get("errors") or {}
-    rows = []
-    for device, phases in manifest["heads"].items():
-        for phase, settings in phases.items():
-            of_device = errors.get(device, {})
-            told = of_device.get(phase, of_device)
-            for metric in settings["metrics"]:
-                known = told.get(metric) or {}
-                rows.append(
-                    (device, phase, metric, settings["label_count"], known.get("mape"),
-                     known.get("median_ape"), known.get("coverage"))
-                )  # fmt: skip
+    shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
+    rows = [tuple(row[name] for name in shown) for row in head_rows(manifest)]
     out = console()
     out.print(f"snapshot [bold]{manifest['id']}[/], made {manifest['created_at']}")
     columns = ("device", "phase", "metric", "labels", "MAPE, %", "median, %", "in interval, %")
@@ -87,6 +77,27 @@ def print_manifest(manifest: Manifest) -> None:
         )
 
 
+def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
+    """One row for each head: device, phase, metric, labels, and its errors where they are told."""
+    errors, found = manifest.get("errors") or {}, []
+    for device, phases in manifest["heads"].items():
+        for phase, settings in phases.items():
+            of_device = errors.get(device, {})
+            told = of_device.get(phase, of_device)
+            for metric in settings["metrics"]:
+                known = told.get(metric) or {}
+                found.append(
+                    {
+                        "device": device,
+                        "phase": phase,
+                        "metric": metric,
+                        "labels": settings["label_count"],
+                        **{number: known.get(number) for number in _NUMBERS},
+                    }
+                )
+    return found
+
+
 def differences(first: Manifest, second: Manifest) -> list[dict[str, Any]]:
     """What two manifests say differently: one row each, missing values None."""
     told = [_facts(manifest) for manifest in (first, second)]
@@ -105,6 +116,7 @@ def print_differences(rows: list[dict[str, Any]]) -> None:
     print_table("", ("what", "first", "second"), [list(row.values()) for row in rows])
 
 
+_NUMBERS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
 _COLUMNS = ("id", "aliases", "campaign", "devices", "training_labels", "created_at")
 
 

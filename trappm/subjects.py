@@ -58,8 +58,8 @@ def subject_of(
         if example_input is not None:
             raise InputError("example_input is for modules; names and files know their input")
         if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
-            return _file(Path(model), content_key(Path(model)), input_size)
-        return _architecture(model, input_size)
+            return _file(Path(model), content_key(Path(model)), input_size, _profiles())
+        return _architecture(model, input_size, _profiles())
     from torch import nn
 
     if not isinstance(model, nn.Module):
@@ -75,11 +75,34 @@ def subject_of(
     return _Module(model, sample, example_input.shape[0])
 
 
+class UnprofiledError(Exception):
+    """This process does not profile models by itself, and nobody has profiled this one yet."""
+
+
+def known_subject(key: tuple[object, ...]) -> Subject:
+    """A model that some process has profiled, by `name_key` or `file_key`; nothing is traced here.
+
+    Raises:
+        UnprofiledError: none has; so do the subject's `kernels` where those are not there.
+    """
+    return _known(key, _profiles())
+
+
+def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
+    """What profiles of a timm name are kept under."""
+    return "timm", name, input_size
+
+
+def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
+    """What profiles of a file with this content (see `content_key`) are kept under."""
+    return "file", digest, input_size
+
+
 class _Kept(Subject):
     """A model that is the same for every process: its profiles are kept."""
 
-    def __init__(self, key: tuple[object, ...]) -> None:
-        self._cache, self._key = ProfileCache(data_folder() / "profiles"), key
+    def __init__(self, key: tuple[object, ...], cache: ProfileCache) -> None:
+        self._cache, self._key = cache, key
         self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
         self.name, self._profile = self._cache.profile(key, self._make)
 
@@ -104,9 +127,9 @@ class _Kept(Subject):
 class _Architecture(_Kept):
     """A timm name."""
 
-    def __init__(self, name: str, input_size: int | None) -> None:
+    def __init__(self, name: str, input_size: int | None, cache: ProfileCache) -> None:
         self._asked, self._input_size = name, input_size
-        super().__init__(("timm", name, input_size))
+        super().__init__(name_key(name, input_size), cache)
 
     def _make(self) -> tuple[str, StaticProfile]:
         from profiler.static import static_profile
@@ -127,9 +150,11 @@ class _Architecture(_Kept):
 class _File(_Kept):
     """An ONNX file, known by its content."""
 
-    def __init__(self, path: Path, digest: str, input_size: int | None) -> None:
+    def __init__(
+        self, path: Path, digest: str, input_size: int | None, cache: ProfileCache
+    ) -> None:
         self._path, self._input_size = path, input_size
-        super().__init__(("file", digest, input_size))
+        super().__init__(file_key(digest, input_size), cache)
         self.name = str(path)
 
     def _make(self) -> tuple[str, StaticProfile]:
@@ -149,6 +174,16 @@ class _File(_Kept):
             memory_format=settings.memory_format,
             batch_size=self._profile.graph.fixed_batch_size,
         )
+
+
+class _Known(_Kept):
+    """A name or file whose profiles are there."""
+
+    def _make(self) -> tuple[str, StaticProfile]:
+        raise UnprofiledError
+
+    def _trace(self, settings: StepSettings) -> KernelProfile:
+        raise UnprofiledError
 
 
 class _Module(Subject):
@@ -182,13 +217,22 @@ class _Module(Subject):
 
 
 @lru_cache(maxsize=64)
-def _architecture(name: str, input_size: int | None) -> Subject:
-    return _Architecture(name, input_size)
+def _architecture(name: str, input_size: int | None, cache: ProfileCache) -> Subject:
+    return _Architecture(name, input_size, cache)
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, digest: str, input_size: int | None) -> Subject:
-    return _File(path, digest, input_size)
+def _file(path: Path, digest: str, input_size: int | None, cache: ProfileCache) -> Subject:
+    return _File(path, digest, input_size, cache)
+
+
+@lru_cache(maxsize=256)
+def _known(key: tuple[object, ...], cache: ProfileCache) -> Subject:
+    return _Known(key, cache)
+
+
+def _profiles() -> ProfileCache:
+    return ProfileCache(data_folder() / "profiles")
 
 
 def _layout(settings: StepSettings) -> tuple[str, str]:

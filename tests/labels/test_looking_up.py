@@ -215,6 +215,8 @@ def test_what_was_not_measured_is_predicted_and_said_so(store, snapshot):
     assert (found.source, found.labels) == ("predicted", ())
     assert tuple(found) == tuple(predicted)
     assert found.prediction.snapshot == predicted.snapshot
+    adam = ask(batch_size=3, snapshot=snapshot, optimizer="adam")
+    assert (adam.source, adam.prediction.optimizer) == ("predicted", "adam")
 
 
 def test_without_label_and_snapshot_both_are_told(store, snapshot):
@@ -223,7 +225,7 @@ def test_without_label_and_snapshot_both_are_told(store, snapshot):
         ask()
     with pytest.raises(SnapshotError, match=r"no label of .* on a100 .*and no prediction: .*a100"):
         ask(device="a100", snapshot=snapshot)
-    with pytest.raises(InputError, match="with phase infer, which predictions do not know of"):
+    with pytest.raises(SnapshotError, match=r"no label of .*and no prediction: .*infer"):
         ask(phase="infer", snapshot=snapshot)
     with pytest.raises(InputError, match="did you mean"):
         ask("test_resnett")

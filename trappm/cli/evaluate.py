@@ -78,7 +78,7 @@ def evaluate(
     counts = _counts(label_counts)
 
     from learner.baselines.sizes import SIZES
-    from learner.estimators import ESTIMATORS, check_names
+    from learner.estimators import check_names
     from learner.judging.benchmarking import PAPER_SEEDS, SplitKind
     from trappm.label_files import metric_column, read_usable
 
@@ -88,21 +88,19 @@ def evaluate(
         _check("split", name, tuple(map(str, SplitKind)))
     wanted = split or (list(SplitKind) if suite else [SplitKind.ARCHITECTURES])
     check_names(estimator or ())
-    everyone = [
-        name for name in ESTIMATORS
-        if "paper" not in name and (name != "faketensor" or column == "memory_mib")
-    ]  # fmt: skip
+    chosen = estimator or (["ours"] if two_files else None)
     if plots is not None:
         from trappm.evaluation_plots import check_plots
 
         check_plots(plots)
+    _make_folder("--runs", runs)
     from trappm.evaluating import Request, evaluate_files, evaluate_splits
     from trappm.evaluation_tables import EvaluationDisplay, print_evaluation
 
     with EvaluationDisplay() as display:
         request = Request(
             metric=column,
-            estimators=list(dict.fromkeys(estimator or (["ours"] if two_files else everyone))),
+            estimators=None if chosen is None else list(dict.fromkeys(chosen)),
             size=size,
             seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
             label_counts=counts,
@@ -131,6 +129,15 @@ def evaluate(
 def _check(what: str, name: str | None, allowed: Sequence[str]) -> None:
     if name is not None and name not in allowed:
         raise InputError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
+
+
+def _make_folder(option: str, folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{option} {folder} is no folder to write: {error.strerror}") from error
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

@@ -6,14 +6,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.errors import InputError
 from trappm.cli.options import print_json
+from trappm.frames import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,13 +61,6 @@ def print_frame(
             typer.echo(json.dumps(record, default=str))
     else:
         frame.to_csv(sys.stdout, index=False)
-
-
-def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    names = list(frame.columns)
-    clean = frame.astype(object).where(frame.notna(), None)
-    for row in clean.itertuples(index=False, name=None):
-        yield dict(zip(names, row, strict=True))
 
 
 def _check_parquet(path: Path) -> None:

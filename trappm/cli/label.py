@@ -26,7 +26,7 @@ def show(
     if as_json:
         from dataclasses import asdict
 
-        from trappm.cli.formats import records
+        from trappm.frames import records
 
         print_json(
             {

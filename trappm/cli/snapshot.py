@@ -86,7 +86,7 @@ def pull(
         place = to or Path(local.location) / snapshot_id
         if to is not None and to.exists():
             raise typer.BadParameter(f"{to} is already there; name a new folder")
-        if not (to is None and snapshot_id in local.ids()):
+        if to is not None or not local.is_whole(snapshot_id):
             found.pull(snapshot_id, place)
         if to is None and name in found.aliases():
             local.set_alias(name, snapshot_id, f"pulled from {found.location}")
@@ -115,6 +115,7 @@ def push(
 
     if registry is None:
         raise typer.BadParameter("name where to publish it: --registry, or TRAPPM_REGISTRY")
+    _check_alias(alias)
     found = _registry(registry)
     snapshot_id = found.push(folder_of(name))
     typer.echo(f"snapshot {snapshot_id} is in {found.location}")
@@ -131,6 +132,7 @@ def alias(
     """Say what names mean, where one has been, or move one to a snapshot."""
     found = _registry(registry)
     if name is not None and snapshot is not None:
+        _check_alias(name)
         entry = found.set_alias(name, found.resolve(snapshot), "by hand")
         typer.echo(f"{name} is {entry.snapshot}")
         return
@@ -172,7 +174,10 @@ def verify(
     ] = None,
     registry: Here = None,
 ) -> None:
-    """Check every byte of a snapshot, or of all, against the manifests, and that they load."""
+    """Check every byte of a snapshot, or of all, against the manifests.
+
+    Of snapshots of this machine also that they load.
+    """
     from learner.snapshot import load_snapshot
     from profiler.errors import SnapshotError
     from trappm.published import DEFAULT, folder_of
@@ -186,6 +191,8 @@ def verify(
     for snapshot_id in ids:
         try:
             found.contents(snapshot_id)
+            if registry is None:
+                load_snapshot(Path(found.location) / snapshot_id)
             typer.echo(f"{snapshot_id}: whole")
         except SnapshotError as error:
             faults.append(str(error))
@@ -193,7 +200,7 @@ def verify(
     if registry is None:
         typer.echo(f"{load_snapshot(folder_of(DEFAULT)).id}: whole ({DEFAULT})")
     if faults:
-        raise SnapshotError(f"{len(faults)} of {len(ids)} snapshots are damaged; {faults[0]}")
+        raise SnapshotError(f"{len(faults)} of {len(ids)} snapshots cannot be used; {faults[0]}")
 
 
 @app.command(epilog="Example: trappm snapshot rollback latest")
@@ -215,6 +222,16 @@ def gc(
         typer.echo(f"{'would remove' if dry_run else 'removed'} {name}")
     if not going:
         typer.echo("nothing to remove")
+
+
+def _check_alias(alias: str) -> None:
+    """Raises BadParameter for the name that always means the shipped snapshot."""
+    from trappm.published import DEFAULT
+
+    if alias == DEFAULT:
+        raise typer.BadParameter(
+            f"{DEFAULT} always means the snapshot that ships with trappm; choose another name"
+        )
 
 
 def _registry(location: str | None) -> Registry:
