@@ -23,7 +23,7 @@ COPY learner learner
 COPY profiler profiler
 COPY store store
 COPY trappm trappm
-RUN pip install --no-cache-dir -c constraints.txt . 'ray[default]' 'psycopg[binary]'
+RUN pip install --no-cache-dir -c constraints.txt . 'ray[default,serve]' 'psycopg[binary]'
 
 # No reports to Ray's makers, nobody without the token, and workers that give way to nobody.
 ENV RAY_AUTH_MODE=token \

@@ -24,7 +24,7 @@ MAKE_VENV = $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 \
   || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
        && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
 
-.PHONY: help install campaign test test-slow test-gpu lint types check format wheel default-snapshot lock clean
+.PHONY: help install campaign test test-slow test-gpu lint types check format wheel docs default-snapshot lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,10 @@ wheel: $(INSTALLED) ## build dist/trappm-*.whl, which the nodes of ray_config.ya
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@rm -rf build; ls dist
 
+docs: $(INSTALLED) ## build the documentation into site/, reference included (any warning is an error)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[docs]'
+	@$(BIN)/mkdocs build --strict --quiet; ls site/index.html
+
 # Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
 DATA ?= ../shared/data
 default-snapshot: $(INSTALLED) ## train the snapshot that ships with the package anew (DATA=folder)
@@ -91,7 +95,7 @@ lock: ## write constraints.txt anew, with the newest versions
 	  $(PYTHON) -m venv "$$folder/venv"; \
 	  "$$folder/venv/bin/python" -m pip install --upgrade setuptools | $(PROGRESS); \
 	  "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" --no-build-isolation \
-	    -e '.[dev]' | $(PROGRESS); \
+	    -e '.[dev,docs]' | $(PROGRESS); \
 	  "$$folder/venv/bin/python" -m pip check; \
 	  { sed -n '/^#/p' constraints.txt; \
 	    "$$folder/venv/bin/python" -m pip freeze --all --exclude-editable \
@@ -101,5 +105,5 @@ lock: ## write constraints.txt anew, with the newest versions
 	@wc -l constraints.txt
 
 clean: ## remove .venv and everything made by tools
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""What of the documentation can be checked without building it: links, the site, names."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def _leaves(nav):
+    for entry in nav:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from _leaves(value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("http", "#", "mailto:")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_the_site_has_every_page_once():
+    named = list(_leaves(SITE["nav"]))
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+def test_the_reference_is_of_names_that_there_are():
+    names = [
+        name
+        for page in (ROOT / "docs/reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert names
+    assert [name for name in names if not _is_there(name)] == []
+
+
+def _is_there(name):
+    path = ROOT / name.replace(".", "/")
+    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+        return True
+    home, _, member = name.rpartition(".")
+    source = ROOT / (home.replace(".", "/") + ".py")
+    if not source.is_file():
+        return False
+    tree = ast.parse(source.read_text())
+    return member in {getattr(node, "name", None) for node in tree.body}
