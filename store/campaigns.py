@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from profiler.errors import CampaignError, InputError
 from profiler.records import Configuration
+from store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of
 from store.database import Database, utc_now
 from store.records import (
     Assignment,
@@ -229,12 +230,8 @@ class Campaigns(Database):
         round_number: int | None = None,
     ) -> list[Assignment]:
         """The campaign's assignments in the order in which they were planned."""
-        query = (
-            select(AssignmentRow, ConfigurationRow)
-            .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
-            .where(AssignmentRow.campaign_id == campaign_id)
-            .order_by(*AS_PLANNED, AssignmentRow.device_key)
-        )
+        query = WHOLE_ASSIGNMENT.where(AssignmentRow.campaign_id == campaign_id)
+        query = query.order_by(*AS_PLANNED, AssignmentRow.device_key)
         if device is not None:
             query = query.where(AssignmentRow.device_key == device)
         if state is not None:
@@ -242,7 +239,7 @@ class Campaigns(Database):
         if round_number is not None:
             query = query.where(AssignmentRow.round_number == round_number)
         with self._reading() as session:
-            return [assignment_of(row, what) for row, what in session.execute(query)]
+            return [assignment_of(row) for row in session.execute(query)]
 
     def assignment_counts(self, campaign_id: str) -> dict[str, dict[AssignmentState, int]]:
         """How many assignments are in each state, by device key."""
@@ -335,24 +332,6 @@ AS_PLANNED = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.conf
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
     session.add(EventRow(campaign_id=campaign_id, at=utc_now(), kind=kind, message=dict(message)))
-
-
-def assignment_of(row: AssignmentRow, configuration: ConfigurationRow) -> Assignment:
-    return Assignment(
-        id=row.id,
-        campaign_id=row.campaign_id,
-        round_number=row.round_number,
-        configuration=configuration_of(configuration),
-        device=row.device_key,
-        role=row.role,
-        rank=row.rank,
-        reason=row.reason,
-        state=row.state,
-        attempts=row.attempts,
-        failures=row.failures,
-        worker=row.worker,
-        lease_expires_at=row.lease_expires_at,
-    )
 
 
 def _existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:

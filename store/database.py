@@ -152,13 +152,17 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, 
 
 def new_row(session: Session, table: type[Base]) -> Insert:
     """An INSERT that does nothing where a unique value is there already."""
-    return insert(session, table).on_conflict_do_nothing()
+    return insert(back_end(session), table).on_conflict_do_nothing()
 
 
-def insert(session: Session, table: type[Base]) -> Insert:
-    """An INSERT of this back end, which can say what to do where a unique value is there."""
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
-    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
+def back_end(session: Session) -> str:
+    """The name of the database system: sqlite or postgresql."""
+    return session.get_bind().dialect.name
+
+
+def insert(name: str, table: type[Base]) -> Insert:
+    """An INSERT of the back end of this name, which can say what to do where a value is there."""
+    return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
 
 
 def utc_now() -> str:

@@ -7,13 +7,14 @@ what it needs at least, the device's capacity, stands in `memory_above_mib`.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 from sqlalchemy import and_, or_
 from sqlalchemy.orm import Session
 
 from profiler.records import Measurement, Outcome, Provenance
-from store.database import Insert, insert, utc_now
+from store.database import Insert, back_end, insert, utc_now
 from store.schema import LabelRow
 
 
@@ -48,7 +49,12 @@ def label_values(measurement: Measurement) -> dict[str, Any] | None:
 
 def label_upsert(session: Session) -> Insert:
     """Makes a label, or replaces the one that is there if the new one is worth more."""
-    query = insert(session, LabelRow)
+    return _label_upsert(back_end(session))
+
+
+@cache
+def _label_upsert(name: str) -> Insert:
+    query = insert(name, LabelRow)
     offered = query.excluded
     measured_instead = and_(
         offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED

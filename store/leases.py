@@ -14,7 +14,8 @@ on what has expired. A result that comes in after its lease was lost is kept all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import ScalarSelect, and_, func, or_, select, update
@@ -22,13 +23,20 @@ from sqlalchemy.orm import Session
 
 from profiler.errors import StoreError
 from profiler.records import Outcome
-from store.campaigns import add_event, assignment_of
+from store.assignment_rows import (
+    WHOLE_ASSIGNMENT,
+    assignment_of,
+    failed,
+    leased,
+    locked,
+    write,
+)
+from store.campaigns import add_event
 from store.database import Database
 from store.records import Assignment, AssignmentState, Role, RoundState
 from store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
-    ConfigurationRow,
     MeasurementRow,
     RoundRow,
 )
@@ -71,9 +79,7 @@ class Leases(Database):
                 ),
             )
             query = (
-                select(AssignmentRow, ConfigurationRow)
-                .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
-                .where(AssignmentRow.campaign_id == campaign_id)
+                WHOLE_ASSIGNMENT.where(AssignmentRow.campaign_id == campaign_id)
                 .where(AssignmentRow.device_key == device)
                 .where(waiting)
                 .order_by(*_NEXT)
@@ -82,17 +88,15 @@ class Leases(Database):
                 .with_for_update(of=AssignmentRow, skip_locked=True)
             )
             while (found := session.execute(query).first()) is not None:
-                row, configuration = found
-                if row.state is AssignmentState.LEASED:
-                    reason = f"the lease of {row.worker} expired at {row.lease_expires_at}"
-                    add_event(session, campaign_id, "lost", {"message": reason, "id": row.id})
-                    count_failure(row, max_attempts)
+                one = assignment_of(found)
+                if one.state is AssignmentState.LEASED:
+                    reason = f"the lease of {one.worker} expired at {one.lease_expires_at}"
+                    add_event(session, campaign_id, "lost", {"message": reason, "id": one.id})
+                    write(session, [failed(one, max_attempts)])
                     continue
-                row.state = AssignmentState.LEASED
-                row.attempts += 1
-                row.worker = worker
-                row.lease_expires_at = _after(now, lease_s)
-                return assignment_of(row, configuration)
+                one = leased(one, worker, _after(now, lease_s))
+                write(session, [one])
+                return one
             return None
 
     def heartbeat(self, lease: Assignment, lease_s: float) -> bool:
@@ -119,11 +123,11 @@ class Leases(Database):
     ) -> None:
         """Takes an assignment back from a worker that was lost; counts as a failure of its."""
         with self._writing() as session:
-            row = session.get(AssignmentRow, assignment_id, with_for_update=True)
-            if row is None or row.state is not AssignmentState.LEASED:
+            one = locked(session, [assignment_id]).get(assignment_id)
+            if one is None or one.state is not AssignmentState.LEASED:
                 return
-            add_event(session, row.campaign_id, "lost", {"message": reason, "id": row.id})
-            count_failure(row, max_attempts)
+            add_event(session, one.campaign_id, "lost", {"message": reason, "id": one.id})
+            write(session, [failed(one, max_attempts)])
 
     def release_leases(self, campaign_id: str) -> int:
         """Takes all leases of a campaign back, as interruptions; for a campaign that resumes."""
@@ -209,56 +213,40 @@ class Leases(Database):
 
 
 def lease_named(
-    session: Session, wanted: Sequence[tuple[str, str]], lease_s: float
+    session: Session,
+    wanted: Sequence[tuple[str, str]],
+    lease_s: float,
+    known: Mapping[str, Assignment],
 ) -> list[Assignment]:
-    """Gives each of these assignments to a worker, all or none.
+    """Each of these assignments as it is once a worker has it, to be written; all or none.
 
     One that this worker was given before is given again as it is, so that trying this again does
     no harm.
 
     Args:
-        session: that writes.
+        session: that will write them.
         wanted: ids of open assignments, and with each the worker.
         lease_s: for how many seconds, unless they are prolonged.
+        known: assignments by id, as they are now.
 
     Raises:
         StoreError: there is no such assignment, or somebody else has it.
     """
-    query = (
-        select(AssignmentRow, ConfigurationRow)
-        .join(ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
-        .where(AssignmentRow.id.in_([assignment_id for assignment_id, _ in wanted]))
-        .order_by(AssignmentRow.id)
-        .with_for_update(of=AssignmentRow)
-    )
     until = _after(_time(session), lease_s)
-    found = {row.id: (row, what) for row, what in session.execute(query)}
     leases = []
     for assignment_id, worker in wanted:
-        row, configuration = found.get(assignment_id, (None, None))
-        if row is None or configuration is None:
+        one = known.get(assignment_id)
+        if one is None:
             raise StoreError(f"there is no assignment {assignment_id!r} to lease")
-        if row.state is AssignmentState.OPEN:
-            row.state, row.worker = AssignmentState.LEASED, worker
-            row.attempts += 1
-        elif (row.state, row.worker) != (AssignmentState.LEASED, worker):
+        if one.state is AssignmentState.OPEN:
+            one = leased(one, worker, until)
+        elif (one.state, one.worker) != (AssignmentState.LEASED, worker):
             raise StoreError(
-                f"assignment {assignment_id} cannot be given to {worker}: it is {row.state}"
-                + (f" by {row.worker}" if row.worker else "")
+                f"assignment {assignment_id} cannot be given to {worker}: it is {one.state}"
+                + (f" by {one.worker}" if one.worker else "")
             )
-        row.lease_expires_at = until
-        leases.append(assignment_of(row, configuration))
+        leases.append(replace(one, lease_expires_at=until))
     return leases
-
-
-def count_failure(row: AssignmentRow, limit: int) -> None:
-    """Opens a leased assignment again, or gives it up when it has failed often enough."""
-    row.failures += 1
-    end_lease(row, AssignmentState.OPEN if row.failures < limit else AssignmentState.FAILED)
-
-
-def end_lease(row: AssignmentRow, state: AssignmentState) -> None:
-    row.state, row.worker, row.lease_expires_at = state, None, None
 
 
 def _last_outcome() -> ScalarSelect[Outcome]:

@@ -9,7 +9,8 @@ import numpy as np
 from sqlalchemy import Select, select
 
 from profiler.records import Measurement, Protocol, StepSummary
-from store.schema import AssignmentRow, ConfigurationRow, DeviceRow, MeasurementRow
+from store.records import Assignment
+from store.schema import ConfigurationRow, DeviceRow, MeasurementRow
 from store.workloads import configuration_of
 
 _SAMPLES = np.dtype("<f4")
@@ -24,7 +25,7 @@ WHOLE: Select[*tuple[Any, ...]] = (
 
 
 def row_values(
-    measurement: Measurement, device_id: int, assignment: AssignmentRow | None
+    measurement: Measurement, device_id: int, assignment: Assignment | None
 ) -> dict[str, Any]:
     step = measurement.step
     return {

@@ -15,15 +15,14 @@ from profiler.errors import InputError, StoreError
 from profiler.measuring.environment import stack_fingerprint
 from profiler.records import Measurement
 from store.asking import LabelFilter, restricted
+from store.assignment_rows import ended, failed, locked, write, write_labels
 from store.database import Database, insert_new, new_row
 from store.label_rows import label_place, label_upsert, label_values
-from store.leases import MAX_ATTEMPTS, count_failure, end_lease, lease_named
+from store.leases import MAX_ATTEMPTS, lease_named
 from store.measurement_rows import WHOLE, measurement_of_row, row_values
 from store.possible import with_possible_metrics
 from store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
 from store.schema import (
-    AssignmentLabelRow,
-    AssignmentRow,
     DeviceRow,
     LabelRow,
     MeasurementRow,
@@ -63,7 +62,12 @@ class Recording(Database):
                 step times cannot be.
         """
         with self._writing() as session:
-            return _record(session, [(measurement, assignment_id)], max_attempts)[0]
+            known = locked(session, [] if assignment_id is None else [assignment_id])
+            recorded, changed = _record(
+                session, [(measurement, assignment_id)], max_attempts, known
+            )
+            write(session, changed.values())
+            return recorded[0]
 
     def record_and_lease(
         self,
@@ -92,9 +96,11 @@ class Recording(Database):
             StoreError: as `record`; or there is no such assignment, or somebody else has it.
         """
         with self._writing() as session:
-            if results:
-                _record(session, results, max_attempts)
-            return lease_named(session, wanted, lease_s) if wanted else []
+            known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
+            _, changed = _record(session, results, max_attempts, known) if results else ([], {})
+            leases = lease_named(session, wanted, lease_s, known | changed) if wanted else []
+            write(session, (changed | {lease.id: lease for lease in leases}).values())
+            return leases
 
     @in_parts
     def record_many(self, measurements: Iterable[Measurement]) -> int:
@@ -149,11 +155,21 @@ class Recording(Database):
 
 
 def _record(
-    session: Session, results: Sequence[tuple[Measurement, str | None]], max_attempts: int
-) -> list[Recorded]:
+    session: Session,
+    results: Sequence[tuple[Measurement, str | None]],
+    max_attempts: int,
+    known: Mapping[str, Assignment],
+) -> tuple[list[Recorded], dict[str, Assignment]]:
+    """Keeps attempts and their labels; what became of each, and assignments to be written, by id.
+
+    Args:
+        session: that writes.
+        results: attempts, each with the id of its assignment, if it has one.
+        max_attempts: after so many failures an assignment is given up.
+        known: the assignments by id, locked.
+    """
     measurements = [with_possible_metrics(measurement) for measurement, _ in results]
-    assignment_ids = [assignment_id for _, assignment_id in results]
-    assignments = _assignments_of(session, measurements, assignment_ids)
+    assignments = _assignments_of(measurements, [name for _, name in results], known)
     of_key = {
         m.attempt_key: assignment
         for m, assignment in zip(measurements, assignments, strict=True)
@@ -161,46 +177,50 @@ def _record(
     }
     devices = _device_ids(session, measurements)
     new = _insert(session, measurements, devices, of_key)
-    known = [m for m in measurements if m.attempt_key not in new]
-    if known and (conflicts := _conflicts(session, known)):
+    earlier = [m for m in measurements if m.attempt_key not in new]
+    if earlier and (conflicts := _conflicts(session, earlier)):
         raise StoreError(
             f"the attempt key {min(conflicts)!r} was recorded before, of another measurement; "
             "give every attempt a key of its own"
         )
-    ids = new | (_measurement_ids(session, [m.attempt_key for m in known]) if known else {})
+    ids = new | (_measurement_ids(session, [m.attempt_key for m in earlier]) if earlier else {})
     labels = _label_ids(session, measurements, devices)
-    recorded = []
+    recorded: list[Recorded] = []
+    changed: dict[str, Assignment] = {}
+    labelled: list[tuple[str, int]] = []
     for measurement, assignment, label_id in zip(measurements, assignments, labels, strict=True):
         is_new = measurement.attempt_key in new
         if is_new and assignment is not None:
-            _settle(session, assignment, measurement, label_id, max_attempts)
+            before = changed.get(assignment.id, assignment)
+            after = _settled(before, measurement, max_attempts)
+            if after is not before:
+                changed[after.id] = after
+                if after.state is AssignmentState.DONE and label_id is not None:
+                    labelled.append((after.id, label_id))
         recorded.append(
             Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id, is_new=is_new)
         )
-    return recorded
+    write_labels(session, labelled)
+    return recorded, changed
 
 
 def _assignments_of(
-    session: Session, measurements: Sequence[Measurement], assignment_ids: Sequence[str | None]
-) -> list[AssignmentRow | None]:
-    """The assignment of each, locked until the transaction ends; None where none is named."""
-    named = sorted({name for name in assignment_ids if name is not None})
-    rows: dict[str, AssignmentRow] = {}
-    if named:
-        # In one order, so that two who record at once wait for each other, and never in a ring.
-        query = select(AssignmentRow).where(AssignmentRow.id.in_(named)).order_by(AssignmentRow.id)
-        rows = {row.id: row for row in session.scalars(query.with_for_update())}
-    for m, name in zip(measurements, assignment_ids, strict=True):
+    measurements: Sequence[Measurement],
+    names: Sequence[str | None],
+    known: Mapping[str, Assignment],
+) -> list[Assignment | None]:
+    """The assignment of each; None where none is named."""
+    for m, name in zip(measurements, names, strict=True):
         if name is None:
             continue
-        if name not in rows:
+        if name not in known:
             raise StoreError(f"there is no assignment {name!r} to record a measurement for")
-        if (rows[name].configuration_id, rows[name].device_key) != (m.configuration.id, m.device):
+        if (known[name].configuration, known[name].device) != (m.configuration, m.device):
             raise StoreError(
                 f"a measurement of {m.configuration} on {m.device} was handed in for assignment "
                 f"{name}, which is of something else"
             )
-    return [None if name is None else rows[name] for name in assignment_ids]
+    return [None if name is None else known[name] for name in names]
 
 
 def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[int]:
@@ -232,7 +252,7 @@ def _insert(
     session: Session,
     measurements: Sequence[Measurement],
     devices: Sequence[int],
-    assignments: Mapping[str, AssignmentRow] | None = None,
+    assignments: Mapping[str, Assignment] | None = None,
 ) -> dict[str, int]:
     """Inserts measurements that are not there yet, and their labels; ids by attempt key.
 
@@ -312,20 +332,12 @@ def _label_ids(
     return [None if place is None else there[place] for place in places]
 
 
-def _settle(
-    session: Session,
-    assignment: AssignmentRow,
-    measurement: Measurement,
-    label_id: int | None,
-    max_attempts: int,
-) -> None:
-    if assignment.state is AssignmentState.DONE:
-        return
+def _settled(one: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
+    """The assignment after an attempt at it; itself where that changes nothing."""
+    if one.state is AssignmentState.DONE:
+        return one
     if is_final(measurement.outcome):
-        end_lease(assignment, AssignmentState.DONE)
-        if label_id is not None:
-            session.add(AssignmentLabelRow(assignment_id=assignment.id, label_id=label_id))
-    elif measurement.attempt_key == f"{assignment.id}-{assignment.attempts}" and (
-        assignment.state is AssignmentState.LEASED
-    ):
-        count_failure(assignment, attempts_allowed(measurement.outcome, max_attempts))
+        return ended(one, AssignmentState.DONE)
+    if measurement.attempt_key == one.attempt_key and one.state is AssignmentState.LEASED:
+        return failed(one, attempts_allowed(measurement.outcome, max_attempts))
+    return one
