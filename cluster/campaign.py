@@ -30,6 +30,7 @@ from cluster.events import (
     Close,
     Command,
     Dismiss,
+    Enough,
     Event,
     GiveUp,
     Joined,
@@ -46,6 +47,7 @@ from cluster.events import (
     Renew,
     Seen,
     Settled,
+    Spent,
     Stopped,
     Tick,
     Worker,
@@ -61,6 +63,7 @@ from cluster.telling import CampaignStopped, Teller
 from cluster.thinking import Thinker, training_labels
 from profiler.errors import CampaignError, StoreError
 from store import Assignment, CampaignState, PlannedAssignment, Store
+from store.label_rows import makes_label
 from store.records import is_final
 
 LEASE_S = 180.0
@@ -182,6 +185,7 @@ class Campaign:
     # The loop.
 
     def _drive(self) -> None:
+        self._ending.recall()
         known = course_so_far(self.store, self.id, self.spec, LEASE_S)
         self._ended, self._report = known.ended, dict(known.report)
         self._machine = known.machine(self._canaries.is_due)
@@ -208,6 +212,9 @@ class Campaign:
         self._share()
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
+        if told := self._ending.look_at_clock():
+            self._tell(news=told)
+            self._handle(Enough())
         self._show_counts()
 
     def _handle(self, *events: Event) -> None:
@@ -255,6 +262,8 @@ class Campaign:
                 self.store.close_round(self.id, number, self._report if number else {})
                 if number:
                     self._tell(news=round_line(number, self._report))
+            case Spent(rule, told):
+                self._tell(news=self._ending.hold(rule, told))
 
     # Workers.
 
@@ -290,21 +299,21 @@ class Campaign:
 
     def _adopt(self, worker: Worker) -> None:
         """What was measured before, on the same device and stack, is not measured again."""
-        if (worker.device, worker.fingerprint) in self._adopted:
-            return
-        before = {a.id for a in self.store.assignments(self.id, device=worker.device, state="open")}
-        if self._take_over(worker.device, worker.fingerprint):
-            left = self.store.assignments(self.id, device=worker.device, state="open")
-            settled = before - {a.id for a in left}
-            self._ended[worker.device] += len(settled)
-            self._handle(Settled(sorted(settled)))
-        self._adopted.add((worker.device, worker.fingerprint))
+        is_new = (worker.device, worker.fingerprint) not in self._adopted
+        if is_new and not self._ending.has_come:
+            self._handle(Settled(self._take_over(worker.device, worker.fingerprint)))
+            self._adopted.add((worker.device, worker.fingerprint))
 
-    def _take_over(self, device: str, fingerprint: str) -> int:
+    def _take_over(self, device: str, fingerprint: str) -> list[str]:
+        """The assignments that have their labels from earlier campaigns now."""
+        before = {a.id for a in self.store.assignments(self.id, device=device, state="open")}
         count = self.store.adopt_labels(self.id, device, fingerprint, self.protocol.name)
-        if count:
-            self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
-        return count
+        if not count:
+            return []
+        self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
+        left = {a.id for a in self.store.assignments(self.id, device=device, state="open")}
+        self._ended[device] += count
+        return sorted(before - left)
 
     def _wait_for_workers(self, missing: set[str]) -> None:
         """Nothing goes on and nothing can, though something is open."""
@@ -367,7 +376,10 @@ class Campaign:
             if is_final(measurement.outcome):
                 self._leases.pop(task.id, None)
                 self._ended[task.device] += 1
-            yield Measured(worker, task.id, measurement.outcome, measurement.duration_s)
+            yield Measured(
+                worker, task.id, measurement.outcome, measurement.duration_s,
+                makes_label(measurement),
+            )  # fmt: skip
 
     def _keep(self, finished: Sequence[Finished]) -> None:
         """Takes what has come back; measurements are written with what is measured next."""
@@ -403,17 +415,19 @@ class Campaign:
         self._planned(device, number, self._planner.chosen(device, choices))
 
     def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
+        if self._ending.has_come:  # nobody will measure it
+            self._handle(Planned(device, number, []))
+            return
         self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
-        for known, fingerprint in self._adopted:
-            if known == device:
-                self._ended[device] += self._take_over(device, fingerprint)
+        stacks = [fingerprint for known, fingerprint in self._adopted if known == device]
+        settled = [x for fingerprint in stacks for x in self._take_over(device, fingerprint)]
         left = self.store.assignments(self.id, device=device, state="open", round_number=number)
-        self._handle(Planned(device, number, [waiting(a) for a in left]))
+        self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in left]))
 
     def _learned(self, report: dict[str, Any], initial_ended: bool) -> None:
         source = self.spec.devices.source
         has_heads = source in report["devices"]
-        if initial_ended and not has_heads:
+        if initial_ended and not has_heads and not self._ending.has_come:
             outcomes = self.store.outcome_counts(self.id).get(source, {})
             told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(

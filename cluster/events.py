@@ -108,6 +108,8 @@ class Measured:
     assignment_id: str
     outcome: Outcome
     seconds: float
+    is_label: bool
+    """It gives its configuration a label."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Settled:
-    """These assignments need no measurement any more: their labels were there before."""
+    """These assignments need no measurement any more: their labels were there before.
+
+    Some may be unknown to the machine, since they were settled as they were planned.
+    """
 
     assignment_ids: Sequence[str]
 
@@ -140,7 +145,12 @@ class Learned:
     has_heads: bool
     """The source device has heads to choose by."""
     enough: bool = False
-    """A stop rule holds: nothing more is to be planned."""
+    """A stop rule holds, as after `Enough`."""
+
+
+@dataclass(frozen=True)
+class Enough:
+    """A stop rule holds: nothing more is to begin, what runs is kept, and learned from."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,7 @@ Event = (
     | Planned
     | Settled
     | Learned
+    | Enough
     | Tick
 )
 
@@ -240,10 +251,29 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """A budget is spent, and nothing more begins: write that down."""
+
+    rule: str
+    told: str
+    """For people."""
+
+
+@dataclass(frozen=True)
 class Publish:
     """Nothing is left to measure or to learn."""
 
 
 Command = (
-    Measure | MeasureCanary | Renew | Dismiss | GiveUp | Quarantine | Plan | Learn | Close | Publish
+    Measure
+    | MeasureCanary
+    | Renew
+    | Dismiss
+    | GiveUp
+    | Quarantine
+    | Plan
+    | Learn
+    | Close
+    | Spent
+    | Publish
 )

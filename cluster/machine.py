@@ -11,6 +11,10 @@ machine does one thing at a time. Each event costs O(log n) of what waits.
 
 Rounds keep their meaning: each device has its share of each round, and a round is closed with the
 report of the first training that began after its last assignment had ended.
+
+Once a stop rule holds nothing more begins. What runs ends, the learner learns from it, and what was
+only planned counts as ended. A budget is kept before that: nothing is handed out that, beside what
+runs, would overrun it.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from cluster.allowance import Allowance
 from cluster.events import (
     CanaryMeasured,
     Close,
     Command,
     Course,
     Dismiss,
+    Enough,
     Event,
     GiveUp,
     Joined,
@@ -42,6 +48,7 @@ from cluster.events import (
     Renew,
     Seen,
     Settled,
+    Spent,
     Stopped,
     Waiting,
     Worker,
@@ -58,9 +65,6 @@ database that was away for an hour must not look like workers that were silent f
 _MARGIN = 2.0
 """The learner starts when what waits lasts so many times as long as the learner took last time."""
 
-_MEMORY = 0.05
-"""Weight of the newest measurement in the mean duration of a device's measurements."""
-
 UNLEARNED_ROUNDS = 2
 """Evaluation set and initial round: nothing has to be learned to plan them."""
 
@@ -75,6 +79,7 @@ class Machine:
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
         enough: a stop rule held before.
+        allowance: what may still be spent; by default everything.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Machine:
         next_rounds: Mapping[str, int] | None = None,
         closed: Iterable[int] = (),
         enough: bool = False,
+        allowance: Allowance | None = None,
     ) -> None:
         self.course = course
         self.next_round = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
@@ -105,7 +111,9 @@ class Machine:
         """There was a training among the thoughts since then."""
         self._thinking_s: float | None = None
         """How long it took the last time."""
-        self._measuring_s: dict[str, float] = {}
+        self._allowance = allowance or Allowance()
+        self._is_ending = False
+        """A stop rule held: nothing more begins."""
         self._has_tried = False
         self._has_heads = False
         self._knows_all = False
@@ -116,18 +124,16 @@ class Machine:
         for one in waiting:
             self._add(one)
         if enough:
-            self._plan_no_more()
+            self._begin_no_more()
 
     # What it can be asked.
 
     @property
     def to_come(self) -> dict[str, int]:
-        """By device: how many assignments nobody measures yet, planned or not."""
-        shares, first = self.course.shares, self.next_round
-        return {
-            device: len(queue) + sum(shares[device][first[device] :])
-            for device, queue in self._queues.items()
-        }
+        """By device: how many assignments nobody measures yet, planned or not, and somebody may."""
+        if not self._may_begin:
+            return dict.fromkeys(self.course.devices, 0)
+        return self._unmeasured()
 
     @property
     def measuring(self) -> int:
@@ -165,6 +171,7 @@ class Machine:
         self._commands = []
         if not self.is_over:
             self._take(event)
+            self._look_at_budgets()
             self._think()
             if not (self.course.keeps_host_quiet and self._thinking):
                 self._hand_out()
@@ -184,27 +191,31 @@ class Machine:
                 self._workforce.retire(worker)
             case Seen(workers):
                 self._workforce.see(workers, self._time)
-            case Measured(worker, assignment_id, outcome, seconds):
-                self._end(worker, assignment_id, outcome, seconds)
+            case Measured():
+                self._end(event)
             case CanaryMeasured(worker):
                 self._workforce.free(worker)
             case Planned(device, number, assignments):
-                self.next_round[device] = number + 1
-                for one in assignments:
-                    self._add(one)
+                if not self._is_ending:
+                    self.next_round[device] = number + 1
+                    for one in assignments:
+                        self._add(one)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
                     # Rounds that are short beside a training: more of them before the next one.
                     self._thoughts.extend(self._plans([device]))
                 self._end_thought()
             case Settled(assignment_ids):
+                self._allowance.labels += len(assignment_ids)
                 self._settle(assignment_ids)
             case Learned(has_heads, enough):
                 self._has_heads = has_heads
                 if enough:
-                    self._plan_no_more()
-                for number in self._to_close if has_heads else ():
+                    self._begin_no_more()
+                for number in self._to_close if has_heads or self._is_ending else ():
                     self._close(number)
                 self._end_thought()
+            case Enough():
+                self._begin_no_more()
             case _:
                 self._look_at_leases()
 
@@ -214,41 +225,49 @@ class Machine:
         self._left[one.round_number, one.device] += 1
         self._queues[one.device].push(one)
 
-    def _end(self, worker: Worker, assignment_id: str, outcome: Outcome, seconds: float) -> None:
-        running = self._workforce.running(worker)
-        if running is None or running.id != assignment_id:
+    def _end(self, one: Measured) -> None:
+        worker, running = one.worker, self._workforce.running(one.worker)
+        self._allowance.spend(worker.device, one.seconds)
+        if running is None or running.id != one.assignment_id:
             # Late: its lease was lost before. The result is kept, and may settle the assignment.
-            if is_final(outcome):
-                self._settle([assignment_id])
+            if is_final(one.outcome):
+                self._allowance.labels += one.is_label * self._settle([one.assignment_id])
             return
         self._workforce.free(worker)
-        mean = self._measuring_s.get(worker.device, seconds)
-        self._measuring_s[worker.device] = mean + _MEMORY * (seconds - mean)
-        if is_final(outcome):
+        self._allowance.end(worker.device)
+        self._allowance.labels += one.is_label
+        if is_final(one.outcome):
             self._ended(running.round_number, running.device)
         else:
-            self._fail(running, worker, outcome)
+            self._fail(running, worker, one.outcome)
 
     def _lose(self, worker: Worker, why: str) -> None:
         running = self._workforce.leave(worker, self._time)
         if running is not None:
+            self._allowance.end(worker.device)
             self._commands.append(GiveUp(running.id, why))
             self._fail(running, worker, None)
 
     def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
         failures, hosts = one.failures + 1, (*one.hosts, worker.host)
-        if failures < attempts_allowed(outcome, self.course.max_attempts):
-            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
-        else:
+        if failures >= attempts_allowed(outcome, self.course.max_attempts):
             self._commands.append(Quarantine(one.id, one.device, failures, hosts))
             self._ended(one.round_number, one.device)
+        elif self._is_ending:
+            self._ended(one.round_number, one.device)
+        else:
+            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
 
-    def _settle(self, assignment_ids: Iterable[str]) -> None:
+    def _settle(self, assignment_ids: Iterable[str]) -> int:
+        """These need no measurement any more; how many of them were waiting for one."""
+        waited = 0
         for assignment_id in assignment_ids:
             for device, queue in self._queues.items():
                 number = queue.remove(assignment_id)
                 if number is not None:
                     self._ended(number, device)
+                    waited += 1
+        return waited
 
     def _ended(self, number: int, device: str) -> None:
         self._left[number, device] -= 1
@@ -275,7 +294,7 @@ class Machine:
             queue, idle = self._queues[device], self._workforce.idle[device]
             if queue and idle:
                 for seat in list(idle.values()):
-                    if not queue:
+                    if not queue or not self._may_begin:
                         break
                     self._give_work(seat)
 
@@ -299,6 +318,7 @@ class Machine:
             if one is None:
                 return
             self._commands.append(Measure(worker, one.id))
+            self._allowance.begin(worker.device)
         seat.seen_at = self._time
         self._workforce.begin(seat, one)
         self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
@@ -356,29 +376,23 @@ class Machine:
     def _plan(self, device: str, number: int) -> Plan:
         return Plan(device, number, self.course.shares[device][number])
 
-    def _plan_no_more(self) -> None:
-        """What is planned is still measured; rounds that nobody has begun to plan are no more."""
-        planned = max(self.next_round.values())
-        self._not_closed = [number for number in self._not_closed if number < planned]
-        self.next_round = dict.fromkeys(self.course.devices, self.course.rounds)
-        self._thoughts.clear()
-
     def _is_hungry(self, device: str) -> bool:
         """Whether this device's part of its next round should be planned now."""
-        if self.next_round[device] >= self.course.rounds:
+        if self.next_round[device] >= self.course.rounds or not self._may_begin:
             return False
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
         workers = max(1, self._workforce.able[device])
-        if self._thinking_s is None or device not in self._measuring_s:
+        mean_s = self._allowance.mean_s.get(device)
+        if self._thinking_s is None or mean_s is None:
             return waiting <= workers
-        lasts_s = waiting * self._measuring_s[device] / workers
+        lasts_s = waiting * mean_s / workers
         return lasts_s <= _MARGIN * self._thinking_s
 
     def _has_learned(self) -> bool:
-        """The learner has heads, in this process, and knows all labels."""
-        return self._has_heads and self._knows_all
+        """The learner knows all labels, in this process, and has heads, or gets none any more."""
+        return self._knows_all and (self._has_heads or self._is_ending)
 
     def _end_thought(self) -> None:
         if isinstance(self._thinking, Learn) and not self._has_heads:
@@ -386,6 +400,39 @@ class Machine:
         self._thinking = None
         if self._learns and not self._thoughts:
             self._thinking_s, self._learns = self._time - self._thinking_since, False
+
+    # The end.
+
+    @property
+    def _may_begin(self) -> bool:
+        """One more assignment may be handed out."""
+        return not self._is_ending and self._allowance.has_room
+
+    def _unmeasured(self) -> dict[str, int]:
+        """By device: how many assignments nobody measures yet, planned or not."""
+        shares, first = self.course.shares, self.next_round
+        return {
+            device: len(queue) + sum(shares[device][first[device] :])
+            for device, queue in self._queues.items()
+        }
+
+    def _look_at_budgets(self) -> None:
+        """Ends the campaign when nothing runs and a budget has no room for what is to come."""
+        if self._is_ending or (stop := self._allowance.spent) is None:
+            return
+        if any(self._unmeasured().values()):
+            self._begin_no_more()
+            self._commands.append(Spent(stop.rule, stop.told))
+
+    def _begin_no_more(self) -> None:
+        """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
+        self._is_ending = True
+        planned = max(self.next_round.values())
+        self._not_closed = [number for number in self._not_closed if number < planned]
+        self.next_round = dict.fromkeys(self.course.devices, self.course.rounds)
+        self._queues = {device: RankedQueue() for device in self.course.devices}
+        self._left = Counter((one.round_number, one.device) for _, one in self.leases())
+        self._thoughts.clear()
 
     # Rounds.
 

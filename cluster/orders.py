@@ -6,6 +6,7 @@ when that does not say that it is running.
 
 from __future__ import annotations
 
+from cluster.ending import rule_held
 from cluster.launch import ENDED
 from profiler.errors import InputError
 from profiler.records import Outcome
@@ -40,7 +41,8 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         The campaign, paused if it had finished, and how many assignments wait again.
 
     Raises:
-        InputError: no such campaign or outcome; the campaign was cancelled or is running.
+        InputError: no such campaign or outcome; the campaign was cancelled, is running, or was
+            ended by a stop rule, so that nothing more is measured for it.
     """
     if outcome not in {LOST, *Outcome} - {Outcome.OK}:
         known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
@@ -50,6 +52,12 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         raise InputError(
             f"campaign {campaign.id} is {campaign.state}; pause a running one first, with: "
             f"trappm campaign pause {campaign.id}"
+        )
+    held = rule_held(store, campaign.id)
+    if held is not None:
+        raise InputError(
+            f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.told}), and "
+            "measures no more; launch it with another rule: its labels are taken over"
         )
     count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
     if count:

@@ -35,7 +35,7 @@ def publish(
         TrappmError: the learner or the store failed.
     """
     labels = training_labels(store, campaign_id)
-    unfit = unfit_to_publish(labels)
+    unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
     if unfit:
         teller.tell(news=f"no snapshot is published: {unfit}")
         return Published(None, f"no snapshot: {unfit}")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.allowance import Allowance
+from cluster.ending import rule_held
 from cluster.events import Course, Waiting, Worker
 from cluster.machine import Machine
 from cluster.spec import CampaignSpec
@@ -29,6 +31,7 @@ class CourseSoFar:
     """The latest; empty before the first training."""
     enough: bool
     """A stop rule held."""
+    allowance: Allowance
 
     def machine(self, canary_is_due: Callable[[Worker], bool]) -> Machine:
         return Machine(
@@ -38,6 +41,7 @@ class CourseSoFar:
             next_rounds=self.next_rounds,
             closed=self.closed,
             enough=self.enough,
+            allowance=self.allowance,
         )
 
 
@@ -63,7 +67,22 @@ def course_so_far(
         closed=closed,
         ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
         report=next((r.report for r in reversed(rounds) if r.report), {}),
-        enough=any("stop" in (r.report or {}) for r in rounds),
+        enough=rule_held(store, campaign_id) is not None,
+        allowance=_allowance(store, campaign_id, spec),
+    )
+
+
+def _allowance(store: Store, campaign_id: str, spec: CampaignSpec) -> Allowance:
+    """What may still be spent, by what the store knows to be spent."""
+    if spec.stop is None or not spec.stop.have_budget:
+        return Allowance()
+    seconds = store.measuring_seconds_by_device(campaign_id)
+    attempts = store.outcome_counts(campaign_id)
+    return Allowance(
+        spec.stop,
+        labels=len(store.campaign_labels(campaign_id)),
+        seconds=sum(seconds.values()),
+        mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
     )
 
 

@@ -81,7 +81,7 @@ class CampaignSpec(_Part):
     initial: Share
     rounds: Rounds
     stop: StopRules | None = None
-    """What ends the campaign before its last round; asked after each training."""
+    """What ends the campaign before its last round."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     priority: int = Field(default=1, ge=1, le=100)
     """Campaigns side by side on a cluster share its GPUs in proportion to it."""

@@ -5,7 +5,8 @@ when the upper bound of the mean is below it: a bootstrap over architectures, si
 one architecture err alike. What is still to come follows from the curve so far: errors fall about
 with a power of the number of labels, labels come at the pace of the last rounds.
 
-Rules are asked after each training. What has been planned by then is still measured.
+Targets and plateaus are asked after each training. Budgets are looked at before each measurement
+(`allowance`), the clock once a second. Once a rule holds, nothing more begins.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ Series = tuple[str, str]
 @dataclass(frozen=True, kw_only=True)
 class StopRules:
     """The first of these that holds ends a campaign; None means that it never does.
+
+    What is being measured then is still kept; what is only planned is left unmeasured.
 
     Raises:
         InputError: a limit that is not positive, an unknown metric, a confidence outside (0.5, 1).
@@ -72,6 +75,11 @@ class StopRules:
             raise InputError("a budget in money needs price_per_gpu_hour")
         if self.ends_at is not None and self.ends_at.tzinfo is None:
             raise InputError("ends_at needs a time zone, such as 2026-11-21T18:00+00:00")
+
+    @property
+    def have_budget(self) -> bool:
+        """One of labels, of measuring time or of money."""
+        return any(limit is not None for limit in (self.labels, self.gpu_hours, self.money))
 
 
 def _check_positive(name: str, value: float | None) -> None:
@@ -144,7 +152,7 @@ def stopped(
     devices: Sequence[str],
     generator: np.random.Generator,
 ) -> Stop | None:
-    """The rule that ends a campaign on these devices after its last training, if one does."""
+    """Whether errors end a campaign after its last training: their target, or their plateau."""
     if not rounds:
         return None
     last = rounds[-1]
@@ -152,12 +160,29 @@ def stopped(
         return Stop("target", told)
     if told := _stagnates(rules, rounds):
         return Stop("plateau", told)
-    for rule, limit, spent in _budgets(rules, last):
-        if spent >= limit:
-            return Stop(rule, f"{spent:.4g} of {limit:g} {rule} are spent")
-    if rules.ends_at is not None and last.ended_at >= rules.ends_at:
-        return Stop("clock", f"it is past {_moment(rules.ends_at)}")
     return None
+
+
+def overspent(
+    rules: StopRules, labels: int, gpu_seconds: float, more_labels: int, more_seconds: float
+) -> Stop | None:
+    """The first budget that is overrun if so much is spent on top of what was spent, if one is."""
+    now = _budgets(rules, labels, gpu_seconds)
+    then = _budgets(rules, labels + more_labels, gpu_seconds + more_seconds)
+    for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
+        if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
+            told = f"{spent:.4g} of {limit:g} {rule} are spent"
+            if spent < limit:
+                told += f", and one more measurement takes about {expected - spent:.2g}"
+            return Stop(rule, told)
+    return None
+
+
+def past(rules: StopRules, now: datetime.datetime) -> Stop | None:
+    """Whether the clock ends a campaign."""
+    if rules.ends_at is None or now < rules.ends_at:
+        return None
+    return Stop("clock", f"it is past {_moment(rules.ends_at)}")
 
 
 def foretold(rules: StopRules, rounds: Sequence[RoundResult], planned: int) -> Stop | None:
@@ -181,7 +206,7 @@ def foretold(rules: StopRules, rounds: Sequence[RoundResult], planned: int) -> S
     target = labels_to(rules.target_mape or {}, rounds)
     if target is not None:
         add("target", target, "every target should be reached")
-    for rule, limit, spent in _budgets(rules, last):
+    for rule, limit, spent in _budgets(rules, last.labels, last.gpu_seconds):
         if spent > 0:
             add(rule, last.labels * limit / spent, f"{limit:g} {rule} will be spent")
     add("rounds", planned, f"the {planned} labels of all rounds will be there")
@@ -273,12 +298,12 @@ def _stagnates(rules: StopRules, rounds: Sequence[RoundResult]) -> str | None:
     )
 
 
-def _budgets(rules: StopRules, last: RoundResult) -> list[tuple[str, float, float]]:
+def _budgets(rules: StopRules, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
     """Rule, limit and what is spent of it."""
-    hours = last.gpu_seconds / 3600
+    hours = gpu_seconds / 3600
     price = rules.price_per_gpu_hour or 0.0
     asked = (
-        ("labels", rules.labels, float(last.labels)),
+        ("labels", rules.labels, float(labels)),
         ("GPU-hours", rules.gpu_hours, hours),
         ("money", rules.money, hours * price),
     )

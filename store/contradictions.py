@@ -36,6 +36,7 @@ from store.schema import (
     CampaignRow,
     ConfigurationRow,
     DeviceRow,
+    EventRow,
     GraphRow,
     LabelRow,
     MeasurementRow,
@@ -212,7 +213,12 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
             RoundRow.state == RoundState.CLOSED,
         )
     )
-    waiting = row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED])
+    # What a stop rule left unmeasured stays open in its rounds.
+    enough = exists(
+        select(1).where(EventRow.campaign_id == row.campaign_id, EventRow.kind == "enough")
+    )
+    left = and_(row.state == AssignmentState.OPEN, enough)
+    waiting = and_(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]), not_(left))
     yield (
         table,
         "assignments still to do in rounds that are closed",

@@ -47,6 +47,11 @@ def label_values(measurement: Measurement) -> dict[str, Any] | None:
     }
 
 
+def makes_label(measurement: Measurement) -> bool:
+    """Whether its configuration has a label once it is recorded."""
+    return label_values(measurement) is not None
+
+
 def label_upsert(session: Session) -> Insert:
     """Makes a label, or replaces the one that is there if the new one is worth more."""
     return _label_upsert(back_end(session))

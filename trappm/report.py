@@ -207,6 +207,8 @@ def _print_end(facts: dict[str, Any]) -> None:
         return  # nothing is told, or it has ended with its last round
     if end["holds"]:
         text = f"enough ({end['rule']}): {end['told']}"
+        if end["unmeasured"]:
+            text += f"; {end['unmeasured']} configurations that were planned are left unmeasured"
     else:
         at = (end["at"] or "")[:16].replace("T", " ")
         text = (

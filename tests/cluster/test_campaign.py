@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from campaign_crew import BUDGET, SPEC, FakeCrew, FakeLearner, campaign, labels_by_device, spec
+from campaign_crew import (
+    BUDGET,
+    SPEC,
+    FakeCrew,
+    FakeLearner,
+    campaign,
+    labels_by_device,
+    made_up,
+    spec,
+)
 
 import cluster.campaign
 from cluster.launch import check_spec, to_resume
@@ -224,6 +233,40 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     assert labels_by_device(store, run.id) == BUDGET
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
     assert {r.number for r in store.rounds(run.id)} == set(reports)
+
+
+def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
+    """What waits in an earlier round gets its label elsewhere, while the next round is chosen."""
+    run = None
+
+    class Beside(FakeLearner):
+        def choose(self, request):
+            waiting = store.assignments(run.id, device=request.device, state="open")
+            for one in waiting if request.known else ():
+                elsewhere.append(one.id)
+                key = f"elsewhere {one.id}"
+                store.record(made_up(one.configuration, one.device, run.protocol, key))
+            return super().choose(request)
+
+    class Slow(FakeCrew):
+        def wait(self, timeout_s):
+            """One after the other ends, and none while the learner is at work."""
+            if self.campaign._thinker.is_busy:
+                return []
+            self._running, later = self._running[:1], self._running[1:]
+            finished = super().wait(timeout_s)
+            self._running = later
+            return finished
+
+    elsewhere = []
+    crew = Slow(workers=[("a1", "a100"), ("a2", "a100")])
+    small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
+             "initial": {"source": 5}, "rounds": {"count": 2, "source": 2}}  # fmt: skip
+    run = campaign(store, crew, Beside(), **small)
+    run.run()
+    assert elsewhere
+    assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
+    assert len(crew.starts) == 3 + 5 + 2 * 2 - len(elsewhere)
 
 
 def test_what_is_given_up_is_told(store):

@@ -7,8 +7,12 @@ import datetime
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device
 
+import cluster.campaign
+import cluster.ending
 from cluster.ending import end_of
+from cluster.orders import order_retry
 from cluster.telling import CampaignStopped
+from profiler.errors import InputError
 from store import Home
 from trappm.report import campaign_facts, print_status
 
@@ -47,10 +51,9 @@ def after_initial(labels):
         ({"target_mape": {"step_time_ms": 5.0}}, [9.0, 4.0], "target", 1),
         ({"plateau_rounds": 1}, [9.0, 9.0], "plateau", 1),
         ({"labels": 11}, [9.0], "labels", 0),
-        ({"labels": 12}, [9.0], "labels", 1),
+        ({"labels": 14}, [9.0], "labels", 1),
         ({"gpu_hours": 14 / 3600}, [9.0], "GPU-hours", 1),
         ({"money": 11.0, "price_per_gpu_hour": 3600.0}, [9.0], "money", 0),
-        ({"ends_at": PAST}, [9.0], "clock", 0),
     ],
 )
 def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, rule, rounds):
@@ -64,6 +67,7 @@ def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, r
     (event,) = [e for e in store.events(run.id) if e.kind == "enough"]
     assert event.message["message"] == f"enough ({rule}): {end['told']}"
     assert event.message["message"] in crew.told
+    assert end["unmeasured"] == 0
 
 
 def test_rules_that_never_hold_change_nothing(store):
@@ -84,6 +88,113 @@ def test_a_stop_rule_says_the_same_after_a_restart(store, stop_after):
     again.run()
     assert labels_by_device(store, run.id).total() == 14
     assert [e.kind for e in store.events(run.id)].count("enough") == 1
+
+
+GPUS = {"source": "a100", "target": "v100"}
+WORKERS = [("a1", "a100"), ("a2", "a100"), ("a3", "a100"), ("v1", "v100")]
+
+
+def gpu_campaign(store, crew=None, campaign_id=None, **stop):
+    """Four GPUs that do not wait for the learner."""
+    crew = crew or FakeCrew(workers=WORKERS)
+    return campaign(store, crew, Judging([9.0]), campaign_id, devices=GPUS, stop=stop)
+
+
+@pytest.mark.parametrize("labels", range(5, ALL))
+def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
+    store, capsys, tmp_path, labels
+):
+    run = gpu_campaign(store, labels=labels)
+    assert run.run() == "snap1"
+    assert labels_by_device(store, run.id).total() == labels
+    assert store.campaign(run.id).state == "finished"
+    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    facts = campaign_facts(store, Home(tmp_path), run.id)
+    left = len(store.assignments(run.id)) - labels
+    assert (facts["end"]["rule"], facts["end"]["unmeasured"]) == ("labels", left)
+    print_status(facts)
+    told = capsys.readouterr().out
+    assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
+    assert store.check() == []
+
+
+def test_labels_that_failed_are_made_up_for(store):
+    crew = FakeCrew(faults={3: "error", 6: "lost", 9: "unsupported"}, workers=WORKERS)
+    run = gpu_campaign(store, crew, labels=12)
+    run.run()
+    assert labels_by_device(store, run.id).total() == 12
+
+
+@pytest.mark.parametrize("stop_after", [2, 7, 11])
+def test_a_budget_is_met_exactly_after_a_restart_too(store, stop_after):
+    run = gpu_campaign(store, FakeCrew(stop_after=stop_after, workers=WORKERS), labels=12)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    again = gpu_campaign(store, campaign_id=run.id)
+    again.run()
+    assert labels_by_device(store, run.id).total() == 12
+    assert [e.kind for e in store.events(run.id)].count("enough") == 1
+
+
+class Clock(datetime.datetime):
+    is_late = False
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2020 + 20 * cls.is_late, 1, 1, tzinfo=tz)
+
+
+class LateAfter(FakeCrew):
+    """The campaign's time is up while the n-th measurement runs."""
+
+    def __init__(self, count):
+        super().__init__(workers=WORKERS)
+        self._count = count
+
+    def start(self, worker, task, protocol):
+        super().start(worker, task, protocol)
+        Clock.is_late = Clock.is_late or len(self.starts) == self._count
+
+
+@pytest.mark.parametrize("count", [6, 9, 13])
+def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, monkeypatch, count):
+    monkeypatch.setattr(cluster.campaign, "TICK_S", 0.0)
+    monkeypatch.setattr(cluster.ending, "datetime", Clock)
+    monkeypatch.setattr(Clock, "is_late", False)
+    crew = LateAfter(count)
+    run = gpu_campaign(store, crew, ends_at="2030-01-01T00:00:00+00:00")
+    assert run.run() == "snap1"
+    # The look comes once a turn, in which each of the four may have begun one more.
+    assert count <= len(crew.starts) <= count + 4
+    assert labels_by_device(store, run.id).total() == len(crew.starts)
+    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    end = end_of(store, store.campaign(run.id))
+    assert (end["rule"], end["holds"]) == ("clock", True)
+    assert end["unmeasured"] == len(store.assignments(run.id)) - len(crew.starts)
+
+
+def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
+    crew = FakeCrew()
+    run = campaign(store, crew, stop={"ends_at": PAST})
+    assert run.run() is None
+    assert crew.starts == []
+    assert store.campaign(run.id).state == "finished"
+    assert crew.told[-1] == "no snapshot is published: there are too few labels to learn from"
+
+
+def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
+    run = campaign(store, FakeCrew(poison="error"), stop={"labels": 9})
+    run.run()
+    with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
+        order_retry(store, run.id, "error")
+
+
+def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
+    run = campaign(store, FakeCrew())
+    store.plan_round(run.id, 0, "evaluation", [])
+    store.close_round(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
+    end = end_of(store, store.campaign(run.id))
+    assert (end["rule"], end["told"], end["holds"]) == ("target", "it is reached", True)
 
 
 def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, capsys):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_cluster import VirtualCluster, Weather
+from virtual_cluster import Ledger, VirtualCluster, Weather
 
+from cluster.allowance import Allowance
 from cluster.events import (
     CanaryMeasured,
     Close,
     Course,
     Dismiss,
+    Enough,
     GiveUp,
     Joined,
     Learn,
@@ -26,16 +29,19 @@ from cluster.events import (
     Measured,
     Plan,
     Planned,
+    Publish,
     Quarantine,
     Renew,
     Seen,
     Settled,
+    Spent,
     Stopped,
     Tick,
     Waiting,
     Worker,
 )
 from cluster.machine import LONGEST_STEP_S, Machine
+from cluster.stopping import StopRules
 from cluster.workforce import RESTART_S
 from profiler.records import Outcome
 
@@ -50,9 +56,10 @@ def course(shares=None, *, devices=TWO, quiet=False, max_attempts=3, lease_s=120
     )  # fmt: skip
 
 
-def play(plan, workers, weather=None, seed=1):
+def play(plan, workers, weather=None, seed=1, rules=None):
     generator = np.random.default_rng(seed)
-    return VirtualCluster(plan, workers, weather or Weather(), generator).run()
+    ledger = Ledger(rules=rules)
+    return VirtualCluster(plan, workers, weather or Weather(), generator, ledger=ledger).run()
 
 
 @st.composite
@@ -78,6 +85,12 @@ weathers = st.builds(
     poisoned=st.sampled_from([0.0, 0.2, 1.0]),
     joining_s=st.sampled_from([1.0, 500.0]),
     enough_after=st.sampled_from([1, 2, 3, np.inf]),
+    time_is_up_s=st.sampled_from([0.0, 50.0, 2000.0, np.inf, np.inf]),
+)
+budgets = st.one_of(
+    st.none(),
+    st.builds(StopRules, labels=st.integers(1, 60)),
+    st.builds(StopRules, gpu_hours=st.sampled_from([1e-5, 0.01, 0.3, 2.0])),
 )
 groups = st.tuples(st.integers(1, 4), st.integers(1, 3))
 
@@ -87,7 +100,7 @@ def is_well(plan, played):
     ledger = played.ledger
     assert played.machine.is_over
     assert played.publications == 1
-    assert set(ledger.state.values()) <= {"done", "failed"}
+    assert set(ledger.state.values()) <= {"done", "failed"} | ({"open"} if ledger.enough else set())
     assert not ledger.holder
     assert not list(played.machine.leases())
     by_part = {(d, n): share for d in plan.devices for n, share in enumerate(plan.shares[d])}
@@ -99,24 +112,48 @@ def is_well(plan, played):
         assert ledger.planned == Counter(by_part)  # all of the budget, and no more
     assert all(ledger.starts[one] <= plan.max_attempts for one in ledger.state)
     assert set(ledger.quarantined) == {x for x, state in ledger.state.items() if state == "failed"}
+    if ledger.rules and ledger.rules.labels:
+        assert ledger.labels <= ledger.rules.labels
+        if ledger.enough == "labels":
+            assert ledger.labels == ledger.rules.labels
     return True
 
 
 @settings(deadline=None, max_examples=150)
-@given(campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99))
-def test_every_campaign_ends_and_every_assignment_once(plan, sizes, weather, seed):
-    played = play(plan, dict(zip(plan.devices, sizes, strict=False)), weather, seed)
+@given(campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99), budgets)
+def test_every_campaign_ends_and_every_assignment_once(plan, sizes, weather, seed, rules):
+    played = play(plan, dict(zip(plan.devices, sizes, strict=False)), weather, seed, rules)
     assert is_well(plan, played)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99),
+    st.integers(1, 60),
+)  # fmt: skip
+def test_a_budget_of_labels_is_never_overrun_and_spent_to_the_last(
+    plan, sizes, weather, seed, labels
+):
+    weather = replace(weather, enough_after=np.inf, time_is_up_s=np.inf)
+    workers = dict(zip(plan.devices, sizes, strict=False))
+    played = play(plan, workers, weather, seed, StopRules(labels=labels))  # its ledger looks on
+    assert is_well(plan, played)
+    everything = sum(map(sum, plan.shares.values()))
+    if not (weather.failing or weather.killing or weather.freezing or weather.poisoned):
+        assert played.ledger.labels == min(labels, everything)
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     campaigns(), st.lists(groups, min_size=2, max_size=2), weathers, st.integers(0, 99),
-    st.lists(st.floats(1, 2000), min_size=1, max_size=3),
+    st.lists(st.floats(1, 2000), min_size=1, max_size=3), budgets,
 )  # fmt: skip
-def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(plan, sizes, weather, seed, lives):
+def test_a_campaign_killed_at_any_moment_goes_on_from_its_ledger(
+    plan, sizes, weather, seed, lives, rules
+):
     workers = dict(zip(plan.devices, sizes, strict=False))
-    played = VirtualCluster(plan, workers, weather, np.random.default_rng(seed))
+    generator = np.random.default_rng(seed)
+    played = VirtualCluster(plan, workers, weather, generator, ledger=Ledger(rules=rules))
     for life in lives:
         played.run(until_s=life)
         if played.machine.is_over:
@@ -142,14 +179,87 @@ def test_once_a_stop_rule_holds_nothing_more_is_planned():
     assert played.ledger.trainings == 2
 
 
-def test_what_was_planned_before_a_stop_rule_held_is_measured_after_a_restart():
+def test_what_was_only_planned_when_a_stop_rule_held_is_not_measured_after_a_restart():
     held = {"waiting": [Waiting("a100/2/0", "a100", 2, 0)], "next_rounds": {"a100": 3},
             "closed": [0, 1], "enough": True}  # fmt: skip
     desk = Desk(only([1, 4, 1, 4, 4]), [worker("one")], **held)
-    assert desk.doing() == {"one": "a100/2/0"}
+    assert not of(desk.commands, Measure) + of(desk.commands, Plan)
+    assert [type(c) for c in desk.commands] == [Learn, Close, Publish]
+
+
+def test_once_a_stop_rule_holds_what_runs_is_kept_and_learned_and_nothing_else_begins():
+    desk = Desk(only([1, 4, 4]), [worker("one"), worker("two")])
+    assert desk.doing() == {"one": "a100/0/0", "two": "a100/1/0"}
+    assert not desk.tell(Enough())
+    assert not desk.machine.to_come["a100"]
+    assert not of(desk.measured("one"), Measure)
+    assert desk.doing() == {"two": "a100/1/0"}
+    told = desk.measured("two", "unstable")  # another chance would be a beginning
+    assert [type(c) for c in told] == [Learn, Close, Publish]
+    assert of(desk.commands, Close) == [Close(0), Close(1)]
+
+
+def test_a_round_that_is_being_chosen_when_a_stop_rule_holds_is_dropped():
+    machine = Machine(only([0, 1, 5], quiet=True))
+    one, now = worker("one"), 0.0
+    told = machine.handle(Joined(one), now)
+    told = machine.handle(Planned("a100", 0, []), now)
+    told = machine.handle(Planned("a100", 1, [Waiting("x", "a100", 1, 0)]), now)
+    assert of(told, Measure) == [Measure(one, "x")]
+    told = machine.handle(Measured(one, "x", Outcome.OK, 1.0, True), now)
+    assert of(told, Learn)
+    told = machine.handle(Learned(True), now)
+    assert of(told, Plan) == [Plan("a100", 2, 5)]
+    assert not machine.handle(Enough(), now)  # the learner cannot be interrupted
+    told = machine.handle(Planned("a100", 2, [Waiting("y", "a100", 2, 0)]), now)
+    assert told == [Publish()]
+
+
+def test_a_stop_rule_that_holds_before_there_are_heads_ends_a_campaign_without():
+    machine = Machine(only([1, 4, 4]))
+    told = machine.handle(Tick(), 0.0)
+    told = machine.handle(Planned("a100", 0, [Waiting("x", "a100", 0, 0)]), 0.0)
+    assert of(told, Plan) == [Plan("a100", 1, 4)]
+    assert machine.handle(Enough(), 1.0) == [Close(0)]
+    told = machine.handle(Planned("a100", 1, [Waiting("y", "a100", 1, 0)]), 1.0)
+    assert told == [Learn(True)]
+    assert machine.handle(Learned(False), 2.0) == [Publish()]
+
+
+def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
+    limited = Allowance(StopRules(labels=4))
+    desk = Desk(only([2, 9]), [worker("one"), worker("two"), worker("three")], allowance=limited)
     desk.measured("one")
-    assert not of(desk.commands, Plan)
-    assert of(desk.commands, Close) == [Close(2)]
+    assert set(desk.doing()) == {"one", "two", "three"}
+    assert not of(desk.measured("two"), Measure)  # two labels, and two that are to come
+    told = desk.measured("one", "error")
+    assert len(of(told, Measure)) == 1
+    while desk.doing():
+        desk.measured(next(iter(desk.doing())))
+    assert of(desk.commands, Spent) == [Spent("labels", "4 of 4 labels are spent")]
+    assert limited.labels == 4
+    assert desk.machine.is_over
+
+
+def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
+    """Six measurements of a second fit; the two at the end of the fifth leave room for one."""
+    limited = Allowance(StopRules(gpu_hours=6.5 / 3600))
+    desk = Desk(only([1, 20]), [worker("one"), worker("two")], allowance=limited)
+    while desk.doing():
+        desk.measured(next(iter(desk.doing())))
+    assert limited.seconds == 6.0
+    (spent,) = of(desk.commands, Spent)
+    assert spent.rule == "GPU-hours"
+
+
+def test_labels_that_need_no_measurement_count_in_a_budget():
+    limited = Allowance(StopRules(labels=3))
+    desk = Desk(only([2, 9]), [], allowance=limited)
+    desk.tell(Tick())
+    desk.tell(Settled(["a100/0/0", "was settled as it was planned"]))
+    desk.tell(Joined(worker("one")))
+    desk.workers["one"] = worker("one")
+    assert not of(desk.measured("one"), Measure)
     assert desk.machine.is_over
 
 
@@ -209,8 +319,10 @@ class Desk:
 
     def measured(self, name, outcome="ok"):
         """Ends what this worker is at; what is then commanded."""
-        worker = self.workers[name]
-        return self.tell(Measured(worker, self.doing()[name], Outcome(outcome), 1.0), 1.0)
+        worker, result = self.workers[name], Outcome(outcome)
+        return self.tell(
+            Measured(worker, self.doing()[name], result, 1.0, result is Outcome.OK), 1.0
+        )
 
     def doing(self):
         return {worker.name: one.id for worker, one in self.machine.leases()}
@@ -344,7 +456,7 @@ def test_a_late_result_settles_an_assignment_that_waits_again():
     desk = Desk(only([1, 2]), [worker("one")])
     one = desk.workers["one"]
     desk.tell(Lost(one, "its network was away"))
-    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0))
+    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0, True))
     desk.tell(Joined(one))
     assert desk.doing() == {"one": "a100/1/0"}
 
@@ -400,7 +512,7 @@ def test_without_heads_the_learner_waits_for_all_of_the_initial_draw():
     learned = []
     for _ in range(8):
         ((_, running),) = machine.leases()
-        tell(Measured(one, running.id, Outcome.OK, 1.0))
+        tell(Measured(one, running.id, Outcome.OK, 1.0, True))
         if of(told, Learn):
             learned.append(of(told, Learn)[0].initial_ended)
             tell(Learned(False))

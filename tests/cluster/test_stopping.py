@@ -12,6 +12,8 @@ from cluster.stopping import (
     StopRules,
     foretold,
     labels_to,
+    overspent,
+    past,
     stopped,
     upper_bound,
 )
@@ -94,14 +96,40 @@ def test_a_plateau_is_rounds_without_progress():
         ({"ends_at": START + datetime.timedelta(hours=1)}, "clock"),
     ],
 )
-def test_a_budget_ends_when_it_is_spent_and_is_foretold(rules, rule):
+def test_the_end_of_a_budget_is_foretold(rules, rule):
     rounds = [result(20, 9.0), result(40, 8.0)]
     assert ended(StopRules(**rules), rounds) is None
     coming = foretold(StopRules(**rules), rounds, 900)
     assert coming.rule == rule
     assert coming.labels == pytest.approx(60)
     assert coming.at == START + datetime.timedelta(hours=1)
-    assert ended(StopRules(**rules), [*rounds, result(60, 7.0)]).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({"labels": 60}, "60 of 60 labels are spent"),
+        ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
+        ({"money": 3.0, "price_per_gpu_hour": 3.0}, "3 of 3 money are spent"),
+        ({"money": 9.0, "price_per_gpu_hour": 3.0, "gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
+    ],
+)
+def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, told):
+    rules = StopRules(**rules)
+    assert overspent(rules, 59, 3540.0, 1, 60.0) is None
+    assert overspent(rules, 60, 3600.0, 1, 60.0).told == told
+
+
+def test_time_that_is_left_but_too_short_for_one_more_is_told():
+    stop = overspent(StopRules(gpu_hours=10.0), 50, 9.5 * 3600, 1, 0.75 * 3600)
+    assert stop.told == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
+
+
+def test_the_clock_is_a_rule():
+    rules = StopRules(ends_at=START)
+    assert past(rules, START - datetime.timedelta(seconds=1)) is None
+    assert past(rules, START).rule == "clock"
+    assert past(StopRules(labels=1), START) is None
 
 
 def test_labels_to_a_target_follow_the_power_law():

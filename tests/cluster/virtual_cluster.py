@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cluster.allowance import Allowance
 from cluster.events import (
     Close,
     Course,
     Dismiss,
+    Enough,
     GiveUp,
     Joined,
     Learn,
@@ -31,11 +33,13 @@ from cluster.events import (
     Quarantine,
     Renew,
     Seen,
+    Spent,
     Tick,
     Waiting,
     Worker,
 )
 from cluster.machine import Machine
+from cluster.stopping import StopRules
 from profiler.records import Outcome
 
 TICK_S = 10.0
@@ -61,6 +65,8 @@ class Weather:
     """Afterwards nothing goes wrong any more, but for what is poisoned."""
     enough_after: float = np.inf
     """With the training of this number a stop rule holds."""
+    time_is_up_s: float = np.inf
+    """Then a stop rule holds, whatever goes on."""
 
 
 @dataclass
@@ -76,14 +82,24 @@ class Ledger:
     quarantined: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By assignment that was given up: the hosts where it failed."""
     trainings: int = 0
-    enough: bool = False
-    """A stop rule holds, as the latest training says."""
-    stopped: bool = False
-    """A round was closed with a report that says so."""
+    rules: StopRules | None = None
+    """With a budget of labels, GPU-hours or money."""
+    seconds: float = 0.0
+    """Of measuring."""
+    enough: str | None = None
+    """The stop rule that holds."""
 
     @property
     def ended(self) -> list[str]:
         return [one for one, state in self.state.items() if state in {"done", "failed"}]
+
+    @property
+    def labels(self) -> int:
+        return sum(state == "done" for state in self.state.values())
+
+    def machine(self, course: Course, **so_far) -> Machine:
+        allowance = Allowance(self.rules, labels=self.labels, seconds=self.seconds)
+        return Machine(course, allowance=allowance, **so_far)
 
     def resumed(self, course: Course) -> Machine:
         """A machine that goes on after everything but the ledger was lost."""
@@ -99,9 +115,9 @@ class Ledger:
             device: 1 + max((n for d, n in self.planned if d == device), default=-1)
             for device in course.devices
         }
-        return Machine(
+        return self.machine(
             course, waiting=waiting, next_rounds=next_rounds, closed=self.closed,
-            enough=self.stopped,
+            enough=self.enough is not None,
         )  # fmt: skip
 
     def add(self, device: str, number: int, ids: list[str]) -> None:
@@ -112,6 +128,9 @@ class Ledger:
 
     def lease(self, one: str, worker: str) -> None:
         assert self.state[one] == "open", f"{one} is {self.state[one]}"
+        assert not self.enough, f"{one} begins after the end"
+        if self.rules and self.rules.labels:
+            assert self.labels + len(self.holder) < self.rules.labels, "too many labels"
         self.state[one], self.holder[one] = "leased", worker
         self.starts[one] += 1
 
@@ -137,8 +156,8 @@ class VirtualCluster:
         machine: Machine | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.machine = machine or Machine(course)
         self.course, self.weather, self.ledger = course, weather, ledger or Ledger()
+        self.machine = machine or self.ledger.machine(course)
         self.time_s, self.events, self.publications = 0.0, 0, 0
         self.idle_s: Counter[str] = Counter()
         """By device: how long its workers were idle though work of the budget was left."""
@@ -162,6 +181,8 @@ class VirtualCluster:
                 name = f"{device}-{host}-{slot}"
                 self.at(0.0, Joined(Worker(name, device, f"{device}-{host}", "stack")))
         self.at(TICK_S, Tick())
+        if weather.time_is_up_s < np.inf:
+            self.at(weather.time_is_up_s, Enough())
 
     def at(self, time_s: float, event: object) -> None:
         heapq.heappush(self._agenda, (time_s, next(self._numbers), event))
@@ -186,6 +207,7 @@ class VirtualCluster:
             if self._doing.get(worker.name, (None,))[0] != event.assignment_id:
                 return None  # it was lost meanwhile
             self._rest(worker)
+            self.ledger.seconds += event.seconds
             self.ledger.end(event.assignment_id, "done" if event.outcome is Outcome.OK else "open")
         elif kind is Joined:
             self._alive[event.worker.name] = event.worker
@@ -200,10 +222,15 @@ class VirtualCluster:
             seen = [w for name, w in self._alive.items() if name not in self._frozen]
             for command in self.machine.handle(Seen(seen), self.time_s):
                 self._do(command)
+        elif kind is Enough:
+            self.ledger.enough = self.ledger.enough or "clock"
         elif kind in {Learned, Planned}:
             self._thinking = False
-            if kind is Learned:
-                self.ledger.enough = event.enough
+            if kind is Learned and event.enough:
+                self.ledger.enough = self.ledger.enough or "errors"
+            if kind is Planned and not self.ledger.enough:  # written down, or not any more
+                ids = [one.id for one in event.assignments]
+                self.ledger.add(event.device, event.round_number, ids)
         return event
 
     def _pass(self, seconds: float) -> None:
@@ -245,7 +272,6 @@ class VirtualCluster:
             self._remove(self._alive[command.worker.name])
         elif kind is Plan:
             ids = [f"{command.device}/{command.round_number}/{i}" for i in range(command.count)]
-            self.ledger.add(command.device, command.round_number, ids)
             planned = [
                 Waiting(one, command.device, command.round_number, i) for i, one in enumerate(ids)
             ]
@@ -255,12 +281,15 @@ class VirtualCluster:
         elif kind is Learn:
             self._begin_thinking()
             self.ledger.trainings += 1
-            enough = self.ledger.enough or self.ledger.trainings >= self.weather.enough_after
+            enough = self.ledger.trainings >= self.weather.enough_after
             self.at(self.time_s + self.weather.learning_s, Learned(True, enough))
         elif kind is Close:
             assert command.round_number not in self.ledger.closed
             self.ledger.closed.append(command.round_number)
-            self.ledger.stopped = self.ledger.enough
+        elif kind is Spent:
+            assert not self.ledger.enough
+            assert not self.ledger.holder, "something runs that might fail"
+            self.ledger.enough = command.rule
         elif kind is Publish:
             self.publications += 1
 
@@ -288,10 +317,10 @@ class VirtualCluster:
         if weather.poisoned and share_of(one) < weather.poisoned:
             self.at(self.time_s + seconds / 2, Lost(worker, "poisoned"))
         elif calm or chance >= weather.failing + weather.killing + weather.freezing:
-            self.at(self.time_s + seconds, Measured(worker, one, Outcome.OK, seconds))
+            self.at(self.time_s + seconds, Measured(worker, one, Outcome.OK, seconds, True))
         elif chance < weather.failing:
             self._left[worker.device] += 1
-            self.at(self.time_s + seconds, Measured(worker, one, Outcome.UNSTABLE, seconds))
+            self.at(self.time_s + seconds, Measured(worker, one, Outcome.UNSTABLE, seconds, False))
         elif chance < weather.failing + weather.killing:
             self.at(self.time_s + seconds / 2, Lost(worker, "killed"))
         else:

@@ -123,7 +123,7 @@ function outlook(data, ended) {
     return h("p", {}, data.state === "cancelled" ? "It was cancelled; its labels are kept." : "With its last round: all that was planned is measured.");
   if (!data.end) return h("p", { class: "muted" }, "Nothing can be foretold yet: two trainings are needed.");
   return [
-    facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
+    facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["Planned, left unmeasured", data.end.unmeasured ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
     h("p", {}, data.end.told),
   ];
 }
