@@ -1,11 +1,11 @@
 """What orchestration costs: labels a second through Ray and the store, where measuring is free.
 
-    python benchmarks/orchestration.py [--labels N] [--database URL | --postgresql]
+    python benchmarks/orchestration.py [--labels N] [--gpus N] [--database URL | --postgresql]
     python benchmarks/orchestration.py --scenario [NAME ...]
     python benchmarks/orchestration.py --soak-minutes 30 [--every-s 20]
 
-First: a campaign on an emulated cluster (a head, two A100 nodes with three GPUs in all, one V100
-node) whose profilers answer at once. Ray, the crew, the machine and the label store (a new SQLite
+First: a campaign on an emulated cluster (a head, two A100 nodes, two V100 nodes, with so many GPUs
+each) whose profilers answer at once. Ray, the crew, the machine and the label store (a new SQLite
 file, the database at the URL, or a new PostgreSQL server) are the real ones. CPU time is that of
 the process with the campaign's loop, which other programs on the machine change less than the
 clock's. Second: faults of `tests/cluster/cluster_scenarios.py`, and how long after one the next
@@ -63,6 +63,7 @@ def database(asked: argparse.Namespace) -> Iterator[str | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--labels", type=int, default=2_000)
+    parser.add_argument("--gpus", type=int, default=1, help="of each of the four nodes")
     parser.add_argument("--database")
     parser.add_argument("--postgresql", action="store_true")
     parser.add_argument("--scenario", nargs="*", choices=FAULTS)
@@ -87,7 +88,7 @@ def main() -> None:
             print(f"{scenario:<20}{after_s:>8.1f} s; {whole or 'LABELS ARE LACKING'}")
     else:
         with database(asked) as url:
-            told = played("busy", url, LABELS=asked.labels, MEASURE_S=0.0)
+            told = played("busy", url, LABELS=asked.labels, MEASURE_S=0.0, GPUS=asked.gpus)
         count, seconds = sum(told["labels"].values()), told["measuring_s"]
         print(f"load of the machine     {os.getloadavg()[0]:>10.1f}, {os.cpu_count()} cores")
         print(f"labels                  {count:>10,}")

@@ -144,10 +144,6 @@ class RayCrew:
 
     def workers(self) -> Sequence[Worker]:
         self._recruit()
-        if self._joining:
-            joined, _ = ray.wait(list(self._joining), num_returns=len(self._joining), timeout=0)
-            for reference in joined:
-                self._welcome(reference)
         return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 
     def awaited(self) -> Sequence[str]:
@@ -286,11 +282,14 @@ class RayCrew:
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
-        ray.wait(awaited, timeout=timeout_s)
-        if not self._running:
-            return []
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
-        return [self._collect(reference) for reference in ready]
+        ready = _ready(awaited)
+        if not ready:
+            ray.wait(awaited, timeout=timeout_s)
+            ready = _ready(awaited)
+        for reference in ready:
+            if reference in self._joining:
+                self._welcome(reference)
+        return [self._collect(reference) for reference in ready if reference in self._running]
 
     def _collect(self, reference: Any) -> Finished:
         worker, task = self._running.pop(reference)
@@ -303,6 +302,12 @@ class RayCrew:
             if profiler is not None:
                 ray.kill(profiler.actor)  # if only its answer was lost
             return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
+
+
+def _ready(references: Sequence[Any]) -> Sequence[Any]:
+    """Those whose results, or failures, are there by now."""
+    ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
+    return list(ready)
 
 
 def _result(reference: Any) -> Any:

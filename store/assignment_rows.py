@@ -62,7 +62,8 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
     ids = sorted(set(assignment_ids))
     if not ids:
         return {}
-    return {row.id: assignment_of(row) for row in session.execute(_LOCKED, {"ids": ids})}
+    rows = session.connection().execute(_LOCKED, {"ids": ids})
+    return {row.id: assignment_of(row) for row in rows}
 
 
 def leased(one: Assignment, worker: str, until: str) -> Assignment:

@@ -8,7 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from profiler.errors import InputError, StoreError
@@ -32,6 +32,17 @@ from store.workloads import insert_configurations
 
 BATCH = 2000
 """So many measurements are recorded in one transaction, which takes less than a second."""
+
+# Made once: to put a statement together takes longer than to carry it out.
+_IDS_OF_KEYS = select(MeasurementRow.attempt_key, MeasurementRow.id).where(
+    MeasurementRow.attempt_key.in_(bindparam("keys", expanding=True))
+)
+_PLACES = select(
+    LabelRow.id, LabelRow.configuration_id, LabelRow.device_id, LabelRow.protocol_name
+).where(LabelRow.configuration_id.in_(bindparam("names", expanding=True)))
+_DEVICE = select(DeviceRow.id).where(
+    DeviceRow.key == bindparam("key"), DeviceRow.fingerprint == bindparam("fingerprint")
+)
 
 
 class Recording(Database):
@@ -233,12 +244,11 @@ def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[i
     ids = {}
     for key, fingerprint in sorted(first):
         device = {"key": key, "fingerprint": fingerprint}
-        query = select(DeviceRow.id).filter_by(**device)
-        known = session.scalars(query).one_or_none()
+        known = session.connection().scalar(_DEVICE, device)
         if known is None:
             environment = dict(first[key, fingerprint])
             insert_new(session, DeviceRow, [{**device, "environment": environment}])
-            known = session.scalars(query).one()
+            known = session.connection().scalars(_DEVICE, device).one()
         ids[key, fingerprint] = known
     return [ids[device] for device in devices]
 
@@ -298,9 +308,8 @@ def _not_yet_there(
 
 
 def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
-    row = MeasurementRow
-    query = select(row.attempt_key, row.id).where(row.attempt_key.in_([*attempt_keys]))
-    return dict(session.execute(query).all())
+    keys = {"keys": [*attempt_keys]}
+    return dict(session.connection().execute(_IDS_OF_KEYS, keys).tuples().all())
 
 
 def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
@@ -324,11 +333,9 @@ def _label_ids(
         None if label_values(m) is None else tuple(label_place(m, device).values())
         for m, device in zip(measurements, devices, strict=True)
     ]
-    row = LabelRow
-    query = select(row.id, row.configuration_id, row.device_id, row.protocol_name).where(
-        row.configuration_id.in_({place[0] for place in places if place})
-    )
-    there = {tuple(place): label_id for label_id, *place in session.execute(query)}
+    names = {"names": sorted({place[0] for place in places if place})}
+    found = session.connection().execute(_PLACES, names)
+    there = {tuple(place): label_id for label_id, *place in found}
     return [None if place is None else there[place] for place in places]
 
 

@@ -55,7 +55,8 @@ def calm(url):
 
 
 def busy(url):
-    with emulated(NODES):
+    gpus = int(os.environ.get("GPUS", "1"))
+    with emulated([("A100", gpus), ("A100", gpus), ("V100", gpus), ("V100", gpus)]):
         return play(url, spec(int(os.environ["LABELS"])))
 
 
