@@ -153,7 +153,7 @@ class ChoiceRequest:
     unsteady: Mapping[str, int] = field(default_factory=dict)
     """Candidates that were given up as unstable, and how often each was tried."""
     capacity_mib: float | None = None
-    """Memory of the device, as far as a measurement on it has told."""
+    """Memory of the device: what a measurement on it has told, or before one its name or host."""
     seed: Sequence[int]
 
 

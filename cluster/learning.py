@@ -214,7 +214,7 @@ class CampaignLearner:
     ) -> npt.NDArray[np.float64] | None:
         """The probability that runs die of the device's memory; None where that is not known.
 
-        The memory is what runs died of, or what a measurement has told of the device.
+        The memory is what runs died of, or what is known of the device.
         """
         bounds = [
             label.memory_above_mib

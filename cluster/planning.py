@@ -10,6 +10,7 @@ from cluster.budget import check_budget, pool_of, without_refused
 from cluster.crew import Choice, ChoiceRequest, Crew
 from cluster.spec import CampaignSpec
 from cluster.telling import Teller
+from profiler.devices.memory import expected_memory_mib
 from profiler.records import Configuration, Outcome
 from store import Assignment, PlannedAssignment, Store
 from store.records import Role
@@ -94,7 +95,7 @@ class Planner:
             known=_taught(assigned.values()),
             elsewhere=() if device == source else _taught(self._assigned(source).values()),
             unsteady=unsteady,
-            capacity_mib=self._store.device_memory_mib(device),
+            capacity_mib=self._store.device_memory_mib(device) or expected_memory_mib(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 

@@ -280,11 +280,14 @@ class Campaigns(Database):
         return counts
 
     def device_memory_mib(self, device: str) -> float | None:
-        """The least memory that measurements on this device, on any stack, have told of it."""
+        """The least memory that measurements on this device, on any stack, have told of it.
+
+        Of cores, that is what a process of their host may have.
+        """
         with self._reading() as session:
             told = session.scalars(select(DeviceRow.environment).filter_by(key=device))
-            known = [e["device_memory_mib"] for e in told if e.get("device_memory_mib")]
-        return min(known, default=None)
+            known = [e.get("device_memory_mib") or e.get("memory_allowed_mib") for e in told]
+        return min(filter(None, known), default=None)
 
     def measuring_seconds(self, campaign_id: str) -> float:
         """How long this campaign's attempts have taken in all, failed ones included."""

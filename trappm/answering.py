@@ -12,10 +12,11 @@ from weakref import WeakKeyDictionary
 from learner.heads import USABLE_SHARE, Heads
 from learner.predictions import Predictions, StepSettings, TrainedHeads
 from learner.workload import Workload
+from profiler.devices.memory import memory_mib
 from profiler.errors import InputError, SnapshotError
 from profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
 from trappm.costs import Run, check_run, prices_of, run_of
-from trappm.device_names import device_key, memory_mib
+from trappm.device_names import device_key
 from trappm.prediction import Prediction
 from trappm.published import snapshots_that_answer
 

@@ -1,4 +1,4 @@
-"""Devices by any name that people give them, and how much memory they have.
+"""Devices by any name that people give them.
 
 `a100`, `A100-SXM4-40GB`, `NVIDIA GeForce RTX 3090` and the paper's `GPU:A100-SXM4-40GB:1` all mean
 a device that heads exist for, by its key.
@@ -11,29 +11,8 @@ from collections.abc import Iterable
 
 from profiler.errors import InputError, SnapshotError
 
-MEMORY_MIB = {
-    "a100-40gb": 40_536.0,
-    "a100-80gb": 81_251.0,
-    "a100": 40_536.0,
-    "h100": 81_251.0,
-    "rtx3090": 24_268.0,
-    "rtx4090": 24_217.0,
-    "t4": 15_110.0,
-    "v100-32gb": 32_510.0,
-    "v100": 16_160.0,
-}
-"""What a CUDA process can have of a GPU by the first letters of its key, the longest first."""
-
 _NO_NAME = frozenset({"gpu", "nvidia", "geforce", "tesla", "pcie", "sxm2", "sxm4", "sxm5", "nvl"})
 _COUNT = re.compile(r":(\d+)$")
-
-
-def memory_mib(device: str) -> float | None:
-    """A GPU's memory; None for a device whose memory is not fixed by its name."""
-    for key in sorted(MEMORY_MIB, key=len, reverse=True):
-        if device.startswith(key):
-            return MEMORY_MIB[key]
-    return None
 
 
 def device_key(asked: object, keys: Iterable[str]) -> str:

@@ -6,12 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaign_crew import BUDGET, SPEC, FakeCrew, FakeLearner, campaign, labels_by_device
+from campaign_crew import (
+    BUDGET,
+    SPEC,
+    FakeCrew,
+    FakeLearner,
+    campaign,
+    labels_by_device,
+    made_up,
+)
 
 from cluster.crew import Choice, ChoiceRequest
 from cluster.learning import CampaignLearner
 from learner.acquisition import STRATEGIES
 from learner.networks.presets import LAPTOP, PRESETS
+from profiler.measuring import procfs
+from profiler.measuring.protocols import protocol_named
 from profiler.records import Configuration, GraphTemplate
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
@@ -128,6 +138,35 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     reasons = {a.round_number: a.reason for a in store.assignments(run.id)}
     assert reasons[0] == {"strategy": "uniform draw"}
     assert "rank" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("a100", "v100", {"a100": 40_536.0, "v100": 16_160.0}),
+        ("a100", "gaudi2", {"a100": 40_536.0, "gaudi2": None}),
+        ("cpu-2t", "cpu-1t", dict.fromkeys(["cpu-2t", "cpu-1t"], procfs.allowed_memory_mib())),
+    ],
+)
+def test_the_first_choice_knows_the_memory_of_devices_that_are_known(
+    store, source, target, expected
+):
+    learner = Listening()
+    crew = FakeCrew(workers=[("w1", source), ("w2", target)])
+    campaign(store, crew, learner, devices={"source": source, "target": target}).run()
+    assert not any(r.known for r in learner.asked[:2])
+    assert {r.device: r.capacity_mib for r in learner.asked[:2]} == expected
+
+
+def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store):
+    for mib in (38_000.0, 39_000.0):
+        told = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
+        environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
+        store.record(replace(told, environment=environment))
+    learner = Listening()
+    crew = FakeCrew(workers=[("w1", "a100"), ("w2", "v100")])
+    campaign(store, crew, learner, devices={"source": "a100", "target": "v100"}).run()
+    assert {r.device: r.capacity_mib for r in learner.asked} == {"a100": 38_000.0, "v100": 16_160.0}
 
 
 def test_the_target_is_told_what_the_source_measures(store):
