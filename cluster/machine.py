@@ -19,7 +19,7 @@ runs, would overrun it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -54,6 +54,7 @@ from cluster.events import (
     Worker,
 )
 from cluster.queues import RankedQueue
+from cluster.rounds import UNLEARNED_ROUNDS, Rounds
 from cluster.workforce import Seat, Workforce
 from profiler.records import Outcome
 from store.records import attempts_allowed, is_final
@@ -64,9 +65,6 @@ database that was away for an hour must not look like workers that were silent f
 
 _MARGIN = 2.0
 """The learner starts when what waits lasts so many times as long as the learner took last time."""
-
-UNLEARNED_ROUNDS = 2
-"""Evaluation set and initial round: nothing has to be learned to plan them."""
 
 
 class Machine:
@@ -94,15 +92,11 @@ class Machine:
         allowance: Allowance | None = None,
     ) -> None:
         self.course = course
-        self.next_round = dict.fromkeys(course.devices, 0) | dict(next_rounds or {})
         self.is_over = False
         self._canary_is_due = canary_is_due
         self._queues = {device: RankedQueue() for device in course.devices}
         self._workforce = Workforce(course.devices)
-        self._left: Counter[tuple[int, str]] = Counter()
-        """By round and device: how many assignments have not ended."""
-        was_closed = frozenset(closed)
-        self._not_closed = [n for n in range(course.rounds) if n not in was_closed]
+        self._rounds = Rounds(course, next_rounds, closed)
         self._to_close: list[int] = []
         self._thoughts: deque[Plan | Learn] = deque()
         self._thinking: Plan | Learn | None = None
@@ -133,7 +127,7 @@ class Machine:
         """By device: how many assignments nobody measures yet, planned or not, and somebody may."""
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
-        return self._unmeasured()
+        return {d: len(queue) + self._rounds.unplanned(d) for d, queue in self._queues.items()}
 
     @property
     def measuring(self) -> int:
@@ -143,7 +137,7 @@ class Machine:
     @property
     def round_number(self) -> int:
         """The earliest round that is not closed, or the last one."""
-        return self._not_closed[0] if self._not_closed else self.course.rounds - 1
+        return self._rounds.current
 
     def leases(self) -> Iterator[tuple[Worker, Waiting]]:
         """Who measures what."""
@@ -197,7 +191,7 @@ class Machine:
                 self._workforce.free(worker)
             case Planned(device, number, assignments):
                 if not self._is_ending:
-                    self.next_round[device] = number + 1
+                    self._rounds.next[device] = number + 1
                     for one in assignments:
                         self._add(one)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
@@ -222,7 +216,7 @@ class Machine:
     # Assignments and who measures them.
 
     def _add(self, one: Waiting) -> None:
-        self._left[one.round_number, one.device] += 1
+        self._rounds.add(one)
         self._queues[one.device].push(one)
 
     def _end(self, one: Measured) -> None:
@@ -270,7 +264,7 @@ class Machine:
         return waited
 
     def _ended(self, number: int, device: str) -> None:
-        self._left[number, device] -= 1
+        self._rounds.end(number, device)
         self._knows_all = False
 
     def _look_at_leases(self) -> None:
@@ -327,13 +321,15 @@ class Machine:
 
     def _think(self) -> None:
         """Begins the next thought, when it is time for one and none is on its way."""
-        if self._not_closed and self._not_closed[0] == 0 and self._has_ended(0):
+        if self._rounds.open and self._rounds.current == 0 and self._rounds.has_ended(0):
             self._close(0)  # the evaluation set teaches nothing
         if self._thinking is not None:
             return
         if self._has_learned():  # what was planned since then, and is empty, ends at once
-            for number in [n for n in self._not_closed if self._has_ended(n)]:
+            for number in self._rounds.ended:
                 self._close(number)
+        if not self._may_begin:
+            self._thoughts = deque(one for one in self._thoughts if isinstance(one, Learn))
         if not self._thoughts:
             self._thoughts.extend(self._next_thoughts())
             self._thinking_since = self._time
@@ -341,44 +337,36 @@ class Machine:
             self._thinking = self._thoughts.popleft()
             if isinstance(self._thinking, Learn):
                 self._learns = self._has_tried = self._knows_all = True
-                self._to_close = [n for n in self._not_closed if self._has_ended(n)]
+                self._to_close = self._rounds.ended
             self._commands.append(self._thinking)
-        elif not self._not_closed and not self.measuring and self._has_learned():
+        elif not self._rounds.open and not self.measuring and self._has_learned():
             self.is_over = True
             self._commands.append(Publish())
 
     def _next_thoughts(self) -> list[Plan | Learn]:
-        draws: list[Plan | Learn] = [
-            self._plan(device, number)
-            for number in range(UNLEARNED_ROUNDS)
-            for device in self.course.devices
-            if self.next_round[device] <= number
-        ]
-        if draws:
-            return draws
+        draws = self._rounds.draws()
+        if draws and self._may_begin:
+            return [*draws]
         is_at_work = bool(self.measuring) or any(self._queues.values())
         if self.course.keeps_host_quiet and is_at_work:
             return []
         choices = self._plans(self.course.devices)
-        if not choices and not all(self._has_ended(n) for n in self._not_closed):
+        if not choices and self._rounds.ended != self._rounds.open:
             return []  # what is planned is to be measured first
         if self._has_learned():
             return choices
-        initial_ended = self._left[1, self.course.devices[0]] == 0
+        initial_ended = self._rounds.left(1, self.course.devices[0]) == 0
         if self._has_tried and not self._has_heads and not initial_ended:
             return []  # there were too few labels: wait for all of the initial draw
         return [Learn(initial_ended), *choices]
 
     def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
         """For those of these devices that need more to do: their part of their next round."""
-        return [self._plan(d, self.next_round[d]) for d in devices if self._is_hungry(d)]
-
-    def _plan(self, device: str, number: int) -> Plan:
-        return Plan(device, number, self.course.shares[device][number])
+        return [self._rounds.plan(device) for device in devices if self._is_hungry(device)]
 
     def _is_hungry(self, device: str) -> bool:
         """Whether this device's part of its next round should be planned now."""
-        if self.next_round[device] >= self.course.rounds or not self._may_begin:
+        if self._rounds.is_planned(device) or not self._may_begin:
             return False
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
@@ -408,40 +396,21 @@ class Machine:
         """One more assignment may be handed out."""
         return not self._is_ending and self._allowance.has_room
 
-    def _unmeasured(self) -> dict[str, int]:
-        """By device: how many assignments nobody measures yet, planned or not."""
-        shares, first = self.course.shares, self.next_round
-        return {
-            device: len(queue) + sum(shares[device][first[device] :])
-            for device, queue in self._queues.items()
-        }
-
     def _look_at_budgets(self) -> None:
         """Ends the campaign when nothing runs and a budget has no room for what is to come."""
         if self._is_ending or (stop := self._allowance.spent) is None:
             return
-        if any(self._unmeasured().values()):
+        if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
             self._commands.append(Spent(stop.rule, stop.told))
 
     def _begin_no_more(self) -> None:
         """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
         self._is_ending = True
-        planned = max(self.next_round.values())
-        self._not_closed = [number for number in self._not_closed if number < planned]
-        self.next_round = dict.fromkeys(self.course.devices, self.course.rounds)
+        self._rounds.end_early(one for _, one in self.leases())
         self._queues = {device: RankedQueue() for device in self.course.devices}
-        self._left = Counter((one.round_number, one.device) for _, one in self.leases())
         self._thoughts.clear()
 
-    # Rounds.
-
-    def _has_ended(self, number: int) -> bool:
-        return all(
-            self.next_round[device] > number and self._left[number, device] == 0
-            for device in self.course.devices
-        )
-
     def _close(self, number: int) -> None:
-        self._not_closed.remove(number)
+        self._rounds.open.remove(number)
         self._commands.append(Close(number))

@@ -252,6 +252,14 @@ def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
     assert spent.rule == "GPU-hours"
 
 
+def test_a_budget_that_is_spent_ends_a_campaign_whose_other_rounds_are_empty():
+    desk = Desk(only([1, 2, 0]), [worker("one")], allowance=Allowance(StopRules(labels=3)))
+    while desk.doing():
+        desk.measured("one")
+    assert of(desk.commands, Close) == [Close(0), Close(1)]
+    assert desk.machine.is_over
+
+
 def test_labels_that_need_no_measurement_count_in_a_budget():
     limited = Allowance(StopRules(labels=3))
     desk = Desk(only([2, 9]), [], allowance=limited)

@@ -44,6 +44,9 @@ from profiler.records import Outcome
 
 TICK_S = 10.0
 
+LONGEST_S = 3e6
+"""No campaign that is played takes so long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
@@ -190,6 +193,7 @@ class VirtualCluster:
     def run(self, until_s: float = np.inf) -> VirtualCluster:
         while not self.machine.is_over and self._agenda and self._agenda[0][0] <= until_s:
             time_s, _, event = heapq.heappop(self._agenda)
+            assert time_s < LONGEST_S, "it goes on for ever"
             self._pass(time_s - self.time_s)
             self.time_s = time_s
             if (told := self._happen(event)) is not None:
