@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "tests" / "cluster" / "cluster_scenarios.py"
 FAULTS = (
     "worker_killed", "worker_frozen", "node_lost", "node_frozen", "node_comes_late",
+    "autoscaled_from_nothing",
     "learner_killed", "campaign_killed", "head_restarted", "database_away",
 )  # fmt: skip
 

@@ -182,6 +182,17 @@ class RayCrew:
             self._start_profiler(device, where.options, None)
         for reference in joining[wanted:]:  # so that no node is started for nothing
             ray.kill(self._joining.pop(reference).actor)
+        if self._may_grow and not self._to_come.get(device, 0):
+            self._release_idle(device)
+
+    def _release_idle(self, device: str) -> None:
+        """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""
+        busy = {worker.name for worker, _ in self._running.values()}
+        there = [(name, p) for name, p in self._profilers.items() if p.device == device]
+        for name, profiler in there:
+            if name not in busy:
+                del self._profilers[name]
+                ray.kill(profiler.actor)
 
     def _share_of(self, device: str) -> int:
         """How many of the GPUs of this kind are for this campaign."""
@@ -228,7 +239,7 @@ class RayCrew:
         except RayActorError:  # it died before it had joined: the next one is recruited
             del self._joining[reference]
             return
-        name = "-".join([profiler.device, facts["host"][:8], *facts["gpus"]])
+        name = "-".join([profiler.device, facts["host"][-8:], *facts["gpus"]])
         if name in self._profilers:
             return  # one that died there has not been noticed yet
         del self._joining[reference]

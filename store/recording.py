@@ -309,7 +309,8 @@ def _not_yet_there(
 
 def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
     keys = {"keys": [*attempt_keys]}
-    return dict(session.connection().execute(_IDS_OF_KEYS, keys).tuples().all())
+    found = session.connection().execute(_IDS_OF_KEYS, keys)
+    return {row.attempt_key: row.id for row in found}
 
 
 def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:

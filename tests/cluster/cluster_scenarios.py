@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+import ray
+from autoscaled_cluster import Watched, autoscaled, workers
 from emulated_cluster import (
     A100,
     POISON,
@@ -72,6 +74,22 @@ def node_comes_late(url):
             told["recovery_s"] = first_after(recorded, moment, besides=there)
 
         return play(url, spec(600), faults) | told
+
+
+def autoscaled_from_nothing(url):
+    """No worker is there when the campaign begins, nor a while after it has ended."""
+    with autoscaled() as join:
+        before, watched = workers(), Watched()
+        told = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        begin = time.monotonic()
+        ray.shutdown()  # as a campaign's process does when it ends
+        join()
+        wait_until(lambda: not workers())
+        return told | {
+            "before": before, "most": watched.most, "first_s": watched.first_s,
+            "recovery_s": max(watched.first_s.values()), "empty_s": time.monotonic() - begin,
+        }  # fmt: skip
 
 
 def node_lost(url, graceful=False):
@@ -306,8 +324,9 @@ SOAK_FAULTS = {
 }
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, busy, node_comes_late, node_lost, node_frozen, worker_killed, worker_frozen, poisoned,
-    learner_killed, campaign_killed, head_restarted, database_away, side_by_side, soak,
+    calm, busy, node_comes_late, autoscaled_from_nothing, node_lost, node_frozen, worker_killed,
+    worker_frozen, poisoned, learner_killed, campaign_killed, head_restarted, database_away,
+    side_by_side, soak,
 )}  # fmt: skip
 
 

@@ -122,14 +122,17 @@ class MadeUpCrew(RayCrew):
 
 
 def spec(
-    labels, *, architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto")
+    labels,
+    *,
+    architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto"),
+    devices=(A100, V100),
 ):
     """A campaign of about so many labels, two thirds of them on A100s."""
     share = max(4, labels // 12)
     groups = [{"architectures": list(architectures), "batch_sizes": list(range(1, 2 * labels)),
                "input_sizes": [64]}]  # fmt: skip
     return CampaignSpec.model_validate({
-        "name": "emulated", "devices": {"source": A100, "target": V100},
+        "name": "emulated", "devices": dict(zip(("source", "target"), devices, strict=True)),
         "evaluation": {"source": share, "target": share // 2, "architecture_share": 0.3},
         "initial": {"source": 2 * share, "target": share},
         "rounds": {"count": 5, "source": share, "target": share // 2},

@@ -53,6 +53,15 @@ def test_a_node_that_joins_late_is_used_without_a_restart(play):
     assert told["hosts"] == 3
 
 
+def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
+    told = play("autoscaled_from_nothing", measure_s=0.5)
+    assert is_whole(told)
+    assert told["before"] == {}
+    assert told["hosts"] == 4  # each that came was used
+    assert set(told["most"]) == {"A100", "V100"}
+    assert max(told["most"].values()) <= 2  # as ray_config.yaml has it
+
+
 @pytest.mark.parametrize("scenario", ["node_lost", "node_frozen", "worker_killed", "worker_frozen"])
 def test_what_is_lost_is_measured_elsewhere(play, scenario):
     told = play(scenario)
