@@ -45,6 +45,7 @@ from emulated_cluster import (
 import cluster.campaign
 from cluster.lock import is_running
 from cluster.ray_learner import LearnerProxy
+from cluster.stopping import StopRules
 from store import Home, Store
 from trappm.report import campaign_state
 
@@ -54,6 +55,12 @@ NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 def calm(url):
     with emulated(NODES):
         return play(url, spec(60))
+
+
+def budget(url):
+    rules = StopRules(labels=37)
+    with emulated(NODES):
+        return play(url, spec(60).model_copy(update={"stop": rules}))
 
 
 def busy(url):
@@ -324,9 +331,9 @@ SOAK_FAULTS = {
 }
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, busy, node_comes_late, autoscaled_from_nothing, node_lost, node_frozen, worker_killed,
-    worker_frozen, poisoned, learner_killed, campaign_killed, head_restarted, database_away,
-    side_by_side, soak,
+    calm, budget, busy, node_comes_late, autoscaled_from_nothing, node_lost, node_frozen,
+    worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed, head_restarted,
+    database_away, side_by_side, soak,
 )}  # fmt: skip
 
 

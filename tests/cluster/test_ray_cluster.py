@@ -47,6 +47,15 @@ def test_every_gpu_of_every_node_has_a_worker(play):
     assert told["hosts"] == 3
 
 
+def test_a_budget_of_labels_is_met_exactly_on_many_gpus(play):
+    told = play("budget")
+    assert (told["state"], set(told["rounds"])) == ("finished", {"closed"})
+    assert sum(told["labels"].values()) == told["states"]["done"] == 37
+    assert [message for kind, message in told["events"] if kind == "enough"] == [
+        "enough (labels): 37 of 37 labels are spent"
+    ]
+
+
 def test_a_node_that_joins_late_is_used_without_a_restart(play):
     told = play("node_comes_late")
     assert is_whole(told)
