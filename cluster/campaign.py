@@ -33,10 +33,8 @@ from cluster.events import (
     Enough,
     Event,
     GiveUp,
-    Joined,
     Learn,
     Learned,
-    Leaving,
     Lost,
     Measure,
     MeasureCanary,
@@ -50,14 +48,13 @@ from cluster.events import (
     Spent,
     Stopped,
     Tick,
-    Worker,
 )
 from cluster.planning import PURPOSES, Planner
 from cluster.progress import Pace, Progress, measurement_line, round_line
 from cluster.publishing import publish
 from cluster.rehearsal import rehearsal_line
 from cluster.resuming import course_so_far, waiting
-from cluster.shares import Claims
+from cluster.roster import CanaryStopError, Roster
 from cluster.spec import CampaignSpec
 from cluster.telling import CampaignStopped, Teller
 from cluster.thinking import Thinker, training_labels
@@ -76,10 +73,6 @@ THINKING_S = 0.1
 
 SHOWN = 4
 """So many of the measurements that run are told."""
-
-
-class CanaryStopError(CampaignError):
-    """The canary stopped the last worker of a device that is still needed."""
 
 
 class Campaign:
@@ -110,11 +103,9 @@ class Campaign:
         self._thinker = Thinker(learner, self._teller, self._pace, self._chosen, self._learned)
         self._ending = Ending(store, campaign_id, spec)
         self._events: deque[Event] = deque()
-        self._known: dict[str, Worker] = {}
-        self._leaving: set[Worker] = set()
-        self._claims = Claims(store, campaign_id)
-        self._adopted: set[tuple[str, str]] = set()
-        """Devices and stacks whose earlier labels have been taken over."""
+        self._roster = Roster(
+            store, campaign_id, self.protocol.name, crew, self._canaries, self._ending, self._taken
+        )
         self._leases: dict[str, Assignment] = {}
         self._unwritten: list[Finished] = []
         """Measurements that came back, for the next transaction."""
@@ -192,9 +183,10 @@ class Campaign:
         self._handle(Tick())
         while not self._machine.is_over:
             self._obey()
-            self._follow_workers()
+            self._follow(self._roster.follow())
             if stalled := self._machine.stalled():
-                self._wait_for_workers(stalled)
+                self._roster.require(stalled)
+                self._tell(f"waiting for a node with {', '.join(sorted(stalled))}", total=0)
             patience_s = THINKING_S if self._thinker.is_busy else TICK_S
             self._take(self.crew.wait(timeout_s=patience_s))
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
@@ -209,7 +201,7 @@ class Campaign:
         self.crew.want(self._machine.to_come)
         if self.store.campaign_state(self.id) is not CampaignState.RUNNING:
             raise CampaignStopped
-        self._share()
+        self._follow(self._roster.share())
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
         if told := self._ending.look_at_clock():
@@ -246,7 +238,7 @@ class Campaign:
             case Renew(_, assignment_id):
                 self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
-                self._forget(worker)
+                self._roster.forget(worker)
                 self.crew.dismiss(worker)
                 self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
             case GiveUp(assignment_id, why):
@@ -265,73 +257,13 @@ class Campaign:
             case Spent(rule, told):
                 self._tell(news=self._ending.hold(rule, told))
 
-    # Workers.
+    def _follow(self, events: Iterator[Event]) -> None:
+        for event in events:
+            self._handle(event)
 
-    def _follow_workers(self) -> None:
-        there = {worker.name: worker for worker in self.crew.workers()}
-        for worker in list(self._known.values()):
-            if there.get(worker.name) != worker:
-                self._lose(worker, "it left the cluster")
-        for worker in there.values():
-            if worker.name not in self._known:
-                self._known[worker.name] = worker
-                self._adopt(worker)
-                self._handle(Joined(worker))
-
-    def _share(self) -> None:
-        """Gives GPUs back that are due to other campaigns on the cluster; interrupts nothing."""
-        leaving = self.crew.share(self._claims.of(self.crew.campaigns()))
-        self._leaving.update(leaving)
-        self._handle(*map(Leaving, leaving))
-        busy = {worker.name for worker, _ in self.crew.running()}
-        for worker in [worker for worker in self._leaving if worker.name not in busy]:
-            self.crew.dismiss(worker)
-            self._lose(worker, "its GPU goes to another campaign")
-
-    def _lose(self, worker: Worker, why: str) -> None:
-        self._forget(worker)
-        self._handle(Lost(worker, why))
-
-    def _forget(self, worker: Worker) -> None:
-        self._known.pop(worker.name, None)
-        self._leaving.discard(worker)
-        self._canaries.forget(worker)
-
-    def _adopt(self, worker: Worker) -> None:
-        """What was measured before, on the same device and stack, is not measured again."""
-        is_new = (worker.device, worker.fingerprint) not in self._adopted
-        if is_new and not self._ending.has_come:
-            self._handle(Settled(self._take_over(worker.device, worker.fingerprint)))
-            self._adopted.add((worker.device, worker.fingerprint))
-
-    def _take_over(self, device: str, fingerprint: str) -> list[str]:
-        """The assignments that have their labels from earlier campaigns now."""
-        before = {a.id for a in self.store.assignments(self.id, device=device, state="open")}
-        count = self.store.adopt_labels(self.id, device, fingerprint, self.protocol.name)
-        if not count:
-            return []
-        self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
-        left = {a.id for a in self.store.assignments(self.id, device=device, state="open")}
+    def _taken(self, device: str, count: int) -> None:
         self._ended[device] += count
-        return sorted(before - left)
-
-    def _wait_for_workers(self, missing: set[str]) -> None:
-        """Nothing goes on and nothing can, though something is open."""
-        lost = sorted(missing - set(self.crew.awaited()))
-        stopped = [f"{w.device}: {why}" for w, why in self._canaries.stopped.items()
-                   if w.device in lost]  # fmt: skip
-        if stopped:
-            raise CanaryStopError(
-                f"the canary stopped the last worker of {'; '.join(stopped)}; see what became of "
-                "its host (other programs, clocks, cooling); go on, beginning with a fresh canary, "
-                f"with: trappm campaign resume {self.id}"
-            )
-        if lost:
-            raise CampaignError(
-                f"no worker is left for device {', '.join(lost)}; start a node with it "
-                f"and go on with: trappm campaign resume {self.id}"
-            )
-        self._tell(f"waiting for a node with {', '.join(sorted(missing))}", total=0)
+        self._tell(news=f"{device}: {count} labels taken from earlier campaigns")
 
     # Measurements.
 
@@ -368,7 +300,7 @@ class Campaign:
         if worker in self._canaries.stopped:
             yield Stopped(worker)
         if measurement is None:
-            self._forget(worker)
+            self._roster.forget(worker)
             yield Lost(worker, finished.loss or "the worker was lost")
         elif isinstance(task, CanaryCheck):
             yield CanaryMeasured(worker)
@@ -419,8 +351,7 @@ class Campaign:
             self._handle(Planned(device, number, []))
             return
         self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
-        stacks = [fingerprint for known, fingerprint in self._adopted if known == device]
-        settled = [x for fingerprint in stacks for x in self._take_over(device, fingerprint)]
+        settled = self._roster.taken_over(device)
         left = self.store.assignments(self.id, device=device, state="open", round_number=number)
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in left]))
 
@@ -461,7 +392,7 @@ class Campaign:
 
     def _show_counts(self) -> None:
         number = self._machine.round_number
-        workers = Counter(worker.device for worker in self._known.values())
+        workers = self._roster.by_device
         at_work = self.crew.running()
         shown = [f"{w.device}: {t.configuration}" for w, t in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []

@@ -8,9 +8,9 @@ import math
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device, spec
 
-from cluster.campaign import CanaryStopError
 from cluster.canaries import Canaries
 from cluster.launch import spec_of
+from cluster.roster import CanaryStopError
 from profiler.errors import InputError
 from profiler.records import Provenance
 
