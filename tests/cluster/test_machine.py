@@ -288,6 +288,14 @@ def test_gpus_do_not_wait_for_the_learner():
     assert is_well(plan, played)
 
 
+def test_a_slow_node_costs_no_more_than_its_own_measurements():
+    plan = course({"a100": [40, 40] + [80] * 4}, devices=["a100"])
+    slow = play(plan, {"a100": (4, 1)}, Weather(slow_host="a100-0"))
+    alone = play(plan, {"a100": (3, 1)})  # the three that are as they should be
+    assert is_well(plan, slow)
+    assert slow.time_s < 1.1 * alone.time_s  # in equal parts it would be three times as much
+
+
 def test_rounds_that_are_short_beside_a_training_are_planned_ahead():
     plan = course({"a100": [20, 100] + [20] * 100}, devices=["a100"])
     played = play(plan, {"a100": (4, 4)}, Weather(measuring_s=10.0, learning_s=100.0))

@@ -70,6 +70,8 @@ class Weather:
     """With the training of this number a stop rule holds."""
     time_is_up_s: float = np.inf
     """Then a stop rule holds, whatever goes on."""
+    slow_host: str = ""
+    """Where everything takes ten times as long."""
 
 
 @dataclass
@@ -317,6 +319,7 @@ class VirtualCluster:
         self._left[worker.device] -= 1
         weather, chance = self.weather, self._random()
         seconds = weather.measuring_s * (0.25 + 1.5 * self._random())
+        seconds *= 10 if worker.host == weather.slow_host else 1
         calm = self.time_s > weather.until_s
         if weather.poisoned and share_of(one) < weather.poisoned:
             self.at(self.time_s + seconds / 2, Lost(worker, "poisoned"))
