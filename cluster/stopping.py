@@ -11,6 +11,7 @@ Targets and plateaus are asked after each training. Budgets are looked at before
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -200,8 +201,10 @@ def foretold(rules: StopRules, rounds: Sequence[RoundResult], planned: int) -> S
     found = []
 
     def add(rule: str, at_labels: float, told: str) -> None:
-        wait = datetime.timedelta(seconds=max(at_labels - last.labels, 0.0) * seconds)
-        found.append(Stop(rule, told, at_labels, last.ended_at + wait))
+        wait_s = max(at_labels - last.labels, 0.0) * seconds
+        with contextlib.suppress(OverflowError):  # a limit so large that no calendar goes that far
+            at = last.ended_at + datetime.timedelta(seconds=wait_s)
+            found.append(Stop(rule, told, at_labels, at))
 
     target = labels_to(rules.target_mape or {}, rounds)
     if target is not None:
@@ -214,7 +217,7 @@ def foretold(rules: StopRules, rounds: Sequence[RoundResult], planned: int) -> S
         left = max((rules.ends_at - last.ended_at).total_seconds(), 0.0)
         at = last.labels + left / seconds if seconds > 0 else float(last.labels)
         found.append(Stop("clock", f"it will be {_moment(rules.ends_at)}", at, rules.ends_at))
-    return min(found, key=lambda stop: stop.at or last.ended_at)
+    return min(found, key=lambda stop: stop.at or last.ended_at, default=None)
 
 
 def upper_bound(judged: Judged, confidence: float, generator: np.random.Generator) -> float:

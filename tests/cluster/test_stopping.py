@@ -148,6 +148,12 @@ def test_the_first_rule_to_come_is_told():
     assert foretold(StopRules(labels=900), rounds[:1], 900) is None
 
 
+@pytest.mark.parametrize("rules", [{"gpu_hours": 1e9}, {"labels": 10**13}])
+def test_a_limit_beyond_any_calendar_is_not_what_comes_first(rules):
+    rounds = [result(n, 5.0) for n in (25, 50)]
+    assert foretold(StopRules(**rules), rounds, 400).rule == "rounds"
+
+
 def test_without_rules_the_last_round_ends_a_campaign():
     rounds = [result(n, 5.0) for n in (25, 50, 100)]
     coming = foretold(StopRules(), rounds, 400)
