@@ -30,7 +30,8 @@ class AcquisitionRequest:
     Only the first group of fields is needed; a strategy that needs more says so.
 
     Raises:
-        InputError: arrays that do not belong to one pool, or more picks than candidates.
+        InputError: arrays that do not belong to one pool or have a NaN, or more picks than
+            candidates.
     """
 
     embeddings: FloatArray
@@ -79,6 +80,11 @@ class AcquisitionRequest:
         for name, values in by_row.items():
             if values is not None and len(values) != n:
                 raise InputError(f"{name} has {len(values)} rows for a pool of {n}")
+        for name, values in ({"embeddings": self.embeddings} | by_row).items():
+            if isinstance(values, np.ndarray) and np.isnan(values).any():
+                row = int(np.argwhere(np.isnan(values))[0][0])
+                # A NaN compares with nothing: picks would follow the order of the pool.
+                raise InputError(f"{name} has no number for configuration {row} of the pool")
         if self.log_values is not None and len(self.log_values) != len(self.labelled):
             raise InputError(f"{len(self.log_values)} values for {len(self.labelled)} labels")
         for name in ("labelled", "pending", "candidates", "elsewhere"):

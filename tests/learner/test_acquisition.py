@@ -413,3 +413,15 @@ def test_values_for_other_labels_are_refused():
         picks_of("stratified", request(families=None))
     with pytest.raises(InputError, match="needs gradients"):
         picks_of("badge", request(covariances=()))
+
+
+def test_what_is_no_number_is_refused_instead_of_chosen():
+    doubt = np.ones(60)
+    doubt[7] = np.nan
+    for name in ("uncertainty", "failure", "predicted_cost", "noise_factor"):
+        with pytest.raises(InputError, match=f"{name} has no number for configuration 7"):
+            request(**{name: doubt})
+    spoiled = of_metric().features.copy()
+    spoiled[5, 3] = np.nan
+    with pytest.raises(InputError, match=r"covariances\[0\] has no number for configuration 5"):
+        request(covariances=[Covariance(spoiled, 0.1)])
