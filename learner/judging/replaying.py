@@ -92,7 +92,7 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
 
     Raises:
         InputError: there are fewer labels to choose from than the largest budget, or no such
-            strategy.
+            strategy; or no label that was held out has a value.
     """
     samples, chooser = bench.samples, named_strategy(strategy)
     held_out = split_architectures(samples.configurations, TEST_SHARE, np.random.default_rng(seed))
@@ -100,6 +100,8 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     pool = np.flatnonzero(~test)
     if len(pool) < max(budgets):
         raise InputError(f"{max(budgets)} labels cannot be chosen from {len(pool)}")
+    if not (test & samples.judged & ~np.isnan(samples.values)).any():
+        raise InputError(f"seed {seed} holds out no label with a usable value; give more labels")
     view = _View(bench, pool)
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:

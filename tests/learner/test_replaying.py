@@ -113,3 +113,13 @@ def test_what_cannot_be_is_refused(samples):
         next(replay(bench(samples), "random", 0, (10_000,)))
     with pytest.raises(InputError, match="did you mean"):
         named_strategy("rndom")
+
+
+def test_a_campaign_that_nothing_can_judge_is_refused(samples):
+    n = len(samples)
+    dead = Samples(
+        samples.configurations, samples.workloads, np.full(n, np.nan), np.ones(n),
+        samples.judged, samples.spiked,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="holds out no label with a usable value"):
+        next(replay(bench(dead), "random", 0, (6,)))
