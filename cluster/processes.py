@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -32,7 +33,8 @@ def worker_pool(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
-        initargs=(os.getpid(), begin, given),
+        # Unpacked there: they may import NumPy, which reads at once how many threads to start.
+        initargs=(os.getpid(), pickle.dumps((begin, given))),
     )
     try:
         yield workers
@@ -58,7 +60,7 @@ def submit(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _begin(parent: int, begin: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
+def _begin(parent: int, packed: bytes) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could take us along
@@ -66,5 +68,6 @@ def _begin(parent: int, begin: Callable[..., None] | None, given: tuple[Any, ...
     import torch
 
     torch.set_num_threads(1)
+    begin, given = pickle.loads(packed)  # noqa: S301  (our own, from the process that started us)
     if begin is not None:
         begin(*given)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from cluster.processes import submit, worker_pool
 from learner.judging.replaying import Point
 from profiler.errors import InputError
 from trappm.cli import run
@@ -110,6 +111,10 @@ def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="cannot be written"):
         draw(rows, tmp_path / "none" / "curves.png", "made up")
+    with pytest.raises(InputError, match="cannot be written"):
+        draw(rows, tmp_path, "made up")
+    draw(rows, tmp_path / "curves.odd", "made up")  # an ending that matplotlib does not know
+    assert (tmp_path / "curves.odd").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_command_replays_what_is_kept_without_preparing_anything(
@@ -129,3 +134,28 @@ def test_the_command_replays_what_is_kept_without_preparing_anything(
     assert len(json.loads(capsys.readouterr().out)["results"]) == 2
     assert run([*command, "--strategy", "rndom"], debug=False) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_files_that_are_not_there_are_told_before_anything_is_run(plan, tmp_path, capsys):
+    command = ["campaign", "replay", "--labels", str(plan.labels), "--metric", "step-time"]
+    assert run([*command, "--usable", str(tmp_path / "none.csv")], debug=False) == 2
+    assert "there is no file" in capsys.readouterr().err
+    assert run([*command, "--results", str(tmp_path / "none" / "r.jsonl")], debug=False) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def threads():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    np.ones((2, 2)) @ np.ones((2, 2))
+    return [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+
+
+def keep(given):
+    """What a worker is given brings NumPy in."""
+
+
+def test_a_worker_computes_with_one_thread(plan, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with worker_pool(1, keep, plan) as workers:
+        found = submit(workers, threads).result()
+    assert set(found) == {1}

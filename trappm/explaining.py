@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler.errors import InputError
-from trappm.figures import new_figure, require_matplotlib
+from trappm.figures import new_figure, require_matplotlib, save_png
 from trappm.tables import console, print_table
 
 if TYPE_CHECKING:
@@ -224,7 +224,4 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     axes.set_title(f"campaign {facts['campaign']} on {facts['device']}: embedding space")
     axes.set_xlabel("first principal component")
     axes.set_ylabel("second")
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    save_png(figure, path, dpi=130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.errors import InputError
@@ -27,3 +28,16 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save_png(figure: Figure, path: Path, dpi: int) -> None:
+    """Writes a figure as PNG, whatever the file is called.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        with path.open("wb") as file:
+            figure.savefig(file, dpi=dpi, format="png")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error

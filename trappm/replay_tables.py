@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.judging.replaying import Point
-from profiler.errors import InputError
-from trappm.figures import new_figure, require_matplotlib
+from trappm.figures import new_figure, require_matplotlib, save_png
 from trappm.replays import Plan, Results
 from trappm.tables import console, print_table
 
@@ -222,7 +221,4 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     figure.axes[0].set_ylabel("MAPE on held-out architectures, %")
     figure.axes[0].legend(fontsize=8)
     figure.suptitle(title)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    save_png(figure, path, dpi=130)

@@ -73,7 +73,8 @@ class Results:
         """What is there of these labels; a line that was cut off is left out.
 
         Raises:
-            InputError: the file cannot be read, or a whole line of it is no result.
+            InputError: the file cannot be read, a whole line of it is no result, or there is no
+                folder to write it to.
         """
         found = cls(path, identity)
         try:
@@ -83,6 +84,8 @@ class Results:
                 )
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
+            if not path.absolute().parent.is_dir():
+                raise InputError(f"there is no folder {path.parent} for the results") from None
             return found
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from error

@@ -61,8 +61,9 @@ def replay(
 
     learners = _names(learner)
     check_names([name for name in learners if name != QUICK])
-    if not labels.is_file():
-        raise InputError(f"there is no file {labels}")
+    for path in (labels, usable):
+        if path is not None and not path.is_file():
+            raise InputError(f"there is no file {path}")
     plan = Plan(
         labels=labels,
         metric=metric_column(metric),
