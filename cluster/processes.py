@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -33,8 +32,7 @@ def worker_pool(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
-        # Unpacked there: they may import NumPy, which reads at once how many threads to start.
-        initargs=(os.getpid(), pickle.dumps((begin, given))),
+        initargs=(os.getpid(), begin, given),
     )
     try:
         yield workers
@@ -55,19 +53,33 @@ def submit(
     """Hands out a task; a worker that this starts sees no Ctrl-C, and so shows no trace of one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return workers.submit(function, *args, **kwargs)
+        with _one_thread():
+            return workers.submit(function, *args, **kwargs)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _begin(parent: int, packed: bytes) -> None:
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """What is started within computes with one thread: NumPy asks when it is imported, which may be
+    before a worker runs anything of ours."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _begin(parent: int, begin: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could take us along
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
-    begin, given = pickle.loads(packed)  # noqa: S301  (our own, from the process that started us)
     if begin is not None:
         begin(*given)
