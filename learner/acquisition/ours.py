@@ -84,10 +84,7 @@ class PoolReduction:
             for c in covariances or [_of_embeddings(request)]
         ]
         if len(request.elsewhere):
-            return [
-                Knowledge(*_with_source(c, request.known, request.elsewhere, request.noise_factor))
-                for c in covariances
-            ]
+            covariances = [with_source(c, request.elsewhere) for c in covariances]
         return [Knowledge(c, request.known, request.noise_factor) for c in covariances]
 
 
@@ -110,22 +107,20 @@ def _amplitude(uncertainty: Array | None, n: int) -> np.ndarray[tuple[int], np.d
     return np.clip(ratio, *AMPLITUDE_RANGE).astype(np.float32)
 
 
-def _with_source(
-    covariance: Covariance, known: IntArray, elsewhere: IntArray, noise_factor: Array | None
-) -> tuple[Covariance, IntArray, Array | None]:
+def with_source(covariance: Covariance, elsewhere: IntArray) -> Covariance:
     """The target's covariance once the labels of the source are known.
 
     Both devices share the variance `COMMON_SHARE` (intrinsic coregionalization, Bonilla et al.
     2008): features of a target's row are (common, own), of a source's (common, 0). Conditioning on
-    the source's labels turns the common features by the root of their posterior covariance.
+    the source's labels leaves A of the common part; both parts being multiples of the same row f,
+    the target's covariance is `f (share A + (1 - share) I) f'`, which is no wider than before.
     """
-    common = np.sqrt(COMMON_SHARE) * covariance.features.astype(np.float64)
-    seen = common[elsewhere]
-    precision = np.eye(common.shape[1]) + seen.T @ seen / covariance.noise
-    root = np.linalg.cholesky(np.linalg.inv(precision))
-    own = np.sqrt(1.0 - COMMON_SHARE) * covariance.features
-    features = np.hstack([common @ root, own]).astype(np.float32)
-    return Covariance(features, covariance.noise), known, noise_factor
+    seen = covariance.features[elsewhere].astype(np.float64)
+    one = np.eye(seen.shape[1])
+    left = np.linalg.inv(one + COMMON_SHARE * seen.T @ seen / covariance.noise)
+    root = np.linalg.cholesky(COMMON_SHARE * left + (1.0 - COMMON_SHARE) * one)
+    features = covariance.features @ root.astype(np.float32)
+    return Covariance(features, covariance.noise)
 
 
 def taught_by_bounds(failure: Array) -> Array:

@@ -16,7 +16,7 @@ from learner.acquisition import (
 )
 from learner.acquisition.covariance import narrow
 from learner.acquisition.kernel import LANDMARKS, pool_features
-from learner.acquisition.ours import taught_by_bounds
+from learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
 from profiler.errors import InputError
 
 
@@ -386,6 +386,18 @@ def test_what_the_source_knows_is_not_what_the_target_needs_most():
     alone = picks_of("ours", asked)
     transferred = picks_of("ours", replace(asked, elsewhere=np.array(alone)))
     assert len(set(alone) & set(transferred)) < 5
+
+
+def test_the_source_leaves_the_covariance_that_conditioning_leaves():
+    """Against the full matrix of source and target rows, the source's labels being known."""
+    covariance, elsewhere = of_metric(n=30), np.array([2, 5, 11, 12])
+    full = covariance.features.astype(np.float64) @ covariance.features.T
+    common = COMMON_SHARE * full
+    inner = common[np.ix_(elsewhere, elsewhere)] + covariance.noise * np.eye(len(elsewhere))
+    explained = common[:, elsewhere] @ np.linalg.solve(inner, common[elsewhere])
+    found = with_source(covariance, elsewhere).features
+    assert found.shape == covariance.features.shape
+    assert found @ found.T == pytest.approx(full - explained, abs=1e-3)
 
 
 def test_narrow_features_keep_most_of_the_covariance():
