@@ -7,6 +7,7 @@ who starts one makes an actor of it with `ray.remote`. Import this module inside
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import uuid
@@ -27,6 +28,7 @@ from cluster.ray_crew import RayCrew, this_process
 from cluster.ray_learner import LearnerProxy
 from cluster.spec import CampaignSpec
 from cluster.telling import CampaignStopped
+from profiler.errors import DeviceError
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
 from store import CampaignState, Home, Patience, Store
@@ -53,7 +55,10 @@ class ProfilerActor:
         from profiler.devices import open_device
         from profiler.measuring.environment import stack_fingerprint
 
-        environment = open_device(self._device).environment()
+        try:
+            environment = open_device(self._device).environment()
+        except DeviceError as error:
+            raise DeviceError(f"host {platform.node()}: {error}") from error
         return {
             "host": ray.get_runtime_context().get_node_id(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
@@ -185,7 +190,10 @@ class CampaignActor:
 
     def _crew(self) -> Crew:
         return RayCrew(
-            self._spec.devices.keys, may_grow=self._may_grow, campaign_id=self._campaign_id
+            self._spec.devices.keys,
+            may_grow=self._may_grow,
+            campaign_id=self._campaign_id,
+            tell=self._note_crew,
         )
 
     def _learner(self) -> Learner:
@@ -204,6 +212,10 @@ class CampaignActor:
     def _note_store(self, message: str) -> None:
         if self._campaign is not None:
             self._campaign.note("store", message)
+
+    def _note_crew(self, message: str) -> None:
+        if self._campaign is not None:
+            self._campaign.note("node", message)
 
     def _note_learner(self, message: str) -> None:
         if self._campaign is not None:

@@ -18,7 +18,7 @@ from cluster.runtime import CAMPAIGN_ACTOR, here, ray_runtime, require_nodes
 from cluster.spec import CampaignSpec
 from profiler.devices import open_device
 from profiler.errors import CampaignError, InputError, TrappmError
-from store import CampaignRecord, Home, Store
+from store import CampaignRecord, CampaignState, Home, Store
 
 POLL_S = 0.3
 
@@ -151,6 +151,7 @@ def _run(
     if address is None:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
+        _see_off(home, campaign_id, watch)
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
             "lifetime": "detached",
@@ -163,6 +164,28 @@ def _run(
         .remote(home.path, home.database_url, campaign_id, spec, address is not None)
     )
     return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
+
+
+def _see_off(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
+    """Has an actor that ran this campaign before make room for the next one.
+
+    One that has ended answers watchers for a while, and one that was asked to stop needs a moment:
+    neither goes on by being asked again.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+
+    with contextlib.suppress(ValueError), Store.open(home.database_url) as store:
+        while True:
+            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")  # ValueError: there is none
+            with contextlib.suppress(RayActorError):  # it goes just now, or is started again
+                if ray.get(actor.progress.remote("", 0))["ended"]:
+                    ray.kill(actor)
+                elif store.campaign_state(campaign_id) is CampaignState.RUNNING:
+                    return
+                else:
+                    watch(Progress(stage="waiting for it to stop"))
+            time.sleep(POLL_S)
 
 
 def _follow(

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,9 @@ RECRUIT_S = 1.0
 
 ASK_S = 10.0
 """How often a profiler is asked whether it is there."""
+
+REFUSED_S = 60.0
+"""So long no profiler of a kind is started after one found its device out of order."""
 
 MANY = 1 << 30
 
@@ -110,6 +113,7 @@ class RayCrew:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
         campaign_id: of the campaign that it works for.
+        tell: is told of nodes that are there and cannot measure.
         profiler: the class of the actors, if it is not `cluster.actors.ProfilerActor`.
     """
 
@@ -119,6 +123,7 @@ class RayCrew:
         *,
         may_grow: bool,
         campaign_id: str = "",
+        tell: Callable[[str], None] = lambda message: None,
         profiler: type[Any] | None = None,
     ) -> None:
         from cluster.actors import ProfilerActor
@@ -126,6 +131,8 @@ class RayCrew:
         self._devices = devices
         self._may_grow = may_grow
         self._campaign_id = campaign_id
+        self._tell = tell
+        self._refused_at: dict[str, float] = {}
         self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
         self._class = ray.remote(profiler or ProfilerActor)
@@ -162,6 +169,8 @@ class RayCrew:
         self._recruited_at = time.monotonic()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         for device in self._devices:
+            if self._recruited_at - self._refused_at.get(device, -REFUSED_S) < REFUSED_S:
+                continue
             where = placement(device)
             if where.needs_gpu:
                 self._recruit_on_gpus(device, where, nodes)
@@ -239,6 +248,11 @@ class RayCrew:
         except RayActorError:  # it died before it had joined: the next one is recruited
             del self._joining[reference]
             return
+        except (TrappmError, RayTaskError) as error:
+            if not self._may_grow:
+                raise
+            self._refuse(reference, error)
+            return
         name = "-".join([profiler.device, facts["host"][-8:], *facts["gpus"]])
         if name in self._profilers:
             return  # one that died there has not been noticed yet
@@ -246,6 +260,14 @@ class RayCrew:
         profiler.node_id, profiler.process = facts["host"], facts["process"]
         profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
         self._profilers[name] = profiler
+
+    def _refuse(self, reference: Any, error: Exception) -> None:
+        """One node that is out of order, such as by its driver, does not end what others do."""
+        profiler = self._joining.pop(reference)
+        ray.kill(profiler.actor)
+        self._refused_at[profiler.device] = time.monotonic()
+        why = error.cause if isinstance(error, RayTaskError) else error
+        self._tell(f"{profiler.device}: a node cannot measure; it is tried again later: {why}")
 
     def answering(self) -> Sequence[Worker]:
         """Asks everybody now and then; who is gone though it had nothing to do is found so."""

@@ -44,9 +44,10 @@ from emulated_cluster import (
 
 import cluster.campaign
 from cluster.lock import is_running
+from cluster.orders import order_stop
 from cluster.ray_learner import LearnerProxy
 from cluster.stopping import StopRules
-from store import Home, Store
+from store import CampaignState, Home, Store
 from trappm.report import campaign_state
 
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
@@ -97,6 +98,13 @@ def autoscaled_from_nothing(url):
             "before": before, "most": watched.most, "first_s": watched.first_s,
             "recovery_s": max(watched.first_s.values()), "empty_s": time.monotonic() - begin,
         }  # fmt: skip
+
+
+def node_out_of_order(url):
+    """One of the nodes cannot measure."""
+    with emulated(NODES) as made:
+        Path(os.environ["TRAPPM_HOME"], made.measuring[1].node_id).touch()
+        return play(url, spec(60))
 
 
 def node_lost(url, graceful=False):
@@ -207,6 +215,23 @@ def campaign_killed(url):
             recovery_s.append(time.monotonic() - moment)
         wait_until(lambda: store.campaign_state(record.id) == "finished")
         return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def paused_and_resumed_at_once(url):
+    """Twice: when it has just ended, and before it has seen that it is to stop."""
+    plan = spec(100)
+    home = Home(Path(os.environ["TRAPPM_HOME"]))
+    with emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        for count in (20, 60):
+            wait_until(lambda count=count: attempts(store, record.id) >= count)
+            order_stop(store, record.id, CampaignState.PAUSED)
+            if count == 20:
+                wait_until(lambda: not is_running(home, record.id))
+            launch(url, record.id, plan)
+        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        return summary(store, record.id, plan)
 
 
 def side_by_side(url):
@@ -331,9 +356,9 @@ SOAK_FAULTS = {
 }
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, budget, busy, node_comes_late, autoscaled_from_nothing, node_lost, node_frozen,
-    worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed, head_restarted,
-    database_away, side_by_side, soak,
+    calm, budget, busy, node_comes_late, autoscaled_from_nothing, node_out_of_order, node_lost,
+    node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
+    paused_and_resumed_at_once, head_restarted, database_away, side_by_side, soak,
 )}  # fmt: skip
 
 

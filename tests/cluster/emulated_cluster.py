@@ -46,6 +46,7 @@ from cluster.ray_crew import RayCrew, this_process  # noqa: E402
 from cluster.ray_learner import LearnerProxy  # noqa: E402
 from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from cluster.spec import CampaignSpec  # noqa: E402
+from profiler.errors import DeviceError  # noqa: E402
 from store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -64,6 +65,8 @@ class MadeUpProfiler:
 
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
+        if Path(os.environ["TRAPPM_HOME"], host).exists():
+            raise DeviceError(f"host {host}: its driver is out of order")
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
             "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
@@ -193,7 +196,10 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
-        crew = MadeUpCrew(plan.devices.keys, may_grow=True, profiler=MadeUpProfiler)
+        crew = MadeUpCrew(
+            plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
+            tell=lambda message: campaign.note("node", message),
+        )  # fmt: skip
         recorded, cpu_s, lost_at = [], [], []
         keep = Campaign._keep
 

@@ -62,6 +62,15 @@ def test_a_node_that_joins_late_is_used_without_a_restart(play):
     assert told["hosts"] == 3
 
 
+def test_a_node_that_cannot_measure_is_told_of_and_others_go_on(play):
+    told = play("node_out_of_order")
+    assert is_whole(told)
+    assert told["hosts"] == 2
+    refused = [message for kind, message in told["events"] if kind == "node"]
+    assert refused
+    assert all("its driver is out of order" in message for message in refused)
+
+
 def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
     told = play("autoscaled_from_nothing", measure_s=0.5)
     assert is_whole(told)
@@ -104,6 +113,12 @@ def test_a_learner_that_died_is_started_again_and_told_what_it_knew(play):
 
 def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
     told = play("campaign_killed")
+    assert is_whole(told)
+    assert [kind for kind, _ in told["events"]].count("resumed") == 2
+
+
+def test_a_campaign_is_resumed_as_soon_as_it_is_paused(play):
+    told = play("paused_and_resumed_at_once")
     assert is_whole(told)
     assert [kind for kind, _ in told["events"]].count("resumed") == 2
 
