@@ -42,8 +42,15 @@ if [ "${#hosts[@]}" -gt 1 ]; then
 fi
 
 # Slurm's warning, five minutes before the end, pauses the campaign; nothing recorded is lost.
-trap 'trappm campaign pause || true' TERM
+warned= status=0
+trap 'warned=yes; trappm campaign pause || true' TERM
 trappm campaign launch "$campaign" --address "$head:$port" &
-wait $! || wait $! || true
+launched=$!
+wait "$launched" || status=$?
+if [ -n "$warned" ]; then # the warning has interrupted that, and a pause is no failure
+  wait "$launched" || true
+  status=0
+fi
 kill $(jobs -p) 2>/dev/null || true
 wait
+exit "$status"

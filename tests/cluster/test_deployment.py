@@ -37,6 +37,14 @@ def test_nodes_authenticate_and_send_no_reports(name):
     assert "dashboard-host=0" not in text
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name != "deploy/raycluster.yaml"])
+def test_ray_neither_slows_measurements_down_nor_kills_them(name):
+    """As `cluster.runtime` has it here; Kubernetes has it from the image."""
+    text = (ROOT / name).read_text()
+    assert "RAY_worker_niceness=0" in text
+    assert "RAY_memory_monitor_refresh_ms=0" in text
+
+
 @pytest.fixture
 def on_premises():
     return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
@@ -77,13 +85,20 @@ FAKE_SLURM = {
     "srun": 'echo "srun $*" >>"$LOG"; exec sleep 60',
     "ray": "exit 0",
     "trappm": (
-        'echo "trappm $* token=${#RAY_AUTH_TOKEN}" >>"$LOG"\n[ "$2" = pause ] || sleep "$STAYS"'
+        'echo "trappm $* token=${#RAY_AUTH_TOKEN}" >>"$LOG"\n'
+        '[ "$2" = pause ] && exit\n'
+        'until [ "$(grep -c ^srun "$LOG")" = 2 ]; do sleep 0.1; done\n'
+        'sleep "$STAYS"; exit "$ENDS"'
     ),
 }
 
 
-@pytest.mark.parametrize("warned", [False, True])
-def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(tmp_path, warned):
+@pytest.mark.parametrize(
+    ("warned", "ends", "status"), [(False, 0, 0), (False, 2, 2), (True, 130, 0)]
+)
+def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
+    tmp_path, warned, ends, status
+):
     bin_folder = tmp_path / "venv" / "bin"
     bin_folder.mkdir(parents=True)
     for name, body in FAKE_SLURM.items():
@@ -94,13 +109,14 @@ def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(tmp_path
     script = subprocess.Popen(
         ["bash", ROOT / "deploy" / "slurm.sh", "campaign.yaml"], cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "LOG": str(log), "TRAPPM_VENV": str(tmp_path / "venv"),
-             "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "any", "STAYS": "5" if warned else "0"},
+             "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "any", "STAYS": "5" if warned else "0",
+             "ENDS": str(ends)},
     )  # fmt: skip
     if warned:
         while not log.exists() or "launch" not in log.read_text():
             assert script.poll() is None
         script.terminate()
-    script.wait(timeout=60)
+    assert script.wait(timeout=60) == status
     lines = log.read_text().splitlines()
     started = [line for line in lines if line.startswith("srun")]
     workers, head = sorted(started, key=lambda line: "--head" in line)
