@@ -30,6 +30,21 @@ def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configu
     return [c for c in pool if (c.architecture, c.input_size) not in refused]
 
 
+def check_stop(spec: CampaignSpec) -> None:
+    """Raises InputError for a budget of labels that ends before anything can be learned from."""
+    budget = None if spec.stop is None else spec.stop.labels
+    first = sum(
+        share.on(device, spec.devices)
+        for share in (spec.evaluation, spec.initial)
+        for device in spec.devices.keys
+    )
+    if budget is not None and budget < first:
+        raise InputError(
+            f"the stop rule labels is {budget}, and evaluation and initial alone ask for {first}; "
+            "raise it or lower them"
+        )
+
+
 def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
     """The architectures to hold out of this pool.
 

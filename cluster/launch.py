@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.budget import check_budget, pool_of, without_refused
+from cluster.budget import check_budget, check_stop, pool_of, without_refused
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
 from cluster.runtime import CAMPAIGN_ACTOR, here, ray_runtime, require_nodes
@@ -58,6 +58,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for what can be seen to fail before anything is started or stored."""
+    check_stop(spec)
     check_budget(spec, without_refused(pool_of(spec, store), store))
     if spec.canary is not None:
         from profiler.zoo import architectures  # brings in torch and timm

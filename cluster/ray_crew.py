@@ -141,6 +141,8 @@ class RayCrew:
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
         self._asked: dict[Any, _Profiler] = {}
+        self._not_begun: list[Finished] = []
+        """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
         self._recruit()
 
@@ -303,6 +305,9 @@ class RayCrew:
     # What they measure.
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
+        if worker.name not in self._profilers:
+            self._not_begun.append(Finished(worker, task, None, "the profiler was gone already"))
+            return
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
         self._running[reference] = (worker, task)
@@ -311,6 +316,9 @@ class RayCrew:
         return list(self._running.values())
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
+        if self._not_begun:
+            finished, self._not_begun = self._not_begun, []
+            return finished
         awaited = [*self._running, *self._joining]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))

@@ -84,6 +84,14 @@ def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_start
         check_spec(store, spec(pool="built"), "auto")
 
 
+def test_a_budget_of_labels_that_leaves_nothing_to_learn_is_told_before_anything_starts(store):
+    first = sum(SPEC[part][device] for part in ("evaluation", "initial")
+                for device in ("source", "target"))  # fmt: skip
+    with pytest.raises(InputError, match=f"alone ask for {first}"):
+        check_spec(store, spec(stop={"labels": first - 1}), "auto")
+    check_spec(store, spec(stop={"labels": first}), "auto")
+
+
 @pytest.mark.parametrize("stop_after", [1, 3, 6, 9, 13])
 def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, stop_after):
     crew = FakeCrew(stop_after=stop_after)
