@@ -54,6 +54,21 @@ def test_a_target_is_reached_only_with_its_confidence():
     assert ended(rules, [result(10, 5.1)]) is None
 
 
+@pytest.mark.parametrize("count", [3, 8])
+def test_the_bound_holds_as_often_as_it_says_even_from_few_architectures(count):
+    draw = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        errors = np.exp(draw.normal(0.0, 0.8, count))
+        judged = Judged(errors.tolist(), [str(at) for at in range(count)])
+        held += upper_bound(judged, 0.9, draw) >= np.exp(0.32)  # their mean
+    assert 0.8 <= held / 200 <= 0.99
+
+
+def test_one_architecture_does_not_tell_that_a_target_is_reached():
+    assert upper_bound(Judged([1.0, 1.1], ["resnet18"] * 2), 0.9, generator()) == np.inf
+
+
 def test_a_target_has_to_be_reached_on_every_device():
     one = result(10, 4.9)
     assert ended(StopRules(**target(5.0)), [one], ("a100", "v100")) is None
