@@ -236,7 +236,8 @@ class Campaign:
             case MeasureCanary(worker):
                 self.crew.start(worker, self._canaries.check(worker), self.protocol)
             case Renew(_, assignment_id):
-                self.store.heartbeat(self._leases[assignment_id], LEASE_S)
+                if assignment_id in self._leases:  # not settled by a late result meanwhile
+                    self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
                 self._roster.forget(worker)
                 self.crew.dismiss(worker)
@@ -305,8 +306,8 @@ class Campaign:
         elif isinstance(task, CanaryCheck):
             yield CanaryMeasured(worker)
         else:
-            if is_final(measurement.outcome):
-                self._leases.pop(task.id, None)
+            if is_final(measurement.outcome) and task.id in self._leases:
+                del self._leases[task.id]
                 self._ended[task.device] += 1
             yield Measured(
                 worker, task.id, measurement.outcome, measurement.duration_s,

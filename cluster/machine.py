@@ -106,6 +106,8 @@ class Machine:
         self._thinking_s: float | None = None
         """How long it took the last time."""
         self._allowance = allowance or Allowance()
+        self._settled_late: dict[str, bool] = {}
+        """What ended by a late result while another worker measured it; whether it has a label."""
         self._is_ending = False
         """A stop rule held: nothing more begins."""
         self._has_tried = False
@@ -225,7 +227,10 @@ class Machine:
         if running is None or running.id != one.assignment_id:
             # Late: its lease was lost before. The result is kept, and may settle the assignment.
             if is_final(one.outcome):
-                self._allowance.labels += one.is_label * self._settle([one.assignment_id])
+                waited = self._settle([one.assignment_id])
+                self._allowance.labels += one.is_label * waited
+                if not waited:  # whoever measures it now need not succeed any more
+                    self._settled_late[one.assignment_id] = one.is_label
             return
         self._workforce.free(worker)
         self._allowance.end(worker.device)
@@ -244,7 +249,10 @@ class Machine:
 
     def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
         failures, hosts = one.failures + 1, (*one.hosts, worker.host)
-        if failures >= attempts_allowed(outcome, self.course.max_attempts):
+        if one.id in self._settled_late:
+            self._allowance.labels += self._settled_late.pop(one.id)
+            self._ended(one.round_number, one.device)
+        elif failures >= attempts_allowed(outcome, self.course.max_attempts):
             self._commands.append(Quarantine(one.id, one.device, failures, hosts))
             self._ended(one.round_number, one.device)
         elif self._is_ending:

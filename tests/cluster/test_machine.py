@@ -477,6 +477,21 @@ def test_a_late_result_settles_an_assignment_that_waits_again():
     assert desk.doing() == {"one": "a100/1/0"}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_late_result_settles_an_assignment_that_another_measures_in_vain(lost):
+    limited = Allowance(StopRules(labels=5))
+    desk = Desk(only([1, 0]), [worker("one")], allowance=limited)
+    one, two = desk.workers["one"], worker("two")
+    desk.tell(Lost(one, "its network was away"))
+    assert of(desk.tell(Joined(two)), Measure) == [Measure(two, "a100/0/0")]
+    desk.tell(Measured(one, "a100/0/0", Outcome.OK, 1.0, True))
+    failed = Measured(two, "a100/0/0", Outcome.ERROR, 1.0, False)
+    told = desk.tell(Lost(two, "killed") if lost else failed)
+    assert not of(told, Measure) + of(told, Quarantine)
+    assert limited.labels == 1
+    assert desk.machine.is_over
+
+
 def test_labels_of_before_need_no_measurement():
     desk = Desk(only([2, 2]), [])
     desk.tell(Tick())
