@@ -121,9 +121,6 @@ class CampaignActor:
         self._progress = Progress()
         self._campaign: Campaign | None = None
         self._stop = threading.Event()
-        self._was_restarted = may_grow and bool(
-            ray.get_runtime_context().was_current_actor_reconstructed
-        )
         self._life = uuid.uuid4().hex
         self._ended: Future[bool] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
@@ -169,8 +166,8 @@ class CampaignActor:
             Store.open(self._database_url, patience) as store,
         ):
             state = store.campaign_state(self._campaign_id)
-            if self._was_restarted and state is not CampaignState.RUNNING:
-                return False  # it was stopped while it was not there
+            if self._may_grow and state is not CampaignState.RUNNING:
+                return False  # it was stopped before it began, or while it was not there
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,
@@ -183,7 +180,7 @@ class CampaignActor:
             if self._stop.is_set():
                 self._campaign.stop()
             try:
-                self._campaign.run()
+                self._campaign.run(is_begun=self._may_grow)
             except CampaignStopped:
                 return False
             return True

@@ -123,8 +123,11 @@ class Campaign:
         self._tell(news=message)
         self._notes.append((kind, message))
 
-    def run(self) -> str | None:
+    def run(self, *, is_begun: bool = False) -> str | None:
         """Runs to the end.
+
+        Args:
+            is_begun: the store says already that it runs, unless an order to stop has come since.
 
         Returns:
             The snapshot's id; None if its labels are of no hardware, and nothing is published.
@@ -135,7 +138,8 @@ class Campaign:
             CanaryStopError: no worker is left that may measure; the campaign is paused.
             TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
         """
-        self.store.set_campaign_state(self.id, "running")
+        if not is_begun:
+            self.store.set_campaign_state(self.id, "running")
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
             with self._thinker:

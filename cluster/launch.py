@@ -152,7 +152,7 @@ def _run(
     if address is None:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
-        _see_off(home, campaign_id, watch)
+        _make_way(home, campaign_id, watch)
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
             "lifetime": "detached",
@@ -167,18 +167,23 @@ def _run(
     return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
 
 
-def _see_off(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
-    """Has an actor that ran this campaign before make room for the next one.
+def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
+    """Has an actor that ran this campaign before make room for the next one, unless it runs.
 
     One that has ended answers watchers for a while, and one that was asked to stop needs a moment:
-    neither goes on by being asked again.
+    neither goes on by being asked again. The campaign counts as running from now on, so that an
+    order to stop holds even if it comes before the next actor begins.
     """
     import ray
     from ray.exceptions import RayActorError
 
-    with contextlib.suppress(ValueError), Store.open(home.database_url) as store:
+    with Store.open(home.database_url) as store:
         while True:
-            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")  # ValueError: there is none
+            try:
+                actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
+            except ValueError:  # there is none
+                store.set_campaign_state(campaign_id, CampaignState.RUNNING)
+                return
             with contextlib.suppress(RayActorError):  # it goes just now, or is started again
                 if ray.get(actor.progress.remote("", 0))["ended"]:
                     ray.kill(actor)

@@ -218,11 +218,15 @@ def campaign_killed(url):
 
 
 def paused_and_resumed_at_once(url):
-    """Twice: when it has just ended, and before it has seen that it is to stop."""
+    """Before it has begun, when it has just ended, and before it has seen that it is to stop."""
     plan = spec(100)
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     with emulated(NODES), Store.open(url) as store:
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        order_stop(store, record.id, CampaignState.PAUSED)
+        time.sleep(3.0)
+        assert store.campaign_state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)
         for count in (20, 60):
             wait_until(lambda count=count: attempts(store, record.id) >= count)

@@ -120,7 +120,7 @@ def test_a_campaign_whose_process_is_killed_goes_on_without_anybody(play):
 def test_a_campaign_is_resumed_as_soon_as_it_is_paused(play):
     told = play("paused_and_resumed_at_once")
     assert is_whole(told)
-    assert [kind for kind, _ in told["events"]].count("resumed") == 2
+    assert [kind for kind, _ in told["events"]].count("resumed") >= 2
 
 
 def test_a_database_that_is_away_for_a_while_is_waited_for(play):
