@@ -1,9 +1,9 @@
 """When a campaign has learned enough, spent enough, or learns no more; and when that will be.
 
 Errors on the evaluation set are means over few architectures, so a target counts as reached only
-when the upper bound of the mean is below it: a bootstrap over architectures, since batch sizes of
-one architecture err alike. What is still to come follows from the curve so far: errors fall about
-with a power of the number of labels, labels come at the pace of the last rounds.
+when the upper bound of the mean is below it, by architectures, since batch sizes of one err alike.
+What is still to come follows from the curve so far: errors fall about with a power of the number of
+labels, labels come at the pace of the last rounds.
 
 Targets and plateaus are asked after each training. Budgets are looked at before each measurement
 (`allowance`), the clock once a second. Once a rule holds, nothing more begins.

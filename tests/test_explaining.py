@@ -1,6 +1,7 @@
 """Why a campaign chose what it chose: reasons come back from the store, the map has every kind."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,9 @@ from cluster.learning import CampaignLearner
 from cluster.spec import parse_spec
 from learner.networks.presets import LAPTOP, PRESETS
 from profiler.errors import InputError
-from profiler.records import Configuration
+from profiler.measuring.environment import utc_now
+from profiler.measuring.protocols import QUICK
+from profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
 from store import Home, PlannedAssignment, Store
 from trappm.cli import run
 from trappm.explaining import explain
@@ -104,6 +107,33 @@ def test_the_map_has_every_configuration_once(home):
         "held out": 3, "pending": 2, "wanted": 2, "pool": 2,
     }  # fmt: skip
     assert np.isfinite([[p["x"], p["y"]] for p in facts["map"]]).all()
+
+
+def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_path):
+    folder = shutil.copytree(home.path, tmp_path / "labelled")
+    labelled = Home(folder)
+    with Store.open(labelled.database_url) as store:
+        campaign = store.campaign(None).id
+        taken = {a.configuration for a in store.assignments(campaign)}
+        free = [c for c, held_out in store.campaign_pool(campaign) if not held_out]
+        more = [c for c in free if c not in taken][:2]
+        store.plan_round(campaign, 1, "acquired", [
+            PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
+            for rank, c in enumerate(more)
+        ])  # fmt: skip
+        while (lease := store.lease(campaign, "cpu-2t", "one", 60.0)) is not None:
+            ms = 10.0 * lease.configuration.batch_size + 3.0 * len(lease.configuration.architecture)
+            measurement = Measurement(
+                configuration=lease.configuration, device="cpu-2t", outcome=Outcome.OK,
+                protocol=QUICK, started_at=utc_now(), duration_s=1.0, attempt_key=lease.attempt_key,
+                provenance=Provenance.MEASURED, step_samples_ms=(ms,) * 8,
+                step=StepSummary(median_ms=ms, mean_ms=ms, iqr_ms=0.0, p95_ms=ms),
+                memory_mib=10 * ms,
+            )  # fmt: skip
+            store.record(measurement, assignment_id=lease.id)
+        facts = explain(store, labelled, campaign, device=None, count=2)
+    assert len(facts["wanted"]) == 2
+    assert all(one["reason"]["uncertainty"] > 0 for one in facts["wanted"])
 
 
 def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys, tmp_path):

@@ -107,6 +107,7 @@ def _next(
     """What the strategy would pick now, and the embeddings of the pool."""
     from cluster.learning import CampaignLearner
     from cluster.planning import Planner
+    from cluster.thinking import training_labels
 
     cache = home.campaigns / campaign.id
     if not list(cache.glob("encoder-*.safetensors")):
@@ -128,6 +129,8 @@ def _next(
         lambda done, total: None,
         store.step_profiles(pairs),
     )
+    if labels := training_labels(store, campaign.id):
+        learner.fit(labels, lambda done, total: None)
     number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
     choices = learner.choose(Planner(store, campaign.id, spec).request(device, number, count))
     by_id = {c.id: c for c, _ in pool}

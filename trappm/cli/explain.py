@@ -24,13 +24,16 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Tell why a campaign measured what it measured, and what it wants next, with a map."""
+    from rich.console import Console
+
     from store import Home
     from trappm.asking import store_to_read
     from trappm.explaining import draw_map, print_explanation
     from trappm.explaining import explain as facts_of
 
     home = Home.find()
-    with store_to_read(home) as store:
+    busy = Console(stderr=True).status("training on the labels so far, then choosing")
+    with store_to_read(home) as store, busy:
         facts = facts_of(store, home, store.campaign(campaign_id).id, device=device, count=count)
     if png is not None:
         draw_map(facts, png)
