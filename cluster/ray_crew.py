@@ -40,6 +40,9 @@ RECRUIT_S = 1.0
 ASK_S = 10.0
 """How often a profiler is asked whether it is there."""
 
+RELEASE_S = 10.0
+"""So long nothing must be left to do on a kind of GPU before idle ones are given back."""
+
 REFUSED_S = 60.0
 """So long no profiler of a kind is started after one found its device out of order."""
 
@@ -137,6 +140,7 @@ class RayCrew:
         self._offered: Counter[str] = Counter()
         self._class = ray.remote(profiler or ProfilerActor)
         self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
+        self._needed_at = dict.fromkeys(devices, time.monotonic())
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
@@ -163,6 +167,7 @@ class RayCrew:
 
     def want(self, to_come: Mapping[str, int]) -> None:
         self._to_come = dict(to_come)
+        self._needed_at |= dict.fromkeys((d for d, n in to_come.items() if n), time.monotonic())
 
     def _recruit(self) -> None:
         """Starts the profilers that the cluster has room for, and no more than have work."""
@@ -193,7 +198,7 @@ class RayCrew:
             self._start_profiler(device, where.options, None)
         for reference in joining[wanted:]:  # so that no node is started for nothing
             ray.kill(self._joining.pop(reference).actor)
-        if self._may_grow and not self._to_come.get(device, 0):
+        if self._may_grow and self._recruited_at - self._needed_at[device] > RELEASE_S:
             self._release_idle(device)
 
     def _release_idle(self, device: str) -> None:
@@ -277,14 +282,16 @@ class RayCrew:
         if self._asked:
             answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
             for reference in answered:
-                worker = self._asked.pop(reference).worker
+                profiler = self._asked.pop(reference)
+                worker = profiler.worker
                 assert worker is not None  # noqa: S101  (it has joined)
                 try:
                     ray.get(reference)
                     seen.append(worker)
                 except RayError:
-                    if all(worker is not busy for busy, _ in self._running.values()):
-                        self._profilers.pop(worker.name, None)
+                    is_busy = any(worker is busy for busy, _ in self._running.values())
+                    if not is_busy and self._profilers.get(worker.name) is profiler:
+                        del self._profilers[worker.name]
         now, waiting = time.monotonic(), set(self._asked.values())
         for profiler in self._profilers.values():
             if profiler not in waiting and now - profiler.asked_at > ASK_S:

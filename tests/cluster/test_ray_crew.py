@@ -6,7 +6,7 @@ from unittest import mock
 
 from cluster.crew import Finished
 from cluster.events import Worker
-from cluster.ray_crew import RayCrew
+from cluster.ray_crew import RayCrew, _Profiler
 
 
 def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
@@ -21,3 +21,18 @@ def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
             Finished(gone, task, None, "the profiler was gone already")
         ]
         assert not crew.wait(timeout_s=0)
+
+
+def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while():
+    with mock.patch("cluster.ray_crew.ray") as ray, mock.patch("cluster.ray_crew.time") as clock:
+        ray.nodes.return_value = []
+        clock.monotonic.return_value = 0.0
+        crew = RayCrew(["a100"], may_grow=True)
+        idle = Worker("a100-host-0", "a100", "host", "stack")
+        crew._profilers[idle.name] = _Profiler(mock.Mock(), "a100", "host", worker=idle)
+        there = {}
+        for now, to_come in ((5.0, 3), (10.0, 0), (14.0, 0), (16.0, 0)):
+            clock.monotonic.return_value = now
+            crew.want({"a100": to_come})
+            there[now] = list(crew.workers())
+        assert there == {5.0: [idle], 10.0: [idle], 14.0: [idle], 16.0: []}
