@@ -1,6 +1,7 @@
 """`trappm campaign replay`: kept results, pairs, areas, and what is told of them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,16 @@ from cluster.processes import submit, worker_pool
 from learner.judging.replaying import Point
 from profiler.errors import InputError
 from trappm.cli import run
-from trappm.replay_tables import area, draw, labels_to, print_summary, summary
+from trappm.replay_tables import (
+    area,
+    draw,
+    jackknife_error,
+    labels_to,
+    print_summary,
+    seconds_to_same_error,
+    standard_error,
+    summary,
+)
 from trappm.replays import Job, Plan, Results
 
 
@@ -84,6 +94,19 @@ def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
     assert rows["ours"]["area_error"] == pytest.approx(0.0, abs=1e-9)
     # At the same error: 0.64 of the labels, each of half the seconds.
     assert rows["ours"]["seconds_percent"] == pytest.approx(-68.0, abs=2.0)
+    assert 0.0 < rows["ours"]["seconds_error"] < 2.0
+
+
+def test_the_error_of_seconds_is_that_of_a_mean_where_splits_differ_in_seconds_only():
+    splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
+    errors = 16.0, 8.0, 4.0
+    base = [[Point(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]] * 12
+    own = [[replace(p, seconds=float(p.labels * factor)) for p in base[0]] for factor in splits]
+    percent = 100 * (splits - 1)
+    assert seconds_to_same_error(own, base) == pytest.approx(percent.mean())
+    assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
+    unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
+    assert jackknife_error(unknown, base) is None
 
 
 def test_area_is_the_mean_over_the_logarithm():
@@ -107,6 +130,7 @@ def test_a_table_and_curves_are_made(plan, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "ours" in told
     assert "-20.0" in told
+    assert "-68 ± 0" in told
     draw(rows, tmp_path / "curves.png", "made up")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="cannot be written"):

@@ -31,8 +31,8 @@ def summary(results: Results, plan: Plan) -> list[dict[str, Any]]:
     Returns:
         learner, strategy, seeds; by budget mape, its standard error, the difference to a uniform
         draw of the same seeds and its standard error, seconds and labels that died; the area under
-        the curve over the logarithm of labels (and of seconds) against that of the draw, in
-        percent, with its standard error.
+        the curve over the logarithm of labels against that of the draw, and the seconds to its
+        errors, both in percent with a standard error.
     """
     table: dict[tuple[str, str], dict[int, list[Point]]] = defaultdict(dict)
     for job, points in results.points.items():
@@ -78,9 +78,9 @@ def _row(
         ratio = area(np.log(budgets), errors) / area(np.log(budgets), drawn) - 1.0
         row["area_percent"] = 100 * float(ratio.mean())
         row["area_error"] = 100 * standard_error(ratio)
-        row["seconds_percent"] = seconds_to_same_error(
-            [own[s] for s in seeds], [base[s] for s in seeds]
-        )
+        campaigns = [own[s] for s in seeds], [base[s] for s in seeds]
+        row["seconds_percent"] = seconds_to_same_error(*campaigns)
+        row["seconds_error"] = jackknife_error(*campaigns)
     return row
 
 
@@ -122,6 +122,22 @@ def seconds_to_same_error(
     return 100 * float(np.expm1((ours - theirs).mean()))
 
 
+def jackknife_error(
+    own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
+) -> float | None:
+    """Standard error of `seconds_to_same_error`, which is not a mean of splits: from what it
+    becomes without each of them (jackknife). None where one of those cannot be told."""
+    n = len(own)
+    without = [
+        seconds_to_same_error([*own[:i], *own[i + 1 :]], [*base[:i], *base[i + 1 :]])
+        for i in range(n if n > 1 else 0)
+    ]
+    known = np.array([value for value in without if value is not None])
+    if len(known) < max(n, 2):
+        return None
+    return float(np.sqrt((n - 1) * known.var()))
+
+
 def labels_to(row: Mapping[str, Any], target: float) -> float | None:
     """Labels at which a strategy's mean error first falls to the target, between budgets in the
     logarithm; None if it does not, and the first budget if it starts below."""
@@ -147,7 +163,7 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
     for learner, group in itertools.groupby(rows, key=lambda row: str(row["learner"])):
         ordered = sorted(group, key=lambda row: row.get("area_percent", 0.0))
         budgets = [point["labels"] for point in ordered[0]["budgets"]]
-        columns = ["strategy", "seeds", *(str(b) for b in budgets), "area", "seconds", "died"]
+        columns = ["strategy", "seeds", *(str(b) for b in budgets), "area,_%", "seconds,_%", "died"]
         if target is not None:
             columns.append(f"labels_to_{target}_%")
         body = []
@@ -155,7 +171,7 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
             line: list[Any] = [row["strategy"], row["seeds"]]
             line += [_cell(point) for point in row["budgets"]]
             line.append(_percent(row.get("area_percent"), row.get("area_error")))
-            line.append(_percent(row.get("seconds_percent")))
+            line.append(_percent(row.get("seconds_percent"), row.get("seconds_error"), digits=0))
             line.append(f"{row['budgets'][0]['died']:.1f}")
             if target is not None:
                 needed = labels_to(row, target)
@@ -165,7 +181,8 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
     console().print(
         "In brackets: difference to random on the same splits and its standard error. area: under "
         "the curve over the logarithm of labels, against random. seconds: of steps measured, to "
-        "the same error. died: of the first labels, runs that died."
+        "the same error; its standard error by jackknife over the splits. died: of the first "
+        "labels, runs that died."
     )
 
 
@@ -176,10 +193,10 @@ def _cell(point: Mapping[str, Any]) -> str:
     return text
 
 
-def _percent(value: float | None, error: float | None = None) -> str:
+def _percent(value: float | None, error: float | None, *, digits: int = 1) -> str:
     if value is None:
         return "-"
-    return f"{value:+.1f} %" + ("" if error is None else f" ±{error:.1f}")
+    return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
