@@ -97,6 +97,15 @@ def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
     assert 0.0 < rows["ours"]["seconds_error"] < 2.0
 
 
+def test_strategies_are_compared_with_the_baseline_that_is_named(plan, tmp_path, capsys):
+    rows = summary(filled(plan, tmp_path / "results.jsonl"), plan, "ours")
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["random"]["area_percent"] == pytest.approx(25.0)
+    assert by_name["ours"]["area_percent"] == pytest.approx(0.0)
+    print_summary(rows, plan.metric, "ours")
+    assert "difference to ours" in capsys.readouterr().out
+
+
 def test_the_error_of_seconds_is_that_of_a_mean_where_splits_differ_in_seconds_only():
     splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
     errors = 16.0, 8.0, 4.0
@@ -158,6 +167,10 @@ def test_the_command_replays_what_is_kept_without_preparing_anything(
     assert len(json.loads(capsys.readouterr().out)["results"]) == 2
     assert run([*command, "--strategy", "rndom"], debug=False) == 2
     assert "did you mean" in capsys.readouterr().err
+    assert run([*command, "--baseline", "ours", "--json"], debug=True) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
+    assert run([*command, "--strategy", "ours"], debug=False) == 2
+    assert "baseline 'random' is not replayed" in capsys.readouterr().err
 
 
 def test_files_that_are_not_there_are_told_before_anything_is_run(plan, tmp_path, capsys):

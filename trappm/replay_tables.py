@@ -25,14 +25,14 @@ BAND = 1.96
 """Standard errors to each side of a curve: 95 % of means of so many seeds."""
 
 
-def summary(results: Results, plan: Plan) -> list[dict[str, Any]]:
-    """For each learner and strategy what came of it, over the seeds that all strategies have.
+def summary(results: Results, plan: Plan, baseline: str = BASELINE) -> list[dict[str, Any]]:
+    """For each learner and strategy what came of it, over the seeds that the baseline has as well.
 
     Returns:
-        learner, strategy, seeds; by budget mape, its standard error, the difference to a uniform
-        draw of the same seeds and its standard error, seconds and labels that died; the area under
-        the curve over the logarithm of labels against that of the draw, and the seconds to its
-        errors, both in percent with a standard error.
+        learner, strategy, seeds; by budget mape, its standard error, the difference to the
+        baseline on the same seeds and its standard error, seconds and labels that died; the area
+        under the curve over the logarithm of labels against that of the baseline, and the seconds
+        to its errors, both in percent with a standard error.
     """
     table: dict[tuple[str, str], dict[int, list[Point]]] = defaultdict(dict)
     for job, points in results.points.items():
@@ -40,7 +40,7 @@ def summary(results: Results, plan: Plan) -> list[dict[str, Any]]:
             table[job.learner, job.strategy][job.seed] = points
     rows = []
     for learner in plan.learners:
-        base = table.get((learner, BASELINE), {})
+        base = table.get((learner, baseline), {})
         for strategy in plan.strategies:
             own = table.get((learner, strategy), {})
             seeds = sorted(own.keys() & base.keys()) if base else sorted(own)
@@ -101,7 +101,7 @@ def standard_error(values: Array) -> float:
 def seconds_to_same_error(
     own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
 ) -> float | None:
-    """Mean difference, in percent, of the seconds to reach the errors of a uniform draw's curve.
+    """Mean difference, in percent, of the seconds to reach the errors of the baseline's curve.
 
     Both curves are means over seeds, made to fall, and compared in the logarithm of seconds at
     errors that both reach.
@@ -157,7 +157,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str = BASELINE) -> None:
     """One table a learner, best strategy first."""
     target = PAPER.get(metric)
     for learner, group in itertools.groupby(rows, key=lambda row: str(row["learner"])):
@@ -179,10 +179,10 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
             body.append(line)
         print_table(f"learner {learner}: MAPE in % after so many labels", columns, body)
     console().print(
-        "In brackets: difference to random on the same splits and its standard error. area: under "
-        "the curve over the logarithm of labels, against random. seconds: of steps measured, to "
-        "the same error; its standard error by jackknife over the splits. died: of the first "
-        "labels, runs that died."
+        f"In brackets: difference to {baseline} on the same splits and its standard error. area: "
+        f"under the curve over the logarithm of labels, against {baseline}. seconds: of steps "
+        "measured, to the same error; its standard error by jackknife over the splits. died: of "
+        "the first labels, runs that died."
     )
 
 
@@ -199,7 +199,9 @@ def _percent(value: float | None, error: float | None, *, digits: int = 1) -> st
     return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+def draw(
+    rows: Sequence[Mapping[str, Any]], path: Path, title: str, baseline: str = BASELINE
+) -> None:
     """Error against labels and, where labels tell it, seconds, with bands of 95 % (PNG).
 
     Raises:
@@ -216,13 +218,13 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
             places = [p[key] for p in row["budgets"]]
             middle = np.array([p["mape"] for p in row["budgets"]])
             half = BAND * np.array([p["error"] for p in row["budgets"]])
-            bold = row["strategy"] in {"ours", BASELINE}
+            bold = row["strategy"] in {"ours", baseline}
             (line,) = axes.plot(
                 places,
                 middle,
                 label=f"{row['strategy']} ({row['learner']})",
                 linewidth=2.2 if bold else 1.0,
-                color="black" if row["strategy"] == BASELINE else None,
+                color="black" if row["strategy"] == baseline else None,
             )
             axes.fill_between(
                 places, middle - half, middle + half, color=line.get_color(), alpha=0.12

@@ -19,6 +19,9 @@ def replay(
     strategy: Annotated[
         str, typer.Option(help="Names with commas between them, or all.")
     ] = "random,ours",
+    baseline: Annotated[
+        str, typer.Option(help="The strategy that the others are compared with.")
+    ] = "random",
     learner: Annotated[
         str,
         typer.Option(
@@ -57,6 +60,11 @@ def replay(
     strategies = everyone if strategy == "all" else _names(strategy)
     for name in strategies:
         named_strategy(name)
+    if baseline not in strategies:
+        raise InputError(
+            f"the baseline {baseline!r} is not replayed; add it to --strategy, "
+            f"or give one of these with --baseline: {', '.join(strategies)}"
+        )
     from learner.estimators import check_names
 
     learners = _names(learner)
@@ -76,13 +84,14 @@ def replay(
     kept = Results.read(results, plan.identity)
     with EvaluationDisplay() as display:
         run(plan, kept, processes=processes, watch=display.show)
-    rows = summary(kept, plan)
+    rows = summary(kept, plan, baseline)
     if png is not None:
-        draw(rows, png, f"{plan.metric}, {labels.stem}, {seeds} splits")
+        draw(rows, png, f"{plan.metric}, {labels.stem}, {seeds} splits", baseline)
     if as_json:
-        print_json({"metric": plan.metric, "labels": labels.name, "results": rows})
+        about = {"metric": plan.metric, "labels": labels.name, "baseline": baseline}
+        print_json({**about, "results": rows})
     else:
-        print_summary(rows, plan.metric)
+        print_summary(rows, plan.metric, baseline)
 
 
 def _names(text: str) -> list[str]:
