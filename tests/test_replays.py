@@ -92,9 +92,20 @@ def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
     # Every pair differs by a fifth, however much the seeds differ.
     assert rows["ours"]["area_percent"] == pytest.approx(-20.0)
     assert rows["ours"]["area_error"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["ours"]["wins"] == 5
     # At the same error: 0.64 of the labels, each of half the seconds.
     assert rows["ours"]["seconds_percent"] == pytest.approx(-68.0, abs=2.0)
     assert 0.0 < rows["ours"]["seconds_error"] < 2.0
+
+
+def test_wins_are_the_splits_on_which_a_strategy_was_better(plan, tmp_path, capsys):
+    results = filled(plan, tmp_path / "results.jsonl")
+    results.points[Job(2, "quick", "ours")] = campaign(1.1, 2)
+    results.points[Job(3, "quick", "ours")] = campaign(1.0, 3)  # as good is no win
+    rows = summary(results, plan)
+    assert [row["wins"] for row in rows] == [0, 4]
+    print_summary(rows, plan.metric)
+    assert "4/6" in capsys.readouterr().out
 
 
 def test_strategies_are_compared_with_the_baseline_that_is_named(plan, tmp_path, capsys):
