@@ -13,6 +13,7 @@ from trappm.cli import run
 from trappm.replay_tables import (
     area,
     draw,
+    half_band,
     jackknife_error,
     labels_to,
     print_summary,
@@ -142,6 +143,13 @@ def test_labels_to_a_target_lie_between_budgets():
     assert 20 < labels_to(row, 10.0) < 40
     assert labels_to(row, 8.0) == pytest.approx(40)
     assert labels_to(row, 1.0) is None
+
+
+def test_the_band_around_a_curve_is_wider_for_few_seeds():
+    errors = [{"error": 1.0}, {"error": 2.0}]
+    # Of a table of Student's t: 4 and 19 degrees of freedom, 97.5 %.
+    assert half_band({"seeds": 5, "budgets": errors}) == pytest.approx([2.776, 5.553], abs=1e-3)
+    assert half_band({"seeds": 20, "budgets": errors}) == pytest.approx([2.093, 4.186], abs=1e-3)
 
 
 def test_a_table_and_curves_are_made(plan, tmp_path, capsys):

@@ -21,8 +21,8 @@ Array = npt.NDArray[np.float64]
 BASELINE = "random"
 PAPER = {"memory_mib": 4.92, "step_time_ms": 9.51, "power_w": 5.01}
 """Errors (MAPE, percent) of the TraPPM paper, Table III: what labels are counted to."""
-BAND = 1.96
-"""Standard errors to each side of a curve: 95 % of means of so many seeds."""
+BAND = 0.95
+"""The share of such plots in which the band around a curve holds the mean over all seeds."""
 
 
 def summary(results: Results, plan: Plan, baseline: str = BASELINE) -> list[dict[str, Any]]:
@@ -203,6 +203,15 @@ def _percent(value: float | None, error: float | None, *, digits: int = 1) -> st
     return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
+def half_band(row: Mapping[str, Any]) -> Array:
+    """Half the width of the band at each budget: Student's t, since seeds may be few."""
+    from scipy.stats import t  # type: ignore[import-untyped]  # comes with trappm[evaluate]
+
+    errors = np.array([point["error"] for point in row["budgets"]])
+    half: Array = t.ppf((1 + BAND) / 2, row["seeds"] - 1) * errors
+    return half
+
+
 def draw(
     rows: Sequence[Mapping[str, Any]], path: Path, title: str, baseline: str = BASELINE
 ) -> None:
@@ -221,7 +230,7 @@ def draw(
         for row in rows:
             places = [p[key] for p in row["budgets"]]
             middle = np.array([p["mape"] for p in row["budgets"]])
-            half = BAND * np.array([p["error"] for p in row["budgets"]])
+            half = half_band(row)
             bold = row["strategy"] in {"ours", baseline}
             (line,) = axes.plot(
                 places,
