@@ -145,6 +145,20 @@ def test_labels_to_a_target_lie_between_budgets():
     assert labels_to(row, 1.0) is None
 
 
+def test_a_single_seed_has_no_errors_and_no_band(plan, tmp_path, capsys):
+    rows = summary(filled(plan, tmp_path / "results.jsonl"), replace(plan, seeds=(2,)))
+    json.dumps(rows, allow_nan=False)
+    assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
+    assert rows[1]["budgets"][0]["difference_error"] is None
+    assert rows[1]["budgets"][0]["difference"] < 0
+    print_summary(rows, plan.metric)
+    told = capsys.readouterr().out
+    assert "nan" not in told
+    assert "-20.0" in told
+    assert half_band(rows[1]).tolist() == [0.0, 0.0, 0.0]
+    draw(rows, tmp_path / "curves.png", "made up")
+
+
 def test_the_band_around_a_curve_is_wider_for_few_seeds():
     errors = [{"error": 1.0}, {"error": 2.0}]
     # Of a table of Student's t: 4 and 19 degrees of freedom, 97.5 %.

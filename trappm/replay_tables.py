@@ -75,10 +75,10 @@ def _row(
         for i, point in enumerate(row["budgets"]):
             gaps = errors[:, i] - drawn[:, i]
             point |= {"difference": float(gaps.mean()), "difference_error": standard_error(gaps)}
-        ratio = area(np.log(budgets), errors) / area(np.log(budgets), drawn) - 1.0
-        row["area_percent"] = 100 * float(ratio.mean())
-        row["area_error"] = 100 * standard_error(ratio)
-        row["wins"] = int((ratio < 0).sum())
+        percent = 100 * (area(np.log(budgets), errors) / area(np.log(budgets), drawn) - 1.0)
+        row["area_percent"] = float(percent.mean())
+        row["area_error"] = standard_error(percent)
+        row["wins"] = int((percent < 0).sum())
         campaigns = [own[s] for s in seeds], [base[s] for s in seeds]
         row["seconds_percent"] = seconds_to_same_error(*campaigns)
         row["seconds_error"] = jackknife_error(*campaigns)
@@ -95,8 +95,9 @@ def area(places: Array, values: Array) -> Array:
     return found
 
 
-def standard_error(values: Array) -> float:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+def standard_error(values: Array) -> float | None:
+    """Of the mean; None of a single value, which does not tell how values scatter."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def seconds_to_same_error(
@@ -193,7 +194,8 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str 
 def _cell(point: Mapping[str, Any]) -> str:
     text = f"{point['mape']:.2f}"
     if point.get("difference"):
-        text += f" ({point['difference']:+.2f}±{point['difference_error']:.2f})"
+        error = point["difference_error"]
+        text += f" ({point['difference']:+.2f}" + (")" if error is None else f"±{error:.2f})")
     return text
 
 
@@ -204,7 +206,10 @@ def _percent(value: float | None, error: float | None, *, digits: int = 1) -> st
 
 
 def half_band(row: Mapping[str, Any]) -> Array:
-    """Half the width of the band at each budget: Student's t, since seeds may be few."""
+    """Half the width of the band at each budget: Student's t, since seeds may be few. One alone
+    has no band."""
+    if row["seeds"] == 1:
+        return np.zeros(len(row["budgets"]))
     from scipy.stats import t  # type: ignore[import-untyped]  # comes with trappm[evaluate]
 
     errors = np.array([point["error"] for point in row["budgets"]])
