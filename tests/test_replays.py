@@ -83,6 +83,18 @@ def test_other_labels_or_budgets_are_another_identity(plan, tmp_path):
     assert len({plan.identity, *(p.identity for p in changed)}) == 4
 
 
+def test_results_of_other_code_are_not_continued(plan, tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    kept = filled(plan, path)
+    with monkeypatch.context() as changed:
+        changed.setattr("trappm.replays.BENCH", 1)
+        assert Results.read(path, plan.identity).points == {}
+    monkeypatch.setattr("trappm.replays.__version__", "0.0.0")
+    assert Results.read(path, plan.identity).points == {}
+    monkeypatch.undo()
+    assert Results.read(path, plan.identity).points == kept.points
+
+
 def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
     results = filled(plan, tmp_path / "results.jsonl")
     del results.points[Job(3, "quick", "ours")]

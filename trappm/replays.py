@@ -20,9 +20,14 @@ from typing import Any
 from cluster.processes import submit, worker_pool
 from learner.judging.replaying import Bench, Point, replay
 from profiler.errors import InputError, TrappmError
+from trappm import __version__
 
 Watch = Callable[[int, int, str], None]
 
+BENCH = 2
+"""Counted up when a campaign of the same labels, learner, strategy and seed may come out otherwise:
+a strategy, a prior, a learner, the division or the errors changed. Kept results of other code are
+then not continued with."""
 MAX_RESULTS_BYTES = 256 << 20
 QUICK = "quick"
 """The learner that is one Gaussian process (`joint`); the others are estimators by name."""
@@ -43,11 +48,11 @@ class Plan:
 
     @property
     def identity(self) -> str:
-        """Of labels, metric and budgets: results of others are not mixed with these."""
+        """Of labels, metric, budgets and code: results of others are not mixed with these."""
         digest = hashlib.sha256(self.labels.read_bytes())
         if self.usable is not None:
             digest.update(self.usable.read_bytes())
-        digest.update(repr((self.metric, tuple(self.budgets))).encode())
+        digest.update(repr((self.metric, tuple(self.budgets), __version__, BENCH)).encode())
         return digest.hexdigest()[:16]
 
 
