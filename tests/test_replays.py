@@ -1,6 +1,7 @@
 """`trappm campaign replay`: kept results, pairs, areas, and what is told of them."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -70,6 +71,19 @@ def test_a_line_cut_off_costs_that_campaign_only(plan, tmp_path):
     again.add(lost.pop(), campaign(0.8, 5, seconds=50.0))
     assert Results.read(path, plan.identity).points == kept.points
     assert path.read_bytes() == whole
+
+
+def test_many_may_add_to_one_file_at_once(plan, tmp_path):
+    path = tmp_path / "results.jsonl"
+
+    def add(learner):
+        mine = Results(path, plan.identity)
+        for seed in range(20):
+            mine.add(Job(seed, learner, "ours"), campaign(1.0, seed))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, "abcd"))
+    assert len(Results.read(path, plan.identity).points) == 80
 
 
 def test_other_labels_or_budgets_are_another_identity(plan, tmp_path):

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from cluster.processes import submit, worker_pool
 from learner.judging.replaying import Bench, Point, replay
 from profiler.errors import InputError, TrappmError
@@ -109,10 +111,12 @@ class Results:
         return found
 
     def add(self, job: Job, points: Sequence[Point]) -> None:
+        """Appends a campaign; other processes may do so at the same time."""
         self.points[job] = list(points)
         row = {"of": self.identity, **asdict(job), "points": [asdict(p) for p in points]}
         self.path.touch()
-        with self.path.open("rb+") as file:
+        lock = self.path.with_name(f"{self.path.name}.lock")
+        with FileLock(lock), self.path.open("rb+") as file:
             # What a killed process left of its last line must not spoil this one.
             whole = file.read().rfind(b"\n") + 1
             file.seek(whole)
