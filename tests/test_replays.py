@@ -1,6 +1,7 @@
 """`trappm campaign replay`: kept results, pairs, areas, and what is told of them."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -238,6 +239,19 @@ def test_files_that_are_not_there_are_told_before_anything_is_run(plan, tmp_path
     assert "there is no file" in capsys.readouterr().err
     assert run([*command, "--results", str(tmp_path / "none" / "r.jsonl")], debug=False) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_installed_is_told_before_anything_is_run(
+    plan, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "bmdal_reg", None)
+    monkeypatch.setattr("trappm.replays.Benches", None)
+    command = ["campaign", "replay", "--labels", str(plan.labels), "--metric", "step-time",
+               "--results", str(tmp_path / "r.jsonl")]  # fmt: skip
+    for strategies in ("random,bmdal-lcmd", "all"):
+        assert run([*command, "--strategy", strategies], debug=False) == 2
+        assert "pip install bmdal-reg" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 def threads():

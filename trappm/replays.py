@@ -20,6 +20,7 @@ from typing import Any
 from filelock import FileLock
 
 from cluster.processes import submit, worker_pool
+from learner.judging.peers import check_installed
 from learner.judging.replaying import Bench, Point, replay
 from profiler.errors import InputError, TrappmError
 from trappm import __version__
@@ -142,6 +143,7 @@ def run(plan: Plan, results: Results, *, processes: int, watch: Watch) -> None:
     watch(done, len(jobs), "preparing")
     if not missing:
         return
+    check_installed({job.strategy for job in missing})
     for job, points in _each(plan, missing, processes, watch):
         results.add(job, points)
         done += 1

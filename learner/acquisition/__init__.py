@@ -8,6 +8,7 @@ docs/acquisition.md compares all of them on recorded labels.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from learner.acquisition.covariance import Covariance
 from learner.acquisition.coverage import COVERAGE
@@ -53,10 +54,15 @@ def cold_start(strategy: Strategy) -> Strategy:
     return _STRATEGIES["clusters"] if isinstance(strategy, MostUncertain) else strategy
 
 
-def strategy_named(name: str) -> Strategy:
-    """Raises InputError for a name that is no strategy."""
-    if name in _STRATEGIES:
-        return _STRATEGIES[name]
-    near = difflib.get_close_matches(name, STRATEGIES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(STRATEGIES)}"
+def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
+    """A strategy of ours or one of the others.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    known = _STRATEGIES | {strategy.name: strategy for strategy in others}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
     raise InputError(f"no acquisition strategy {name!r}; {hint}")

@@ -8,6 +8,8 @@ draw; they also run it on plain features. Both choose from the same vectors that
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -94,3 +96,13 @@ def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
 
 
 PEERS = (BmdalLcmd(on_gradients=False), BmdalLcmd(on_gradients=True))
+
+
+def check_installed(strategies: Collection[str]) -> None:
+    """Raises InputError where a peer is among the strategies, and what it needs is missing."""
+    wanted = [peer.name for peer in PEERS if peer.name in strategies]
+    if wanted and find_spec("bmdal_reg") is None:
+        raise InputError(
+            f"{', '.join(wanted)}: this needs bmdal-reg, which is not installed; leave it out, "
+            "or install it with: pip install bmdal-reg"
+        )

@@ -81,10 +81,7 @@ def named_strategy(name: str) -> Strategy:
     Raises:
         InputError: there is none of this name.
     """
-    for peer in PEERS:
-        if peer.name == name:
-            return peer
-    return strategy_named(name)
+    return strategy_named(name, PEERS)
 
 
 def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:

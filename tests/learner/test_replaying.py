@@ -113,6 +113,10 @@ def test_what_cannot_be_is_refused(samples):
         next(replay(bench(samples), "random", 0, (10_000,)))
     with pytest.raises(InputError, match="did you mean"):
         named_strategy("rndom")
+    with pytest.raises(InputError, match="did you mean 'bmdal-lcmd'"):
+        named_strategy("bmdal-lcdm")
+    with pytest.raises(InputError, match=r"there are: ours, .*bmdal-lcmd-gradients"):
+        named_strategy("foo")
 
 
 def test_a_campaign_that_nothing_can_judge_is_refused(samples):
