@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import enum
 import signal
 import time
@@ -14,9 +15,18 @@ from pydantic import ValidationError
 from cluster.budget import check_budget, check_stop, pool_of, without_refused
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
-from cluster.runtime import CAMPAIGN_ACTOR, here, ray_runtime, require_nodes
+from cluster.rehearsal import runs_nothing
+from cluster.runtime import (
+    ACCELERATOR_LABEL,
+    CAMPAIGN_ACTOR,
+    gpus_known_to,
+    here,
+    ray_runtime,
+    require_nodes,
+)
 from cluster.spec import CampaignSpec
-from profiler.devices import open_device
+from cluster.stopping import past
+from profiler.devices import meant_device, open_device
 from profiler.errors import CampaignError, InputError, TrappmError
 from store import CampaignRecord, CampaignState, Home, Store
 
@@ -44,6 +54,9 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 
     A new campaign of a name that exists gets the next seed, so that it draws and learns something
     new instead of repeating the first.
+
+    Raises:
+        InputError: a new campaign would end at once by the clock.
     """
     earlier = [c for c in store.campaigns() if c.name == spec.name]
     for campaign in earlier:
@@ -51,6 +64,11 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
             old = spec_of(campaign)
             if _same_work(old, spec):
                 return campaign, old
+    over = past(spec.stop, datetime.datetime.now(datetime.UTC)) if spec.stop is not None else None
+    if over is not None:
+        raise InputError(
+            f"the stop rule ends_at: {over.told}; give a time to come, or leave it out"
+        )
     fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
     campaign = store.create_campaign(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
     return campaign, fresh
@@ -58,15 +76,29 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for what can be seen to fail before anything is started or stored."""
+    _check_devices(spec, address)
     check_stop(spec)
     check_budget(spec, without_refused(pool_of(spec, store), store))
     if spec.canary is not None:
         from profiler.zoo import architectures  # brings in torch and timm
 
         architectures(spec.canary.reference_on(key).architecture for key in spec.devices.keys)
-    if address is None:
-        for device in spec.devices.keys:
+
+
+def _check_devices(spec: CampaignSpec, address: str | None) -> None:
+    """Raises InputError for a device that is not on this machine; on a cluster, for a misspelt one.
+
+    A cluster may still start a node of any kind, so a name is refused only if it is much like a
+    known one; the cluster is asked what it knows only if such a name is not one that we know.
+    """
+    for device in spec.devices.keys:
+        if address is None or runs_nothing(device):
             open_device(device)
+        elif meant_device(device) and (meant := meant_device(device, gpus_known_to(address))):
+            raise InputError(
+                f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
+                f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
+            )
 
 
 def spec_of(campaign: CampaignRecord) -> CampaignSpec:

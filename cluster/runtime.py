@@ -125,6 +125,20 @@ def require_nodes(devices: tuple[str, ...]) -> None:
         )
 
 
+def gpus_known_to(address: str) -> set[str]:
+    """Keys of the GPUs that a cluster's nodes have now, and of all that Ray knows by name.
+
+    Raises:
+        CampaignError: the cluster cannot be reached.
+    """
+    with ray_runtime(address):
+        from ray.util.accelerators import accelerators
+
+        offered = [node.get("Labels", {}).get(ACCELERATOR_LABEL) for node in _nodes()]
+        names = [value for key, value in vars(accelerators).items() if not key.startswith("_")]
+    return {name.lower() for name in (*offered, *names) if isinstance(name, str)}
+
+
 @contextlib.contextmanager
 def ray_runtime(address: str | None) -> Iterator[None]:
     """Ray for the length of one command: a private local one, or a cluster at `address`.

@@ -161,14 +161,17 @@ def test_asking_for_a_campaign_that_is_not_there_says_how_to_start_one(trappm, h
     [
         ({"sead": 1}, "did you mean 'seed'"),
         ({"devices": {"source": "a100"}}, "a100"),
+        ({"devices": {"source": "v1000"}, "initial": {"source": 99}}, "did you mean 'v100'"),
         ({"initial": {"source": 99}}, "budget for cpu-2t cannot be met"),
+        ({"stop": {"ends_at": "2020-01-01T00:00+00:00"}}, "it is past 2020-01-01"),
         (
             {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
                                   "input_sizes": [64]}]}},
             "resnet1o",
         ),
     ],
-    ids=["unknown key", "no such device", "budget", "unknown architecture"],
+    ids=["unknown key", "no such device", "misspelt device", "budget", "over",
+         "unknown architecture"],
 )  # fmt: skip
 def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
     trappm, home, tmp_path, changes, told
@@ -176,6 +179,7 @@ def test_a_faulty_campaign_file_is_told_before_anything_is_measured(
     result = trappm("campaign", "launch", _small_campaign(tmp_path, **changes), home=home)
     assert result.returncode == 2, result.stderr
     assert told in result.stderr
+    assert "campaign.yaml: " in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert json.loads(trappm("campaign", "list", "--json", home=home).stdout) == []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from profiler.devices.base import Device, Findings, MemoryReading, StepDevice, Window
@@ -22,6 +23,7 @@ __all__ = [
     "StepDevice",
     "Window",
     "local_devices",
+    "meant_device",
     "open_device",
 ]
 
@@ -42,14 +44,28 @@ def open_device(key: str) -> Device:
         DeviceError: there is no such device here; the message says which there are.
     """
     kinds = _kinds()
-    kind = re.split("[:-]", key, maxsplit=1)[0]
     try:
-        return _load(kinds.get(kind, kinds["cuda"]))(key)
+        return _load(kinds.get(_kind(key), kinds["cuda"]))(key)
     except DeviceError as error:
-        here = ", ".join(local_devices())
+        meant = meant_device(key)
         raise DeviceError(
-            f"device {key!r} cannot be used: {error}; this machine has {here}"
+            f"device {key!r} cannot be used: {error}; this machine has {', '.join(local_devices())}"
+            + (f"; did you mean {meant!r}?" if meant else "")
         ) from error
+
+
+def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
+    """The device that a misspelt key probably means; None for a key that may well be right.
+
+    Args:
+        key: of a device that may be on another machine.
+        offered: keys of devices of other machines.
+    """
+    from profiler.devices.names import nearest_device  # not needed by who opens what is there
+
+    if _kind(key) in _kinds().keys() - {"simulated"}:
+        return None
+    return nearest_device(key, {*local_devices(), *offered})
 
 
 def local_devices() -> list[str]:
@@ -59,6 +75,10 @@ def local_devices() -> list[str]:
         with contextlib.suppress(DeviceError):  # a broken kind says so when it is asked for
             keys += _load(entry).local_keys()
     return keys
+
+
+def _kind(key: str) -> str:
+    return re.split("[:-]", key, maxsplit=1)[0]
 
 
 def _kinds() -> dict[str, EntryPoint]:

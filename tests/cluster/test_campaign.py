@@ -17,7 +17,8 @@ from campaign_crew import (
 )
 
 import cluster.campaign
-from cluster.launch import check_spec, to_resume
+import cluster.launch
+from cluster.launch import check_spec, start_or_continue, to_resume
 from cluster.orders import order_retry, order_stop
 from cluster.telling import CampaignStopped
 from profiler.errors import CampaignError, InputError
@@ -82,6 +83,34 @@ def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_start
         store.save_graph(architecture, 64, None, "too odd")
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         check_spec(store, spec(pool="built"), "auto")
+
+
+def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeypatch):
+    monkeypatch.setattr(cluster.launch, "gpus_known_to", lambda address: {"h1000", "gb200"})
+    too_much = {"initial": {"source": 9_999}}
+
+    def launched_on(device):
+        one = {"rounds": {"count": 0, "source": 0}, "evaluation": {"source": 2}}
+        check_spec(store, spec(**{**one, **too_much, "devices": {"source": device}}), "auto")
+
+    with pytest.raises(InputError, match="no device 'v1000'; did you mean 'v100'"):
+        launched_on("v1000")
+    with pytest.raises(InputError, match="did you mean 'simulated:a100'"):
+        launched_on("simulated:a10O")
+    for device in ("v100", "h1000", "tpu-v9"):  # ours, a node's, a kind that nobody knows
+        with pytest.raises(InputError, match=f"budget for {device} cannot be met"):
+            launched_on(device)
+
+
+def test_a_campaign_that_would_end_at_once_by_the_clock_is_not_begun(store):
+    over = spec(stop={"ends_at": "2020-01-01T00:00+00:00"})
+    with pytest.raises(InputError, match="ends_at: it is past 2020-01-01 00:00 UTC"):
+        start_or_continue(store, over)
+    assert store.campaigns() == []
+    begun = store.create_campaign(over.name, over.model_dump(mode="json"), over.seed)
+    assert start_or_continue(store, over)[0].id == begun.id  # it goes on, and ends by its rule
+    later = spec(stop={"ends_at": "2999-01-01T00:00+00:00"})
+    assert start_or_continue(store, later)[0].id != begun.id
 
 
 def test_a_budget_of_labels_that_leaves_nothing_to_learn_is_told_before_anything_starts(store):

@@ -1,4 +1,4 @@
-"""Static profiles made by a real Ray cluster that somebody else started: `--address`."""
+"""What a real Ray cluster that somebody else started does at `--address`, but for campaigns."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import sys, ray
 ray.init(
     address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 << 20,
     logging_level="ERROR", log_to_driver=False, _temp_dir=sys.argv[1],
+    labels={"ray.io/accelerator-type": "V1000"},
 )
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
@@ -110,3 +111,18 @@ def test_a_model_that_ends_its_worker_costs_no_other(address, environment):
         "test_vit 64": [False, ended, False, None],
         "test_vit 96": [True, None, False, ended],
     }
+
+
+def test_a_cluster_tells_which_gpus_its_nodes_have(address, environment):
+    code = (
+        "import json, sys; from cluster.runtime import gpus_known_to;"
+        "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, address],
+        env=environment, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    known = json.loads(result.stdout.splitlines()[-1])
+    assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(known)  # a node's; by name
+    assert "a1000" not in known

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.devices import local_devices, open_device
+from profiler.devices import local_devices, meant_device, open_device
 from profiler.devices.cpu import CpuDevice
 from profiler.devices.nvml import Gpu, select_visible
 from profiler.errors import DeviceError
@@ -46,6 +46,33 @@ def test_every_local_device_opens() -> None:
 def test_device_that_is_not_here_is_told_with_what_is(key: str) -> None:
     with pytest.raises(DeviceError, match="this machine has cpu-1t"):
         open_device(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("v1000", "v100"), ("V100", "v100"), ("a-100", "a100"), ("rxt3090", "rtx3090"),
+        ("cpu_1t", "cpu-1t"), ("simulated:a10O", "simulated:a100"), ("h1000e", "h1000"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_device_is_told_with_the_nearest(key: str, meant: str) -> None:
+    assert meant_device(key, ["h1000"]) == meant
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["v100", "a10", "l40", "h800", "rtx-3080", "simulated:h100", "a100-mig-1g.5gb", "tpu-v9",
+     "h1000", "replay:labels", "cpu-99t", "cuda:7"],
+)  # fmt: skip
+def test_a_device_that_may_well_be_elsewhere_is_not_taken_for_misspelt(key: str) -> None:
+    assert meant_device(key, ["h1000"]) is None
+
+
+def test_a_device_that_cannot_be_opened_is_told_with_the_nearest() -> None:
+    with pytest.raises(DeviceError, match="did you mean 'v100'"):
+        open_device("v1000")
+    with pytest.raises(DeviceError, match="did you mean 'simulated:a100'"):
+        open_device("simulated:a10O")
 
 
 def test_devices_open_without_importing_torch() -> None:

@@ -63,8 +63,11 @@ def launch(
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
     with Store.open(home.database_url) as store:
-        check_spec(store, spec, address)
-        campaign, spec = start_or_continue(store, spec)
+        try:
+            check_spec(store, spec, address)
+            campaign, spec = start_or_continue(store, spec)
+        except InputError as error:
+            raise InputError(f"{file or f'preset {preset}'}: {error}") from error
     _run(home, campaign.id, spec, address, detach)
 
 

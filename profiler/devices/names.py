@@ -1,0 +1,47 @@
+"""Names that devices go by, to tell a misspelt one from one that is only not here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from profiler.devices.memory import MEMORY_MIB
+from profiler.devices.simulated import SPECIFICATIONS
+
+_FURTHER_GPUS = (
+    "a10", "a100x", "a10g", "a10m", "a16", "a2", "a30", "a30x", "a40", "a800", "b200", "b300",
+    "gb200", "gb300", "gh200", "h20", "h800", "k40", "k80", "l2", "l20", "l4", "l40", "l40g",
+    "l40s", "m10", "m40", "m60", "p100", "p4", "p40", "p6", "t4g", "v100s",
+)  # fmt: skip
+"""NVIDIA's for servers, beside those that we have data sheets of; each differs from another one by
+a letter, so without this list they would be taken for misspelt."""
+
+_TOO_MANY = ("rtx", "gtx")
+"""Begins the names of cards of which nobody lists all."""
+
+_CLOSE = 0.75
+_SIMULATED = "simulated:"
+
+
+def nearest_device(key: str, offered: Iterable[str]) -> str | None:
+    """The device that a misspelt key probably means; None for a key that may well be right.
+
+    Args:
+        key: a GPU's name, or a simulated one.
+        offered: keys that are known to be right, beside the names of GPUs.
+    """
+    if key.startswith(_SIMULATED):
+        near = _nearest(key.removeprefix(_SIMULATED), SPECIFICATIONS)
+        return f"{_SIMULATED}{near}" if near else None
+    if key.startswith(_TOO_MANY):
+        return None
+    return _nearest(key, {*SPECIFICATIONS, *MEMORY_MIB, *_FURTHER_GPUS, *offered})
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one; None if it is known, or like none."""
+    ordered = sorted(known)
+    if name in ordered:
+        return None
+    near = difflib.get_close_matches(name.lower(), ordered, n=1, cutoff=_CLOSE)
+    return near[0] if near else None
