@@ -95,7 +95,7 @@ class Campaign:
         self.crew = crew
         self.snapshots = snapshots
         self.protocol = spec.measuring_protocol
-        self._teller = Teller(watch)
+        self._teller = Teller(watch, self._is_ordered_to_stop)
         self._tell = self._teller.tell
         self._pace = Pace(spec)
         self._canaries = Canaries(store, campaign_id, spec.canary)
@@ -196,15 +196,13 @@ class Campaign:
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
 
     def _obey(self) -> None:
-        """Once a second: looks whether to stop, and who is alive."""
+        """Stops if it is to; once a second: looks who is alive."""
         self._teller.check_stop()
         if time.monotonic() < self._next_tick:
             return
         self._next_tick = time.monotonic() + TICK_S
         self._write_notes()
         self.crew.want(self._machine.to_come)
-        if self.store.campaign_state(self.id) is not CampaignState.RUNNING:
-            raise CampaignStopped
         self._follow(self._roster.share())
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
@@ -212,6 +210,9 @@ class Campaign:
             self._tell(news=told)
             self._handle(Enough())
         self._show_counts()
+
+    def _is_ordered_to_stop(self) -> bool:
+        return self.store.campaign_state(self.id) is not CampaignState.RUNNING
 
     def _handle(self, *events: Event) -> None:
         """Tells the machine, and does what it commands; what follows from that comes after it.

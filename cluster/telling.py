@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,18 +11,30 @@ from typing import Any
 from cluster.crew import OnProgress
 from cluster.progress import LINES_KEPT, Progress
 
+LOOK_S = 1.0
+"""How often it is asked whether an order to stop has come from elsewhere."""
+
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
     """The campaign was asked to stop and has put everything down where resume finds it."""
 
 
 class Teller:
-    """The progress of a campaign: told by its loop and its learner's thread, watched by others."""
+    """The progress of a campaign: told by its loop and its learner's thread, watched by others.
 
-    def __init__(self, watch: Callable[[Progress], None]) -> None:
+    Args:
+        watch: is called with the progress whenever it changes.
+        is_ordered_to_stop: whether somebody in another shell wants the campaign to stop.
+    """
+
+    def __init__(
+        self, watch: Callable[[Progress], None], is_ordered_to_stop: Callable[[], bool]
+    ) -> None:
         self.progress = Progress()
         self.stop = threading.Event()
         self._watch = watch
+        self._is_ordered_to_stop = is_ordered_to_stop
+        self._next_look = 0.0
         self._lock = threading.Lock()
 
     def tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
@@ -37,7 +50,11 @@ class Teller:
             self._watch(self.progress)
 
     def check_stop(self) -> None:
-        """Raises CampaignStopped if the campaign was asked to stop."""
+        """Raises CampaignStopped if the campaign was asked to stop, by this process or another."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            if self._is_ordered_to_stop():
+                self.stop.set()
         if self.stop.is_set():
             raise CampaignStopped
 

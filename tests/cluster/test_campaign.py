@@ -16,8 +16,8 @@ from campaign_crew import (
     spec,
 )
 
-import cluster.campaign
 import cluster.launch
+import cluster.telling
 from cluster.launch import check_spec, start_or_continue, to_resume
 from cluster.orders import order_retry, order_stop
 from cluster.telling import CampaignStopped
@@ -229,7 +229,7 @@ class OrderedAbout(FakeCrew):
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
-    monkeypatch.setattr(cluster.campaign, "TICK_S", 0.0)
+    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
     crew = OrderedAbout(5, lambda: order_stop(store, None, state))
     run = campaign(store, crew)
     with pytest.raises(CampaignStopped):
@@ -247,6 +247,43 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
             to_resume(store, run.id)
         with pytest.raises(InputError, match="is cancelled"):
             order_retry(store, run.id, "error")
+
+
+@pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
+def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypatch, state):
+    class OrderedAboutGraphs(FakeCrew):
+        def profile(self, pairs):
+            for graph in super().profile(pairs):
+                asked_for.append(graph)
+                yield graph
+                order_stop(store, None, state)
+
+    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
+    asked_for = []
+    run = campaign(store, crew := OrderedAboutGraphs())
+    with pytest.raises(CampaignStopped):
+        run.run()
+    assert len(asked_for) == 2
+    assert not store.campaign_pool(run.id)
+    assert not crew.starts
+    assert store.campaign(run.id).state == state
+
+
+def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
+    class OrderedAboutEncoder(FakeLearner):
+        def set_pool(self, pool, on_progress, steps=None):
+            on_progress(1, 3)
+            order_stop(store, None, CampaignState.PAUSED)
+            on_progress(2, 3)
+            raise AssertionError("it goes on")
+
+    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
+    run = campaign(store, FakeCrew(), OrderedAboutEncoder())
+    with pytest.raises(CampaignStopped):
+        run.run()
+    assert store.campaign(run.id).state == "paused"
+    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    assert labels_by_device(store, run.id) == BUDGET
 
 
 @pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
