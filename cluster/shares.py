@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
+
 from cluster.spec import CampaignSpec
-from store import AssignmentState, CampaignState, Store
+from profiler.errors import TrappmError
+from store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
 """How often the store is asked what others claim."""
@@ -102,13 +105,28 @@ class Claims:
         for record in self._store.campaigns():
             if record.id not in campaigns or record.state is not CampaignState.RUNNING:
                 continue
-            spec = CampaignSpec.model_validate(record.spec)
             used_s = self._store.measuring_seconds_by_device(record.id, since=since, until=until)
-            counts = self._store.assignment_counts(record.id)
-            for device in spec.devices.keys:
-                states = counts.get(device, {})
-                ended = states.get(AssignmentState.DONE, 0) + states.get(AssignmentState.FAILED, 0)
-                claims[device][record.id] = Claim(
-                    spec.priority, max(0, spec.budget(device) - ended), used_s.get(device, 0.0)
-                )
+            priority, wanted = self._wanted(record)
+            for device, count in wanted.items():
+                claims[device][record.id] = Claim(priority, count, used_s.get(device, 0.0))
         return {device: by for device, by in claims.items() if len(by) > 1 and self._id in by}
+
+    def _wanted(self, record: CampaignRecord) -> tuple[int, Mapping[str, int]]:
+        """A campaign's priority, and how many measurements it has to come on each of its devices.
+
+        The file of one that another version launched may be beyond this one: then it counts with
+        the default priority, and with what it has planned so far.
+        """
+        counts = self._store.assignment_counts(record.id)
+        ended = {
+            device: states.get(AssignmentState.DONE, 0) + states.get(AssignmentState.FAILED, 0)
+            for device, states in counts.items()
+        }
+        try:
+            spec = CampaignSpec.model_validate(record.spec)
+        except (ValidationError, TrappmError):
+            return 1, {d: sum(states.values()) - ended[d] for d, states in counts.items()}
+        return spec.priority, {
+            device: max(0, spec.budget(device) - ended.get(device, 0))
+            for device in spec.devices.keys
+        }

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from campaign_crew import BUDGET, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.shares import Claim, fair_shares
+from cluster.shares import Claim, Claims, fair_shares
+from profiler.records import Configuration
+from store import PlannedAssignment
 
 CLAIMS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3),
@@ -46,3 +49,24 @@ def test_in_the_course_of_time_gpus_are_used_in_proportion(gpus, priorities):
         assert used_s[str(n)] / used_s.total() == pytest.approx(
             priority / sum(priorities), abs=0.01
         )
+
+
+def test_a_campaign_that_another_version_launched_counts_with_what_it_has_planned(store):
+    def launched(file):
+        record = store.create_campaign("tiny", file, 7)
+        store.set_campaign_state(record.id, "running")
+        return record.id
+
+    known = spec(priority=3).model_dump(mode="json")
+    mine, foreign = launched(known), launched(known | {"of a later version": 1})
+    pool = [Configuration(architecture="resnet18", batch_size=n, input_size=64) for n in (1, 2)]
+    planned = [
+        PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=n)
+        for n, c in enumerate(pool)
+    ]
+    store.set_campaign_pool(foreign, [(c, False) for c in pool])
+    store.plan_round(foreign, 0, "evaluation", planned)
+    claims = Claims(store, mine).of([mine, foreign])
+    assert claims == {
+        "cpu-2t": {mine: Claim(3, BUDGET["cpu-2t"], 0.0), foreign: Claim(1, 2, 0.0)}
+    }  # fmt: skip
