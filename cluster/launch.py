@@ -21,6 +21,7 @@ from cluster.runtime import (
     CAMPAIGN_ACTOR,
     gpus_known_to,
     here,
+    last_line,
     ray_runtime,
     require_nodes,
 )
@@ -273,8 +274,8 @@ def _follow(
             time.sleep(POLL_S)
         except RayActorError as error:
             raise CampaignError(
-                f"the campaign's process died; nothing recorded is lost, go on with: "
-                f"trappm campaign resume {campaign_id}"
+                f"the campaign's process died ({last_line(error)}); nothing recorded is lost, "
+                f"go on with: trappm campaign resume {campaign_id}"
             ) from error
 
 

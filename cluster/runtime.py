@@ -93,6 +93,12 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
 
 
+def last_line(error: BaseException) -> str:
+    """Why an actor died, which Ray's error says at the end; its kind if it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip().removesuffix(".")
+
+
 def _this_node() -> str:
     import ray
 

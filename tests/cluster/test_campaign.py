@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from campaign_crew import (
@@ -350,3 +351,17 @@ def test_what_is_given_up_is_told(store):
     (told,) = [e.message["message"] for e in store.events(run.id) if e.kind == "quarantined"]
     assert "3 attempts failed, on 1 host" in told
     assert told in crew.told
+
+
+def test_why_a_campaigns_process_died_is_told():
+    from ray.exceptions import ActorDiedError
+
+    def die(life, seen):
+        error = ActorDiedError()
+        error.error_msg = "The actor died.\n\tpid: 3\nIts node ran out of memory.\n"
+        raise error
+
+    actor = SimpleNamespace(progress=SimpleNamespace(remote=die))
+    told = r"died \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
+    with pytest.raises(CampaignError, match=told):
+        cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)
