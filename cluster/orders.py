@@ -19,10 +19,13 @@ LOST = "lost"
 def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
     """Has a campaign paused or cancelled; what is being measured is given up.
 
+    Args:
+        campaign_id: None: the one that runs, or the latest where none does.
+
     Raises:
-        InputError: there is no such campaign, or it has ended.
+        InputError: there is no such campaign, or it has ended; or several run, and none is named.
     """
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaign(campaign_id or _running(store))
     if campaign.state in ENDED:
         raise InputError(f"campaign {campaign.id} is {campaign.state} already")
     store.set_campaign_state(campaign.id, state)
@@ -65,3 +68,10 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         told = f"{count} assignments wait again whose last attempt ended as {outcome}"
         store.log_event(campaign.id, "order", {"message": told})
     return store.campaign(campaign.id), count
+
+
+def _running(store: Store) -> str | None:
+    running = [c.id for c in store.campaigns() if c.state is CampaignState.RUNNING]
+    if len(running) > 1:
+        raise InputError(f"{len(running)} campaigns run; name one of them: {', '.join(running)}")
+    return running[0] if running else None

@@ -287,6 +287,22 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
     assert labels_by_device(store, run.id) == BUDGET
 
 
+def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_do(store):
+    file = spec().model_dump(mode="json")
+    first, second, third = (store.create_campaign(str(n), file, n).id for n in range(3))
+    store.set_campaign_state(first, "running")
+    assert order_stop(store, None, CampaignState.PAUSED).id == first
+    for one in (first, second):
+        store.set_campaign_state(one, "running")
+    with pytest.raises(InputError, match="2 campaigns run; name one of them") as refused:
+        order_stop(store, None, CampaignState.PAUSED)
+    assert first in str(refused.value)
+    assert second in str(refused.value)
+    assert third not in str(refused.value)
+    assert {store.campaign(one).state for one in (first, second)} == {"running"}
+    assert order_stop(store, second, CampaignState.PAUSED).id == second
+
+
 @pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
 def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     crew = FakeCrew(poison=fault)

@@ -105,7 +105,12 @@ def watch(
 
 
 @app.command(epilog="Example: trappm campaign pause")
-def pause(campaign_id: CampaignId = None) -> None:
+def pause(
+    campaign_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[CAMPAIGN]", help="Its id; by default the one that runs."),
+    ] = None,
+) -> None:
     """Have a campaign stop, wherever it runs; `resume` goes on with it."""
     _stop(campaign_id, "paused", "it stops within seconds; go on with: trappm campaign resume")
 
