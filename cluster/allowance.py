@@ -2,8 +2,9 @@
 
 Plain numbers without clock and store, so that the state machine can ask before each measurement
 that it hands out. What is being measured counts as if it had ended: it is expected to bring its
-label, and to take as long as the device's measurements take in the mean. So a budget is overrun by
-no more than what cannot be foretold of what runs.
+label, and to take as long as the device's measurements take in the mean. Before the first has
+ended nothing is known of that, and each is expected to take as long as its protocol allows. So a
+budget is overrun by no more than what cannot be foretold of what runs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Allowance:
         labels: that there are, on all devices.
         seconds: of measuring so far, failed attempts included.
         mean_s: how long measurements took in the mean, by device.
+        limit_s: how long one may take.
     """
 
     def __init__(
@@ -34,17 +36,28 @@ class Allowance:
         labels: int = 0,
         seconds: float = 0.0,
         mean_s: Mapping[str, float] | None = None,
+        limit_s: float = 0.0,
     ) -> None:
         self.labels = labels
         self.seconds = seconds
         self.mean_s = dict(mean_s or {})
         self._rules = rules if rules is not None and rules.have_budget else None
+        self._limit_s = limit_s
         self._running: Counter[str] = Counter()
 
     @property
     def has_room(self) -> bool:
         """One more measurement would fit, beside all that run."""
         return self._too_much() is None
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether what runs might use a budget up, and no measurement tells yet that it will not.
+
+        Never while nothing runs, or a budget below one measurement's limit would not be used.
+        """
+        is_unknown = bool(self._running.total()) and not self.mean_s
+        return is_unknown and self._too_much(self._limit_s) is not None
 
     @property
     def spent(self) -> Stop | None:
@@ -65,11 +78,15 @@ class Allowance:
         mean = self.mean_s.get(device, seconds)
         self.mean_s[device] = mean + _MEMORY * (seconds - mean)
 
-    def _too_much(self) -> Stop | None:
-        """The first budget that one more measurement, on whatever device, would overrun."""
+    def _too_much(self, unknown_s: float = 0.0) -> Stop | None:
+        """The first budget that one more measurement, on whatever device, would overrun.
+
+        Args:
+            unknown_s: how long each takes, as long as none has ended.
+        """
         if self._rules is None:
             return None
-        longest_s = max(self.mean_s.values(), default=0.0)
+        longest_s = max(self.mean_s.values(), default=unknown_s)
         to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
         return overspent(
             self._rules, self.labels, self.seconds, self._running.total() + 1, to_come_s + longest_s

@@ -296,7 +296,7 @@ class Machine:
             queue, idle = self._queues[device], self._workforce.idle[device]
             if queue and idle:
                 for seat in list(idle.values()):
-                    if not queue or not self._may_begin:
+                    if not queue or not self._may_begin or self._allowance.awaits_first:
                         break
                     self._give_work(seat)
 

@@ -83,6 +83,7 @@ def _allowance(store: Store, campaign_id: str, spec: CampaignSpec) -> Allowance:
         labels=len(store.campaign_labels(campaign_id)),
         seconds=sum(seconds.values()),
         mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
+        limit_s=spec.measuring_protocol.timeout_s,
     )
 
 

@@ -116,6 +116,9 @@ def is_well(plan, played):
         assert ledger.labels <= ledger.rules.labels
         if ledger.enough == "labels":
             assert ledger.labels == ledger.rules.labels
+    if ledger.rules and ledger.rules.gpu_hours:
+        budget_s = 3600 * ledger.rules.gpu_hours * (1 + 1e-6)
+        assert ledger.seconds <= budget_s + played.workers * ledger.longest_s
     return True
 
 
@@ -250,6 +253,28 @@ def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
     assert limited.seconds == 6.0
     (spent,) = of(desk.commands, Spent)
     assert spent.rule == "GPU-hours"
+
+
+def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst():
+    workers = [worker(str(i)) for i in range(9)]
+    limited = Allowance(StopRules(gpu_hours=100 / 3600), limit_s=40.0)
+    desk = Desk(only([1, 50]), workers, allowance=limited)
+    assert set(desk.doing()) == {"0", "1"}
+    assert desk.machine.to_come["a100"]  # the others stay
+    desk.tell(Lost(workers[0], "killed"))
+    assert set(desk.doing()) == {"1", "2"}
+    desk.measured("1")  # in a second
+    assert len(desk.doing()) == 8
+
+
+def test_a_budget_below_the_limit_of_one_measurement_is_used():
+    limited = Allowance(StopRules(gpu_hours=3 / 3600), limit_s=40.0)
+    desk = Desk(only([1, 50]), [worker("one"), worker("two")], allowance=limited)
+    assert set(desk.doing()) == {"one"}
+    while desk.doing():
+        desk.measured(next(iter(desk.doing())))
+    assert limited.seconds == 3.0
+    assert desk.machine.is_over
 
 
 def test_a_budget_that_is_spent_ends_a_campaign_whose_other_rounds_are_empty():

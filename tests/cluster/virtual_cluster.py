@@ -44,6 +44,9 @@ from profiler.records import Outcome
 
 TICK_S = 10.0
 
+LIMIT_S = 600.0
+"""What a measurement is expected to take at most, before one has ended."""
+
 LONGEST_S = 3e6
 """No campaign that is played takes so long."""
 
@@ -91,6 +94,8 @@ class Ledger:
     """With a budget of labels, GPU-hours or money."""
     seconds: float = 0.0
     """Of measuring."""
+    longest_s: float = 0.0
+    """So long the longest measurement took."""
     enough: str | None = None
     """The stop rule that holds."""
 
@@ -103,7 +108,9 @@ class Ledger:
         return sum(state == "done" for state in self.state.values())
 
     def machine(self, course: Course, **so_far) -> Machine:
-        allowance = Allowance(self.rules, labels=self.labels, seconds=self.seconds)
+        allowance = Allowance(
+            self.rules, labels=self.labels, seconds=self.seconds, limit_s=LIMIT_S
+        )  # fmt: skip
         return Machine(course, allowance=allowance, **so_far)
 
     def resumed(self, course: Course) -> Machine:
@@ -168,6 +175,7 @@ class VirtualCluster:
         """By device: how long its workers were idle though work of the budget was left."""
         self.busy_s: Counter[str] = Counter()
         self.losses = 0
+        self.workers = sum(hosts * each for hosts, each in workers.values())
         self._generator = generator
         self._numbers = itertools.count()
         self._agenda: list[tuple] = []
@@ -214,6 +222,7 @@ class VirtualCluster:
                 return None  # it was lost meanwhile
             self._rest(worker)
             self.ledger.seconds += event.seconds
+            self.ledger.longest_s = max(self.ledger.longest_s, event.seconds)
             self.ledger.end(event.assignment_id, "done" if event.outcome is Outcome.OK else "open")
         elif kind is Joined:
             self._alive[event.worker.name] = event.worker
