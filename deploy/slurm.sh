@@ -42,7 +42,7 @@ if [ "${#hosts[@]}" -gt 1 ]; then
 fi
 
 # Slurm's warning, five minutes before the end, pauses the campaign; nothing recorded is lost.
-# Where several run with one TRAPPM_HOME, none is: they end with their jobs, and go on as well.
+# Where several run with one TRAPPM_HOME none is paused: each ends with its job, and its next job goes on.
 warned= status=0
 trap 'warned=yes; trappm campaign pause || true' TERM
 trappm campaign launch "$campaign" --address "$head:$port" &
