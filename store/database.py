@@ -9,7 +9,7 @@ never fails half-way for having read before another wrote. Commits are synced to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.orm import Session
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from profiler.errors import StoreAccessError, StoreError, one_line
 from store.columns import Base
@@ -183,7 +184,7 @@ def _told(url: URL) -> str:
 
 
 def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -> StoreError:
-    name = getattr(cause, "sqlite_errorname", "")
+    name = _sqlite_name(cause)
     if name.startswith("SQLITE_READONLY"):
         kind = StoreAccessError
     elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
@@ -194,7 +195,7 @@ def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -
 def _is_away(engine: Engine, cause: BaseException) -> bool:
     """Whether the same may succeed later; of PostgreSQL also that two stood in each other's way."""
     if engine.dialect.name == "sqlite":
-        return getattr(cause, "sqlite_errorname", "").startswith(_AWAY)
+        return _sqlite_name(cause).startswith(_AWAY)
     driver = engine.dialect.loaded_dbapi
     return (
         isinstance(cause, driver.OperationalError | driver.InterfaceError)
@@ -214,10 +215,21 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        cursor.execute("PRAGMA journal_mode = WAL")
+        # Of two that make the same file at once, SQLite refuses one here without any wait.
+        _while_busy(lambda: cursor.execute("PRAGMA journal_mode = WAL"))
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _while_busy(do: Callable[[], object]) -> None:
+    busy = retry_if_exception(lambda error: _sqlite_name(error).startswith("SQLITE_BUSY"))
+    pause, stop = wait_random_exponential(0.01, max=1.0), stop_after_delay(BUSY_TIMEOUT_S)
+    Retrying(retry=busy, wait=pause, stop=stop, reraise=True)(do)
+
+
+def _sqlite_name(error: BaseException) -> str:
+    return getattr(error, "sqlite_errorname", "")
 
 
 def _set_up_sqlite_to_read(connection: Any, _record: Any) -> None:

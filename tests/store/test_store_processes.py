@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -45,6 +46,19 @@ def test_processes_that_open_a_new_store_at_once_all_get_it(empty_database_url, 
         started(store_workers.open_store, empty_database_url, barrier, results) for _ in range(4)
     ]
     assert [results.get(timeout=PATIENCE_S) for _ in processes] == [0] * 4
+
+
+def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path):
+    """SQLite's own wait does not cover the change to its write-ahead log: it refuses at once."""
+    path = tmp_path / "labels.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    ending = threading.Timer(0.3, other.execute, ["ROLLBACK"])
+    ending.start()
+    with Store.open(f"sqlite:///{path}") as store:
+        assert store.campaigns() == []
+    ending.join()
+    other.close()
 
 
 def test_processes_that_lease_at_once_never_get_the_same(store, database_url, started):
