@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cluster.kernels import KernelCache, KernelKey
 from learner.estimator import Targets
 from learner.head import Ours
 from learner.networks.dataset import batches, fit_node_scaler, to_data
@@ -34,7 +35,6 @@ from learner.workload import Workload
 from profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
 from profiler.simulation.step_profile import StepProfile
 from store import Home, Store
-from trappm.kernel_cache import KernelCache, KernelKey
 
 PUBLISHED_NODES = 483
 PUBLISHED_S = {"autoencoder training": 0.097, "regressor training": 0.109}
@@ -60,7 +60,7 @@ def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Grap
 def our_heads(count: int, architectures: int, generator: np.random.Generator) -> None:
     """Trains our heads on labels that nearly follow their priors, and prints the CPU time."""
     home = Home.find()
-    cache = KernelCache(home.path / "kernel_profiles")
+    cache = KernelCache(home.kernel_profiles)
     with Store.open_to_read(home.database_url) as store:
         frame, _ = store.query_sql(
             "SELECT architecture, input_size FROM step_profiles WHERE profile IS NOT NULL "

@@ -21,6 +21,7 @@ import ray
 
 from cluster.campaign import Campaign
 from cluster.crew import Crew, Learner
+from cluster.kernels import KernelCache
 from cluster.learning import CampaignLearner
 from cluster.lock import campaign_lock
 from cluster.progress import Progress
@@ -175,6 +176,7 @@ class CampaignActor:
                 crew=self._crew(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
+                kernels=KernelCache(self._home.kernel_profiles),
                 watch=self._watch,
             )
             if self._stop.is_set():

@@ -49,6 +49,7 @@ from cluster.events import (
     Stopped,
     Tick,
 )
+from cluster.kernels import KernelCache
 from cluster.planning import PURPOSES, Planner
 from cluster.progress import Pace, Progress, measurement_line, round_line
 from cluster.publishing import publish
@@ -87,6 +88,7 @@ class Campaign:
         crew: Crew,
         learner: Learner,
         snapshots: Path,
+        kernels: KernelCache,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.store = store
@@ -94,6 +96,7 @@ class Campaign:
         self.spec = spec
         self.crew = crew
         self.snapshots = snapshots
+        self._kernels = kernels
         self.protocol = spec.measuring_protocol
         self._teller = Teller(watch, self._is_ordered_to_stop)
         self._tell = self._teller.tell
@@ -145,7 +148,8 @@ class Campaign:
             with self._thinker:
                 self._take_up()
                 self._planner.make_pool(self.crew, self._teller)
-                self._thinker.prepare(self.store, self._planner.pool)
+                kernels = self._planner.make_kernels(self._kernels, self.crew, self._teller)
+                self._thinker.prepare(self.store, self._planner.pool, kernels)
                 self._drive()
                 errors = self._report.get("devices", {})
                 published = publish(

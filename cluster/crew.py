@@ -10,13 +10,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.events import Worker
 from cluster.shares import Claim
 from profiler.records import Configuration, Measurement
 from profiler.records import Protocol as MeasuringProtocol
 from store import Assignment, Store
+
+if TYPE_CHECKING:
+    from cluster.kernels import KernelKey, TracedKernels
 
 OnProgress = Callable[[int, int], None]
 """Called with steps done and steps in all."""
@@ -75,6 +78,10 @@ class Crew(Protocol):
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
+        ...
+
+    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+        """Kernel profiles, in the order of completion."""
         ...
 
     def workers(self) -> Sequence[Worker]:
@@ -173,9 +180,10 @@ class Learner(Protocol):
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
     ) -> None:
-        """Takes the pool with its graph templates, and step profiles by architecture and input
-        size; pre-trains the encoder on all of it."""
+        """Takes the pool with its graph templates, step profiles by architecture and input size,
+        and kernel profiles; pre-trains the encoder on all of it."""
         ...
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:

@@ -8,18 +8,13 @@ tried again, alone, and who dies alone is refused.
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from types import FrameType
 
 from cluster.crew import ProfiledGraph
-from cluster.processes import submit, worker_pool
+from cluster.processes import TooLongError, limited_cpu_time, submit, worker_pool
 from profiler.errors import TrappmError, one_line
-
-CPU_LIMIT_S = 600
-"""CPU time after which a profile is given up; the slowest that we know takes a twentieth of it."""
 
 ENDED_ITS_PROCESS = "the static profile ended its process"
 
@@ -45,7 +40,7 @@ def profile_graph(
     from profiler.static import graph_template, static_profile
 
     try:
-        with _limited_cpu_time():
+        with limited_cpu_time():
             if step_refusal is not None:
                 template = graph_template(architecture, input_size).to_bytes()
                 return ProfiledGraph(architecture, input_size, template, None, None, step_refusal)
@@ -60,8 +55,8 @@ def profile_graph(
             )
     except TrappmError as error:
         reason = str(error)
-    except _TooLong:
-        reason = f"the static profile took more than {CPU_LIMIT_S} s of CPU time"
+    except TooLongError as error:
+        reason = f"no static profile: {error}"
     except Exception as error:
         reason = f"the static profile failed: {type(error).__name__}: {one_line(error)}"
     if step_refusal is None:
@@ -110,22 +105,3 @@ def _profile_alone(pair: Pair) -> ProfiledGraph:
         with worker_pool(1) as workers, contextlib.suppress(BrokenProcessPool):
             return submit(workers, profile_graph, *pair, step_refusal).result()
     return ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
-
-
-@contextlib.contextmanager
-def _limited_cpu_time() -> Iterator[None]:
-    before = signal.signal(signal.SIGPROF, _give_up)
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-class _TooLong(BaseException):
-    """Passes through every `except Exception` of libraries."""
-
-
-def _give_up(_signal: int, _frame: FrameType | None) -> None:
-    raise _TooLong

@@ -6,25 +6,24 @@ is random comes from the campaign's seed, so the same labels give the same heads
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from cluster.encoded_pool import EncodedPool
+from cluster.kernels import KernelKey
 from learner.acquisition import AcquisitionRequest, cold_start, strategy_named
+from learner.acquisition.gradient import NEED_GRADIENTS
 from learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from learner.heads import USABLE_SHARE, Heads, train_heads
 from learner.judging.evaluation import accuracy
-from learner.networks.gae import Encoder, train_encoder
 from learner.networks.presets import preset_named
 from learner.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from learner.priors.device_specs import spec_of
@@ -32,10 +31,9 @@ from learner.registry import LATEST, Registry
 from learner.regressions import promote
 from learner.snapshot import save_snapshot
 from learner.workload import Workload
-from profiler.families import family_of
-from profiler.graphs.features import static_features
-from profiler.records import METRICS, Configuration, GraphTemplate, Phase
-from profiler.simulation.step_profile import StepProfile
+from profiler.records import METRICS, Configuration, Phase
+
+IntArray = npt.NDArray[np.int64]
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""
@@ -49,17 +47,11 @@ class CampaignLearner:
     def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
         torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
         self._preset = preset_named(preset)
+        self._knows_physics = self._preset.head.physical_prior
         self._strategy = strategy_named(strategy)
         self._source = source
         self._seed = seed
         self._cache = cache
-        self._configurations: list[Configuration] = []
-        self._workloads: list[Workload] = []
-        self._static: npt.NDArray[np.float64] = np.zeros((0, 0))
-        self._families: list[str] = []
-        self._index: dict[str, int] = {}
-        self._encoder: Encoder | None = None
-        self._embeddings: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._heads: dict[str, DeviceHeads] = {}
         self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
@@ -69,6 +61,7 @@ class CampaignLearner:
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
     ) -> None:
         """Takes the pool and pre-trains the encoder on all of it, labelled or not.
 
@@ -78,43 +71,22 @@ class CampaignLearner:
             pool: configurations with their graph templates.
             on_progress: told of epochs.
             steps: step profiles by architecture and input size, where there are any.
+            kernels: kernel profiles, where there are any.
         """
-        self._configurations = [configuration for configuration, _ in pool]
-        graphs = [
-            GraphTemplate.from_bytes(template).at(configuration.batch_size)
-            for configuration, template in pool
-        ]
-        self._index = {c.id: i for i, c in enumerate(self._configurations)}
-        self._families = [family_of(c.architecture) for c in self._configurations]
-        self._static = np.stack([static_features(graph) for graph in graphs])
-        path = self._cache / f"encoder-{self._pool_hash(pool)}.safetensors"
-        self._encoder = self._cached_encoder(path)
-        if self._encoder is None:
-            self._encoder = train_encoder(
-                graphs, self._preset.encoder, self._generator(0), on_progress
-            )
-            self._keep_encoder(path, self._encoder)
-        self._embeddings = self._encoder.embed(graphs)
-        profiles = {pair: StepProfile.from_bytes(data) for pair, data in (steps or {}).items()}
-        self._workloads = [
-            Workload(
-                graph=graph,
-                precision=c.precision,
-                memory_format=c.memory_format,
-                optimizer=c.optimizer,
-                phase=c.phase,
-                step=profiles.get((c.architecture, c.input_size)),
-                embedding=embedding,
-            )
-            for c, graph, embedding in zip(
-                self._configurations, graphs, self._embeddings, strict=True
-            )
-        ]
+        self._pool = EncodedPool.of(
+            pool,
+            steps or {},
+            kernels or {},
+            preset=self._preset.encoder,
+            seed=self._seed,
+            cache=self._cache,
+            on_progress=on_progress,
+        )
 
     @property
     def embeddings(self) -> npt.NDArray[np.float32]:
         """Of the pool, in its order (n, width)."""
-        return self._embeddings
+        return self._pool.embeddings
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         """Trains the source's heads, then the other devices' heads from the source's weights.
@@ -165,34 +137,43 @@ class CampaignLearner:
     def choose(self, request: ChoiceRequest) -> list[Choice]:
         """Picks what to measure next on a device, with reasons; without any label as well."""
         heads = self._heads.get(request.device) or self._heads.get(self._source)
-        predictions = None if heads is None else heads.predict(self._workloads)
-        knowledge = self._knowledge(request.device)
-        noise_factor = np.ones(len(self._workloads))
-        for name, attempts in request.unsteady.items():
-            noise_factor[self._index[name]] = (1.0 + attempts) ** 2
+        pool = self._pool
+        # What is held out is left out here too: nothing is chosen to suit the evaluation set.
+        rows = pool.indices([*request.candidates, *request.known, *request.elsewhere])
+        rows = np.unique(rows)
+        workloads = [pool.workloads(request.device)[i] for i in rows.tolist()]
+        predictions = None if heads is None else heads.predict(workloads)
+        knowledge = self._knowledge(request.device).of_rows(rows)
+
+        def at(names: Iterable[str]) -> IntArray:
+            return np.searchsorted(rows, pool.indices(list(names)))
+
+        noise_factor = np.ones(len(rows))
+        noise_factor[at(request.unsteady)] = (1.0 + np.array([*request.unsteady.values()])) ** 2
+        gradients = None
+        if heads is not None and self._strategy.name in NEED_GRADIENTS:
+            gradients = heads.gradients(workloads)
         asked = AcquisitionRequest(
-            embeddings=self._embeddings,
-            static_features=self._static,
-            labelled=self._indices(request.known),
-            candidates=self._indices(request.candidates),
+            embeddings=pool.embeddings[rows],
+            static_features=pool.static_features[rows],
+            labelled=at(request.known),
+            candidates=at(request.candidates),
             count=request.count,
             generator=np.random.default_rng(list(request.seed)),
-            families=self._families,
-            covariances=list(knowledge.covariances.values()),
+            families=[pool.families[i] for i in rows.tolist()],
+            covariances=list(knowledge.covariances.values()) if self._knows_physics else [],
+            gradients=gradients,
             uncertainty=None if predictions is None else _over_metrics(predictions),
             predicted_cost=_step_times(predictions, knowledge),
-            failure=self._failure(request, heads, knowledge),
+            failure=self._failure(request, heads, workloads, knowledge),
             noise_factor=noise_factor,
-            elsewhere=self._indices(request.elsewhere),
+            elsewhere=at(request.elsewhere),
         )
         strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
-            Choice(self._configurations[pick.index].id, pick.reason)
+            Choice(pool.configurations[rows[pick.index]].id, pick.reason)
             for pick in strategy.select(asked)
         ]
-
-    def _indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
-        return np.array([self._index[name] for name in names], dtype=np.int64)
 
     def _knowledge(self, device: str) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
@@ -205,14 +186,19 @@ class CampaignLearner:
         asked = device, tuple(sorted(known or FIRST_METRICS))
         if asked not in self._known:
             self._known[asked] = PoolKnowledge.of(
-                self._workloads, asked[1], spec_of(device), self._generator(2)
+                self._pool.workloads(device), asked[1], spec_of(device), self._generator(2)
             )
         return self._known[asked]
 
     def _failure(
-        self, request: ChoiceRequest, heads: DeviceHeads | None, knowledge: PoolKnowledge
+        self,
+        request: ChoiceRequest,
+        heads: DeviceHeads | None,
+        workloads: Sequence[Workload],
+        knowledge: PoolKnowledge,
     ) -> npt.NDArray[np.float64] | None:
-        """The probability that runs die of the device's memory; None where that is not known.
+        """The probability that runs of these workloads die of the device's memory (n); None where
+        that is not known.
 
         The memory is what runs died of, or what is known of the device.
         """
@@ -225,7 +211,7 @@ class CampaignLearner:
         if capacity is None:
             return None
         if isinstance(heads, Heads) and "memory_mib" in heads.metrics:
-            return heads.out_of_memory(self._workloads, capacity)
+            return heads.out_of_memory(workloads, capacity)
         said = knowledge.estimates.get("memory_mib")
         return None if said is None else probability_above(said, USABLE_SHARE * capacity)
 
@@ -237,11 +223,10 @@ class CampaignLearner:
         Returns:
             id, folder, manifest; promoted: whether it is the latest now; news: what is to be told.
         """
-        assert self._encoder is not None  # noqa: S101  (set_pool comes first)
         before = Registry(registry).history(LATEST)
         info = save_snapshot(
             registry,
-            encoder=self._encoder,
+            encoder=self._pool.encoder,
             heads={device: self._by_phase(device) for device in self._heads},
             source_device=self._source,
             preset=self._preset,
@@ -262,7 +247,7 @@ class CampaignLearner:
         had: dict[Phase, Counter[StepSettings]] = {}
         for label in self._training_labels:
             if label.device == device:
-                c = self._configurations[self._index[label.configuration_id]]
+                c = self._pool.configurations[self._pool.index[label.configuration_id]]
                 settings = StepSettings(c.precision, c.memory_format, c.optimizer)
                 had.setdefault(c.phase, Counter())[settings] += 1
         return {
@@ -273,13 +258,14 @@ class CampaignLearner:
     def _train(
         self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress
     ) -> DeviceHeads:
-        at = [self._index[label.configuration_id] for label in labels]
+        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        workloads = self._pool.workloads(labels[0].device)
         return train_heads(
-            [self._workloads[i] for i in at],
+            [workloads[i] for i in at],
             _targets(labels),
             above=_bounds(labels),
             spec=spec_of(labels[0].device),
-            groups=[self._configurations[i].architecture for i in at],
+            groups=[self._pool.configurations[i].architecture for i in at],
             preset=self._preset.head,
             generator=self._generator(1),
             init=init,
@@ -292,8 +278,9 @@ class CampaignLearner:
         """Errors by metric, and each prediction beside what was measured."""
         if not labels:
             return {}, []
-        at = [self._index[label.configuration_id] for label in labels]
-        predictions = heads.predict([self._workloads[i] for i in at])
+        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        workloads = self._pool.workloads(labels[0].device)
+        predictions = heads.predict([workloads[i] for i in at])
         targets = _targets(labels)
         errors: dict[str, Any] = {}
         pairs = []
@@ -311,7 +298,7 @@ class CampaignLearner:
                 {
                     "device": labels[i].device,
                     "configuration_id": labels[i].configuration_id,
-                    "architecture": self._configurations[at[i]].architecture,
+                    "architecture": self._pool.configurations[at[i]].architecture,
                     "metric": metric,
                     "measured": float(measured[i]),
                     "predicted": float(predicted[i]),
@@ -324,26 +311,6 @@ class CampaignLearner:
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose])
-
-    def _pool_hash(self, pool: Sequence[tuple[Configuration, bytes]]) -> str:
-        digest = hashlib.sha256(f"{self._preset.encoder} {self._seed}".encode())
-        for configuration, template in pool:
-            digest.update(configuration.id.encode())
-            digest.update(hashlib.sha256(template).digest())
-        return digest.hexdigest()[:16]
-
-    def _cached_encoder(self, path: Path) -> Encoder | None:
-        try:
-            return Encoder.from_tensors(self._preset.encoder, load_file(path))
-        except (FileNotFoundError, SafetensorError, KeyError, RuntimeError):
-            return None  # not there, cut off, or of another version: it is trained again
-
-    @staticmethod
-    def _keep_encoder(path: Path, encoder: Encoder) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
-        save_file({k: v.contiguous() for k, v in encoder.tensors().items()}, unfinished)
-        unfinished.replace(path)
 
 
 def _targets(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:

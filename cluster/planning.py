@@ -8,8 +8,10 @@ import numpy as np
 
 from cluster.budget import check_budget, pool_of, without_refused
 from cluster.crew import Choice, ChoiceRequest, Crew
+from cluster.kernels import KernelCache, KernelKey
 from cluster.spec import CampaignSpec
 from cluster.telling import Teller
+from learner.priors.device_specs import is_gpu
 from profiler.devices.memory import expected_memory_mib
 from profiler.records import Configuration, Outcome
 from store import Assignment, PlannedAssignment, Store
@@ -58,6 +60,32 @@ class Planner:
             graph.save(self._store)
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
             teller.tell(done=teller.progress.done + 1, news=refusal)
+
+    def make_kernels(self, kept: KernelCache, crew: Crew, teller: Teller) -> dict[KernelKey, bytes]:
+        """The kernels of the pool, traced where they are missing; none where no device is a GPU.
+
+        Of CPUs kernels tell no more than the graph does (docs/step_time.md).
+        """
+        keys = self._kernel_keys()
+        missing = kept.missing(keys)
+        if missing:
+            teller.tell("kernels", done=len(keys) - len(missing), total=len(keys))
+        for traced in crew.trace(missing):
+            teller.check_stop()
+            kept.put(traced)
+            refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
+            teller.tell(done=teller.progress.done + 1, news=refusal and refusal + traced.refusal)
+        return self.known_kernels(kept)
+
+    def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
+        """Those that were traced before."""
+        found = {key: kept.read(key) for key in self._kernel_keys()}
+        return {key: profile for key, profile in found.items() if profile is not None}
+
+    def _kernel_keys(self) -> list[KernelKey]:
+        if not any(is_gpu(device) for device in self._spec.devices.keys):
+            return []
+        return sorted({KernelKey.of(configuration) for configuration, _ in self.pool})
 
     def draw(self, device: str, count: int) -> list[PlannedAssignment]:
         """A uniform draw for a device's part of the evaluation set."""

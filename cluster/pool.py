@@ -117,6 +117,6 @@ def _profiled(
     from cluster.runtime import ray_runtime
 
     with ray_runtime(address):
-        from cluster.ray_crew import profile_on_ray
+        from cluster.ray_profiles import profile_on_ray
 
         yield from profile_on_ray(pairs)

@@ -17,19 +17,18 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import (
-    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
-    WorkerCrashedError,
 )
 
 from cluster.crew import Finished, ProfiledGraph, Task
 from cluster.events import Worker
-from cluster.graphs import ENDED_ITS_PROCESS, profile_graph
+from cluster.kernels import KernelKey, TracedKernels
+from cluster.ray_profiles import profile_on_ray, trace_on_ray
 from cluster.runtime import CAMPAIGN_ACTOR, Placement, first_line, on_node, placement
 from cluster.shares import Claim, fair_shares, in_turn
-from profiler.errors import CampaignError, TrappmError
+from profiler.errors import TrappmError
 from profiler.records import Protocol as MeasuringProtocol
 
 POLL_S = 0.2
@@ -47,34 +46,6 @@ REFUSED_S = 60.0
 """So long no profiler of a kind is started after one found its device out of order."""
 
 MANY = 1 << 30
-
-
-def profile_on_ray(pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
-    """Static profiles, made by all nodes of the cluster, in the order of completion.
-
-    Raises:
-        CampaignError: the cluster does not make them, whatever the model.
-    """
-    task = ray.remote(num_cpus=1, max_retries=1)(profile_graph)
-    waiting: dict[Any, tuple[tuple[str, int], str | None]] = {
-        task.remote(*pair): (pair, None) for pair in pairs
-    }
-    while waiting:
-        ready, _ = ray.wait(list(waiting), timeout=POLL_S)
-        for reference in ready:
-            pair, step_refusal = waiting.pop(reference)
-            try:
-                yield ray.get(reference)
-            except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
-                if step_refusal is None:
-                    waiting[task.remote(*pair, ENDED_ITS_PROCESS)] = (pair, ENDED_ITS_PROCESS)
-                else:
-                    yield ProfiledGraph(*pair, None, ENDED_ITS_PROCESS)
-            except RayError as error:
-                raise CampaignError(
-                    f"the cluster makes no static profiles ({first_line(error)}); nothing made is "
-                    "lost, and the same command goes on"
-                ) from error
 
 
 def this_process() -> tuple[int, float]:
@@ -152,6 +123,9 @@ class RayCrew:
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
+
+    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+        return trace_on_ray(keys)
 
     # Who is there.
 

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from cluster.kernels import KernelKey
 from cluster.runtime import first_line, here
 from profiler.errors import CampaignError, TrappmError
 from profiler.records import Configuration
@@ -47,7 +48,7 @@ class LearnerProxy:
         self._arguments = arguments
         self._tell = tell
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
-        self._steps: Mapping[tuple[str, int], bytes] | None = None
+        self._profiles: Mapping[str, Any] = {}
         self._labels: Sequence[TrainingLabel] | None = None
         self._actor = self._start()
 
@@ -56,9 +57,10 @@ class LearnerProxy:
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
     ) -> None:
-        self._call("set_pool", pool, steps=steps, on_progress=on_progress)
-        self._pool, self._steps = pool, steps
+        self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
+        self._pool, self._profiles = pool, {"steps": steps, "kernels": kernels}
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
         report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
@@ -100,7 +102,7 @@ class LearnerProxy:
         ray.kill(self._actor)  # if it only ran out of memory
         self._actor = self._start()
         if method != "set_pool" and self._pool:
-            self._ask("set_pool", (self._pool,), {"steps": self._steps})
+            self._ask("set_pool", (self._pool,), self._profiles)
             if method != "fit" and self._labels is not None:
                 self._ask("fit", (self._labels,), {})
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
+from cluster.kernels import KernelKey
 from cluster.progress import Pace
 from cluster.telling import Teller
 from profiler.records import METRICS, Configuration
@@ -62,7 +63,12 @@ class Thinker:
         """An answer is still to be handed on."""
         return self._asked is not None
 
-    def prepare(self, store: Store, pool: Sequence[tuple[Configuration, bool]]) -> None:
+    def prepare(
+        self,
+        store: Store,
+        pool: Sequence[tuple[Configuration, bool]],
+        kernels: Mapping[KernelKey, bytes],
+    ) -> None:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
         templates = store.graph_templates(pairs)
@@ -71,6 +77,7 @@ class Thinker:
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
             self._teller.on_progress("encoder"),
             steps=store.step_profiles(pairs),
+            kernels=kernels,
         )
         self._teller.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 

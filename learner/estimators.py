@@ -124,6 +124,9 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "faketensor": _faketensor,
 }
 
+OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
+"""Those that stand on a simulation; the others are purely learned."""
+
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
 """All names; `random` stands for the encoder of the paper's ablation, which learned nothing."""
 

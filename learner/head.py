@@ -32,6 +32,8 @@ P = TypeVar("P", bound=Prior)
 TRANSFER_TIGHTNESS = 0.15
 """On a new device single constants of the prior move this much less than on an unknown one."""
 SHARE_STEP = 0.05
+RESIDUAL_DEVIATION = 0.08
+"""How far a residual moves the logarithm, for its say among gradients."""
 
 
 class _Kept(Protocol):
@@ -70,6 +72,15 @@ class Head(Generic[P]):
         """
         middle, deviation, _ = self._logs(workloads)
         return self.calibration.exceeding((np.log(limit) - middle) / deviation)
+
+    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+        """Of the predicted logarithm by the prior's constants, as they are by now, in units of how
+        uncertain each is without labels, and by weights on the residual's features (n, g)."""
+        features = self.prior.features(workloads)
+        deviation = np.repeat(np.sqrt(self.prior.feature_groups), self.prior.feature_groups)
+        deviation = deviation * np.maximum(features.std(axis=0), 1e-9)
+        scaled = RESIDUAL_DEVIATION * (features - features.mean(axis=0)) / deviation
+        return np.hstack([self.prior.sensitivities(workloads), scaled]).astype(np.float32)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """What is added to the prior's logarithm (n)."""

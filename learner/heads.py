@@ -108,6 +108,25 @@ class Heads:
             raise InputError("there are no labels of memory to tell what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
+    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+        """As `learner.head.Head.gradients`, of one metric after the other (n, g).
+
+        Each metric has the same say. Workloads that different heads predict have no direction in
+        common.
+        """
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        blocks = []
+        for metric in self.metrics:
+            plain, better = self.heads.get(metric), self.of_kernels.get(metric)
+            for head, rows in ((better, traced), (plain, ~traced if better else traced | True)):
+                at = np.flatnonzero(rows)
+                if head is not None and len(at):
+                    part = head.gradients([workloads[i] for i in at.tolist()])
+                    block = np.zeros((len(workloads), part.shape[1]), np.float32)
+                    block[at] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
+                    blocks.append(block)
+        return np.hstack(blocks)
+
     def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
         plain, better = self.heads.get(metric), self.of_kernels.get(metric)
         traced = np.array([w.kernels is not None for w in workloads], dtype=bool)

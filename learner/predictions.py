@@ -60,6 +60,10 @@ class DeviceHeads(Protocol):
         """Raises InputError where a workload lacks what the heads need."""
         ...
 
+    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+        """Of the predicted logarithms by what the heads have learned (n, g)."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything learned, by name; with `settings` what a snapshot keeps."""
         ...

@@ -67,6 +67,11 @@ class Home:
         return self.path / "snapshots"
 
     @property
+    def kernel_profiles(self) -> Path:
+        """Kernel profiles that were traced once; deleting it loses nothing but time."""
+        return self.path / "kernel_profiles"
+
+    @property
     def campaigns(self) -> Path:
         """Holds one folder for each campaign, named by its id."""
         return self.path / "campaigns"

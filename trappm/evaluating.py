@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cluster.kernels import KernelCache
 from learner.estimator import Estimator, Model
 from learner.estimators import ESTIMATORS, Surroundings, estimator_named
 from learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
 from learner.judging.kept_runs import KeptRuns
 from learner.judging.scoring import score, summarize
+from learner.networks.kept_encoders import make_encoder
 from profiler.errors import InputError
 from profiler.records import Measurement
 from store import Home, LabelFilter, Store
-from trappm.encoders import make_encoder
-from trappm.kernel_cache import KernelCache
 from trappm.label_files import read_labels
 from trappm.preparing import Prepared, prepare
 
@@ -182,7 +182,7 @@ def _prepared(
         measurements,
         request.metric,
         store,
-        KernelCache(home.path / "kernel_profiles"),
+        KernelCache(home.kernel_profiles),
         processes=request.processes,
         usable=request.usable,
         watch=request.watch,

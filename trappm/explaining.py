@@ -105,6 +105,7 @@ def _next(
     count: int,
 ) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
     """What the strategy would pick now, and the embeddings of the pool."""
+    from cluster.kernels import KernelCache
     from cluster.learning import CampaignLearner
     from cluster.planning import Planner
     from cluster.thinking import training_labels
@@ -124,15 +125,17 @@ def _next(
         seed=spec.seed,
         cache=cache,
     )
+    planner = Planner(store, campaign.id, spec)
     learner.set_pool(
         [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
         lambda done, total: None,
         store.step_profiles(pairs),
+        planner.known_kernels(KernelCache(home.kernel_profiles)),
     )
     if labels := training_labels(store, campaign.id):
         learner.fit(labels, lambda done, total: None)
     number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
-    choices = learner.choose(Planner(store, campaign.id, spec).request(device, number, count))
+    choices = learner.choose(planner.request(device, number, count))
     by_id = {c.id: c for c, _ in pool}
     return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings
 

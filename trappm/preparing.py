@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.graphs import profile_in_processes
+from cluster.kernels import KernelCache, KernelKey
 from learner.heads import USABLE_SHARE
 from learner.judging.benchmarking import Samples
 from learner.workload import Workload
@@ -21,7 +22,6 @@ from profiler.graphs.graph import Graph
 from profiler.records import GraphTemplate, Measurement
 from profiler.simulation.step_profile import StepProfile
 from store import Store
-from trappm.kernel_cache import KernelCache, KernelKey
 
 Pair = tuple[str, int]
 Watch = Callable[[int, int, str], None]
@@ -186,19 +186,13 @@ def kernel_keys(
 ) -> dict[str, KernelKey]:
     """The keys of all measurements by attempt, once all that can be traced are."""
     keys = {
-        m.attempt_key: KernelKey(
-            architecture=m.configuration.architecture,
-            input_size=m.configuration.input_size,
-            precision=m.configuration.precision,
-            memory_format=m.configuration.memory_format,
-            fused_attention=_fuses_attention(m),
-        )
+        m.attempt_key: KernelKey.of(m.configuration, fused_attention=_fuses_attention(m))
         for m in measurements
     }
     missing = kernels.missing(sorted(set(keys.values())))
     if missing:
-        for done, (key, _) in enumerate(kernels.make(missing, processes)):
-            watch(done, len(missing), f"kernels of {key.architecture}")
+        for done, traced in enumerate(kernels.make(missing, processes)):
+            watch(done, len(missing), f"kernels of {traced.key.architecture}")
     return keys
 
 

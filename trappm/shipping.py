@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from cluster.crew import TrainingLabel
+from cluster.kernels import KernelCache
 from learner.head import Head, Ours
 from learner.heads import Heads
 from learner.judging.benchmarking import Samples
@@ -39,7 +40,6 @@ from learner.snapshot import SnapshotInfo, save_snapshot
 from learner.workload import Workload
 from profiler.records import METRICS, Graph, Measurement, Phase
 from store import Home, Store
-from trappm.kernel_cache import KernelCache
 from trappm.label_files import read_labels, read_usable
 from trappm.preparing import kernel_keys, prepare
 from trappm.published import SHIPPED
@@ -93,7 +93,7 @@ def train(sheet: Sheet, data: Path, store: Store, home: Home, processes: int) ->
         InputError: the file is missing or cannot be read.
     """
     measurements = read_labels(data / sheet.file)
-    cache = KernelCache(home.path / "kernel_profiles")
+    cache = KernelCache(home.kernel_profiles)
     if sheet.metric == "memory_mib":
         usable = read_usable(data / sheet.usable) if sheet.usable else None
         prepared = prepare(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.kernels import KernelCache
 from learner.judging.tuning import Tuning, run_trials
+from learner.networks.kept_encoders import make_encoder
 from learner.networks.presets import PRESETS
 from store import Home, Store
-from trappm.encoders import make_encoder
-from trappm.kernel_cache import KernelCache
 from trappm.label_files import read_labels
 from trappm.preparing import prepare
 
@@ -45,7 +45,7 @@ def tune(
             read_labels(labels),
             metric,
             store,
-            KernelCache(home.path / "kernel_profiles"),
+            KernelCache(home.kernel_profiles),
             processes=processes,
             watch=watch,
         )

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from learner.estimator import Estimate, Model, Targets
 from learner.networks.dataset import FloatArray, Scaler, fit_node_scaler, to_data
 from learner.networks.presets import Training
 from learner.networks.randomness import torch_seeded
-from learner.networks.regressor import network_outputs, train_network
+from learner.networks.regressor import last_layer, network_outputs, train_network
 from learner.workload import Workload
 from profiler.errors import InputError
 from profiler.records import Graph
@@ -71,15 +72,21 @@ class NetworkModel:
     batch_nodes: int
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        graphs = [workload.graph for workload in workloads]
-        if not graphs:
+        if not len(workloads):
             return Estimate(np.zeros(0))
+        outputs = network_outputs(self.network, self._data(workloads), self.batch_nodes)[:, 0]
+        return Estimate(np.exp(self.centre + self.scale * outputs))
+
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
+        """Of the output by the weights of the last layer (n, width)."""
+        return last_layer(self.network, self._data(workloads), self.batch_nodes)
+
+    def _data(self, workloads: Sequence[Workload]) -> list[Data]:
+        graphs = [workload.graph for workload in workloads]
         vectors = self.vector_scaler.apply(self.vector(graphs))
-        data = [
+        return [
             to_data(g, self.node_scaler, vector=v) for g, v in zip(graphs, vectors, strict=True)
         ]
-        outputs = network_outputs(self.network, data, self.batch_nodes)[:, 0]
-        return Estimate(np.exp(self.centre + self.scale * outputs))
 
 
 @dataclass(frozen=True, eq=False)

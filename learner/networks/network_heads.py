@@ -27,7 +27,7 @@ from learner.networks.dataset import (
 )
 from learner.networks.presets import HeadPreset
 from learner.networks.randomness import torch_seeded
-from learner.networks.regressor import HeadNetwork, network_outputs, train_network
+from learner.networks.regressor import HeadNetwork, last_layer, network_outputs, train_network
 from learner.predictions import Predictions
 from learner.tensors import with_prefix
 from learner.workload import Workload
@@ -91,6 +91,12 @@ class NetworkHeads:
             disagreement=disagreement,
             outside=np.zeros(middle.shape, dtype=bool),
         )
+
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
+        """Of the members' outputs by the weights of their last layers (n, members x width)."""
+        data = to_inputs(*_inputs(workloads), self.node_scaler, self.vector_scaler)
+        rows = [last_layer(m.network, data, self.preset.batch_nodes) for m in self.members]
+        return np.hstack(rows) / np.float32(len(rows) ** 0.5)
 
     def _member_logs(self, graphs: Sequence[Graph], embeddings: FloatArray) -> Array:
         """log(value) according to each member (members, n, metrics)."""

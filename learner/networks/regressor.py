@@ -114,6 +114,21 @@ def train_network(
     network.eval().requires_grad_(False)
 
 
+def last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> npt.NDArray[np.float32]:
+    """What the last linear layer of a frozen network sees of these graphs (n, width).
+
+    These are the output's derivatives by that layer's weights.
+    """
+    seen: list[Tensor] = []
+    last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+    hook = last.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
+    try:
+        network_outputs(network, data, max_nodes)
+    finally:
+        hook.remove()
+    return torch.cat(seen).numpy()
+
+
 def network_outputs(
     network: nn.Module, data: Sequence[Data], max_nodes: int
 ) -> npt.NDArray[np.float64]:

@@ -53,5 +53,11 @@ def spec_of(device: str) -> DeviceSpec:
 
     A device that nobody listed is taken for a GPU like an A100.
     """
-    found = (spec for key, spec in DEVICE_SPECS.items() if device.startswith(key))
+    name = device.removeprefix("simulated:")
+    found = (spec for key, spec in DEVICE_SPECS.items() if name.startswith(key))
     return next(found, UNKNOWN_GPU)
+
+
+def is_gpu(device: str) -> bool:
+    """Whether the device of this key launches kernels one by one, as all but CPUs are taken to."""
+    return spec_of(device) is not DEVICE_SPECS["cpu"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import yaml
@@ -14,6 +15,7 @@ import yaml
 from cluster.campaign import Campaign
 from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
 from cluster.events import Worker
+from cluster.kernels import KernelCache, KernelKey, TracedKernels
 from cluster.launch import spec_of
 from cluster.spec import CampaignSpec, parse_spec
 from profiler.measuring.environment import utc_now
@@ -71,6 +73,8 @@ class FakeCrew:
         self.poison = poison
         self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
         self.done: list[tuple[str, str]] = []
+        self.traced: list[KernelKey] = []
+        self.kernels = TemporaryDirectory()
         self._names = workers or [("w-cpu-2t", "cpu-2t"), ("w-cpu-1t", "cpu-1t")]
         self.starts: list[tuple[str, str]] = []
         self.most_at_once = 0
@@ -84,6 +88,11 @@ class FakeCrew:
                 yield ProfiledGraph(architecture, size, None, "too small an input")
             else:
                 yield ProfiledGraph(architecture, size, template(), None)
+
+    def trace(self, keys):
+        for key in keys:
+            self.traced.append(key)
+            yield TracedKernels(key, None, "too small an input")
 
     def workers(self):
         return [Worker(name, device, "host", "stack") for name, device in self._names]
@@ -181,7 +190,7 @@ class FakeLearner:
         self.fits: list[Counter] = []
         self.seen_roles = set()
 
-    def set_pool(self, pool, on_progress, steps=None):
+    def set_pool(self, pool, on_progress, steps=None, kernels=None):
         self.pool = {c.id: c for c, _ in pool}
         on_progress(1, 1)
 
@@ -216,6 +225,7 @@ def campaign(store, crew, learner=None, campaign_id=None, **changes):
         crew=crew,
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
+        kernels=KernelCache(Path(crew.kernels.name)),
         watch=lambda progress: setattr(crew, "told", progress.lines),
     )
     return crew.campaign

@@ -272,7 +272,7 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
 
 def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
-        def set_pool(self, pool, on_progress, steps=None):
+        def set_pool(self, pool, on_progress, steps=None, kernels=None):
             on_progress(1, 3)
             order_stop(store, None, CampaignState.PAUSED)
             on_progress(2, 3)

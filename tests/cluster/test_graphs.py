@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import profiler.static
-from cluster import graphs
+from cluster import graphs, processes
 from cluster.crew import ProfiledGraph
 from cluster.graphs import profile_graph, profile_in_processes
 from profiler.records import GraphTemplate
@@ -69,7 +69,7 @@ def fail(*_):
 def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
     monkeypatch, fault, told
 ):
-    monkeypatch.setattr(graphs, "CPU_LIMIT_S", 2.0)
+    monkeypatch.setattr(processes, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
     monkeypatch.setattr(profiler.static, "step_profile", fault)
     result = profile_graph("test_resnet", 64)

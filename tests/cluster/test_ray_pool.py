@@ -30,21 +30,46 @@ CRASHES = """
 import json, os, signal, sys
 from cluster.runtime import ray_runtime
 
-def crash_on_vit(architecture, input_size, step_refusal=None):
+def crash_on_vit(job):
     from cluster.graphs import profile_graph
+    architecture, input_size, step_refusal = job
     if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
-    return profile_graph(architecture, input_size, step_refusal)
+    return [profile_graph(*job)]
 
 with ray_runtime(sys.argv[1]):
-    from cluster import ray_crew
-    ray_crew.profile_graph = crash_on_vit
+    from cluster import ray_profiles
+    ray_profiles._profile = crash_on_vit
     pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
-    made = list(ray_crew.profile_on_ray(pairs))
+    made = list(ray_profiles.profile_on_ray(pairs))
 print(json.dumps({
     f"{p.architecture} {p.input_size}":
         [p.template is not None, p.refusal, p.step is not None, p.step_refusal]
     for p in made
+}))
+"""
+
+TRACES = """
+import json, os, signal, sys
+from cluster.kernels import KernelKey
+from cluster.runtime import ray_runtime
+from profiler.records import MemoryFormat, Precision
+
+def crash_on_fp16(keys):
+    from cluster.kernels import trace_kernels
+    if any(key.precision == "amp-fp16" for key in keys):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace_kernels(keys)
+
+keys = [KernelKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
+        for precision in (Precision.FP32, Precision.AMP_FP16)]
+keys.append(KernelKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
+with ray_runtime(sys.argv[1]):
+    from cluster import ray_profiles
+    ray_profiles.trace_kernels = crash_on_fp16
+    made = list(ray_profiles.trace_on_ray(keys))
+print(json.dumps({
+    f"{t.key.architecture} {t.key.precision}": [t.profile is not None, t.refusal] for t in made
 }))
 """
 
@@ -111,6 +136,19 @@ def test_a_model_that_ends_its_worker_costs_no_other(address, environment):
         "test_vit 64": [False, ended, False, None],
         "test_vit 96": [True, None, False, ended],
     }
+
+
+def test_kernels_that_end_their_worker_cost_their_own_precision_only(address, environment):
+    result = subprocess.run(
+        [sys.executable, "-c", TRACES, address],
+        env=environment, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    made = json.loads(result.stdout.splitlines()[-1])
+    assert made["test_resnet fp32"] == [True, ""]
+    assert made["test_resnet amp-fp16"] == [False, "tracing its kernels ended the process"]
+    assert made["test_no_such fp32"][0] is False
+    assert "test_no_such" in made["test_no_such fp32"][1]
 
 
 def test_a_cluster_tells_which_gpus_its_nodes_have(address, environment):

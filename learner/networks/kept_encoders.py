@@ -1,4 +1,4 @@
-"""Frozen encoders for `trappm evaluate`: pre-trained once on the graphs at hand, and kept.
+"""Frozen encoders: pre-trained once on the graphs at hand, without labels, and kept in a folder.
 
 Pre-training sees graphs and no labels, so as in the paper it may see those whose labels are held
 out. The laptop preset learns from one batch size of each architecture, since batch variants are
@@ -32,7 +32,7 @@ def make_encoder(
     pretrained: bool,
     seed: int,
     cache: Path,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Encoder:
     """An encoder that follows from graphs, preset and seed; one trained before is read back.
 
@@ -52,7 +52,7 @@ def make_encoder(
         graphs = list(dict.fromkeys(graphs))
     if not pretrained:
         return random_encoder(graphs, preset, generator)
-    path = cache / f"{_name(graphs, preset, seed)}.safetensors"
+    path = cache / f"encoder-{_name(graphs, preset, seed)}.safetensors"
     try:
         return Encoder.from_tensors(preset, load_file(path))
     except (OSError, SafetensorError, KeyError, RuntimeError):

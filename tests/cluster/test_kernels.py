@@ -2,9 +2,9 @@
 
 import pytest
 
+from cluster.kernels import KernelCache, KernelKey
 from profiler.records import MemoryFormat, Precision
 from profiler.simulation.kernel_profile import KernelProfile
-from trappm.kernel_cache import KernelCache, KernelKey
 
 
 def key(architecture="test_resnet", **changes):
@@ -20,7 +20,7 @@ def key(architecture="test_resnet", **changes):
 def test_what_was_traced_or_refused_is_not_made_again(tmp_path):
     cache, keys = KernelCache(tmp_path / "kernels"), [key(), key("no_such_model")]
     assert cache.missing(keys) == keys
-    made = dict(cache.make(keys, 1))
+    made = {traced.key: traced.refusal for traced in cache.make(keys, 1)}
     assert made[keys[0]] == ""
     assert "no_such_model" in made[keys[1]]
     assert cache.missing([*keys, key(fused_attention=False)]) == [key(fused_attention=False)]

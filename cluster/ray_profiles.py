@@ -1,0 +1,89 @@
+"""Static and kernel profiles, made by all nodes of a Ray cluster.
+
+A worker that a model takes down costs that model only: it is tried once more with less, and refused
+when it dies again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
+
+from cluster import graphs, kernels
+from cluster.crew import ProfiledGraph
+from cluster.graphs import Pair, profile_graph
+from cluster.kernels import KernelKey, TracedKernels, alike, trace_kernels
+from cluster.runtime import first_line
+from profiler.errors import CampaignError
+
+Job = TypeVar("Job")
+Made = TypeVar("Made")
+
+POLL_S = 0.2
+
+
+def profile_on_ray(pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
+    """Static profiles, in the order of completion.
+
+    Raises:
+        CampaignError: the cluster does not make them, whatever the model.
+    """
+
+    def after_death(job: _GraphJob) -> tuple[list[_GraphJob], list[ProfiledGraph]]:
+        architecture, input_size, step_refusal = job
+        if step_refusal is None:
+            return [(architecture, input_size, graphs.ENDED_ITS_PROCESS)], []
+        return [], [ProfiledGraph(architecture, input_size, None, graphs.ENDED_ITS_PROCESS)]
+
+    jobs: list[_GraphJob] = [(*pair, None) for pair in pairs]
+    yield from _each(_profile, jobs, after_death)
+
+
+def trace_on_ray(keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+    """Kernel profiles, in the order of completion.
+
+    Raises:
+        CampaignError: the cluster does not make them, whatever the model.
+    """
+
+    def after_death(job: list[KernelKey]) -> tuple[list[list[KernelKey]], list[TracedKernels]]:
+        if len(job) > 1:
+            return [[key] for key in job], []
+        return [], [TracedKernels(job[0], None, kernels.ENDED_ITS_PROCESS)]
+
+    yield from _each(trace_kernels, alike(keys), after_death)
+
+
+_GraphJob = tuple[str, int, str | None]
+
+
+def _profile(job: _GraphJob) -> list[ProfiledGraph]:
+    return [profile_graph(*job)]
+
+
+def _each(
+    make: Callable[[Job], list[Made]],
+    jobs: Sequence[Job],
+    after_death: Callable[[Job], tuple[list[Job], list[Made]]],
+) -> Iterator[Made]:
+    """All that the jobs make; of one that ended its worker, `after_death` says what comes then."""
+    task: Any = ray.remote(num_cpus=1, max_retries=1)(make)
+    waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), timeout=POLL_S)
+        for reference in ready:
+            job = waiting.pop(reference)
+            try:
+                yield from ray.get(reference)
+            except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
+                more, given_up = after_death(job)
+                waiting |= {task.remote(one): one for one in more}
+                yield from given_up
+            except RayError as error:
+                raise CampaignError(
+                    f"the cluster makes no profiles ({first_line(error)}); nothing made is lost, "
+                    "and the same command goes on"
+                ) from error
