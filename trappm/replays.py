@@ -15,7 +15,7 @@ from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -25,9 +25,13 @@ from learner.judging.replaying import Bench, Point, replay
 from profiler.errors import InputError, TrappmError
 from trappm import __version__
 
+if TYPE_CHECKING:
+    from learner.networks.gae import Encoder
+    from learner.networks.presets import EncoderPreset
+
 Watch = Callable[[int, int, str], None]
 
-BENCH = 2
+BENCH = 3
 """Counted up when a campaign of the same labels, learner, strategy and seed may come out otherwise:
 a strategy, a prior, a learner, the division or the errors changed. Kept results of other code are
 then not continued with."""
@@ -171,24 +175,26 @@ class Benches:
     """The labels of a plan, and a bench for each learner."""
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
+        from cluster.kernels import KernelCache
+        from learner.networks.presets import LAPTOP
         from learner.priors.device_specs import spec_of
         from learner.priors.graph_prior import GraphPrior
         from learner.priors.memory_prior import MemoryPrior
         from learner.priors.prior import Prior
         from learner.priors.step_time import StepTimePrior
         from store import Home, Store
-        from trappm.kernel_cache import KernelCache
         from trappm.label_files import read_labels, read_usable
         from trappm.preparing import prepare
 
         self._plan = plan
+        self._watch = watch
         self._home = Home.open()
         with Store.open(self._home.database_url) as store:
             self._prepared = prepare(
                 read_labels(plan.labels),
                 plan.metric,
                 store,
-                KernelCache(self._home.path / "kernel_profiles"),
+                KernelCache(self._home.kernel_profiles),
                 processes=1,
                 usable=None if plan.usable is None else read_usable(plan.usable),
                 watch=watch,
@@ -198,6 +204,9 @@ class Benches:
             self._prior = MemoryPrior()
         elif plan.metric == "step_time_ms" and self._has_kernels:
             self._prior = StepTimePrior(spec_of(self._prepared.device))
+        # Whatever the learner, choices are made from the embeddings that a campaign has by default.
+        graphs = [w.graph for w in self._prepared.samples.workloads]
+        self._embeddings = self._encoder(LAPTOP.encoder, pretrained=True).embed(graphs)
         self._by_learner: dict[str, Bench] = {}
 
     @property
@@ -209,34 +218,45 @@ class Benches:
 
     def _bench(self, learner: str) -> Bench:
         if learner not in self._by_learner:
+            from learner.estimators import OF_PHYSICS
+
             self._by_learner[learner] = Bench(
                 samples=self._prepared.samples,
+                embeddings=self._embeddings,
                 prior=self._prior,
                 estimator=None if learner == QUICK else self._estimator(learner),
+                knows_physics=learner == QUICK or learner in OF_PHYSICS,
                 times=self._plan.metric == "step_time_ms",
             )
         return self._by_learner[learner]
 
     def _estimator(self, name: str) -> Any:
         from learner.estimators import Surroundings, estimator_named
-        from trappm.encoders import make_encoder
 
-        samples = self._prepared.samples
         given = Surroundings(
             metric=self._plan.metric,
             device=self._prepared.device,
-            make_encoder=lambda preset, pretrained: make_encoder(
-                [w.graph for w in samples.workloads],
-                samples.architectures,
-                preset,
-                pretrained=pretrained,
-                seed=ENCODER_SEED,
-                cache=self._home.path / "encoders",
-                on_progress=lambda done, total: None,
-            ),
+            make_encoder=self._encoder,
             estimates_mib=self._prepared.estimates_mib,
         )
         return estimator_named(name, given)
+
+    def _encoder(self, preset: EncoderPreset, pretrained: bool) -> Encoder:
+        from learner.networks.kept_encoders import make_encoder
+
+        samples = self._prepared.samples
+        return make_encoder(
+            [w.graph for w in samples.workloads],
+            samples.architectures,
+            preset,
+            pretrained=pretrained,
+            seed=ENCODER_SEED,
+            cache=self._home.path / "encoders",
+            on_progress=self._on_epoch,
+        )
+
+    def _on_epoch(self, done: int, total: int) -> None:
+        self._watch(done, total, "encoder")
 
 
 _BENCHES: list[Benches] = []

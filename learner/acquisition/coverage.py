@@ -17,11 +17,15 @@ from learner.acquisition.kernel import matern
 from learner.acquisition.request import AcquisitionRequest, FloatArray, IntArray, Pick, explained
 from profiler.errors import InputError
 
+Array = npt.NDArray[np.float64]
+
 MOST_TARGETS = 1_000
 """Configurations, drawn uniformly, that stand for the pool where all pairs would be too many."""
-MOST_CANDIDATES = 20_000
+MOST_PAIRS = 25_000_000
+"""Of a target and a configuration, whose likeness is kept."""
 ROWS_AT_ONCE = 4096
 KMEANS_STEPS = 20
+TARGETS_AT_ONCE = 64
 
 
 class Coreset:
@@ -69,28 +73,82 @@ def _farthest(request: AcquisitionRequest, weight: FloatArray) -> list[Pick]:
     return explained(request, chosen)
 
 
+class Representation:
+    """How well the configurations that are known stand for the whole pool (n).
+
+    The sum over the pool of the likeness to the nearest of them: facility location. Each one more
+    adds less, and what is like nothing known adds most.
+    """
+
+    def __init__(
+        self,
+        points: FloatArray,
+        known: IntArray,
+        generator: np.random.Generator,
+        *,
+        elsewhere: IntArray | None = None,
+        share: float = 0.0,
+        noise_factor: Array | None = None,
+    ) -> None:
+        """
+        Args:
+            points: of the pool (n, c).
+            known: indices that are labelled or will be.
+            generator: draws the targets of a large pool.
+            elsewhere: indices with a label of another device.
+            share: what such a label counts of one here.
+            noise_factor: how many times the usual variance each measurement has (n): what is to be
+                measured so often adds the less.
+        """
+        most = max(1, min(MOST_TARGETS, MOST_PAIRS // max(len(points), 1)))
+        targets = points[_some(len(points), most, generator)]
+        self._likeness = np.empty((len(targets), len(points)), dtype=np.float32)
+        self._gains = np.zeros(len(points), dtype=np.float64)
+        served = np.zeros(len(targets), dtype=np.float32)
+        for start in range(0, len(targets), TARGETS_AT_ONCE):
+            some = slice(start, start + TARGETS_AT_ONCE)
+            likeness = matern(targets[some], points)
+            if len(known):
+                served[some] = likeness[:, known].max(axis=1)
+            if elsewhere is not None and len(elsewhere):
+                there = np.float32(share) * likeness[:, elsewhere].max(axis=1)
+                served[some] = np.maximum(served[some], there)
+            self._gains += np.maximum(likeness - served[some, None], 0.0).sum(axis=0)
+            self._likeness[some] = likeness
+        self._served = served
+        self._noise_factor = 1.0 if noise_factor is None else noise_factor
+        self.total = float(len(targets))
+        """What would be reached if everything were known."""
+
+    def gains(self) -> Array:
+        """What each configuration would add (n)."""
+        return self._gains / self._noise_factor
+
+    def learn(self, index: int) -> None:
+        """One more that is known; only the targets that it serves better change anything."""
+        own = self._likeness[:, index]
+        for target in np.flatnonzero(own > self._served).tolist():
+            before, row = self._served[target], self._likeness[target]
+            self._gains -= np.maximum(row - before, 0.0) - np.maximum(row - own[target], 0.0)
+        np.maximum(self._gains, 0.0, out=self._gains)
+        self._served = np.maximum(self._served, own)
+
+
 class FacilityLocation:
     """Greedy maximum of the likeness of each configuration of the pool to its nearest pick."""
 
     name = "facility"
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        points, open_ = request.points, request.open
-        targets = points[_some(len(points), MOST_TARGETS, request.generator)]
-        asked = open_[_some(len(open_), MOST_CANDIDATES, request.generator)]
-        likeness = matern(points[asked], targets)
-        served = np.zeros(len(targets), dtype=np.float32)
-        for start in range(0, len(request.known), ROWS_AT_ONCE):
-            some = points[request.known[start : start + ROWS_AT_ONCE]]
-            served = np.maximum(served, matern(some, targets).max(axis=0))
+        pool = Representation(request.points, request.known, request.generator)
+        wanted = np.zeros(len(request.points), dtype=bool)
+        wanted[request.open] = True
         chosen: list[int] = []
-        taken = np.zeros(len(asked), dtype=bool)
         for _ in range(request.count):
-            gain = np.maximum(likeness - served, 0.0).sum(axis=1)
-            best = int(np.argmax(np.where(taken, -1.0, gain)))
-            taken[best] = True
-            chosen.append(int(asked[best]))
-            served = np.maximum(served, likeness[best])
+            best = int(np.argmax(np.where(wanted, pool.gains(), -1.0)))
+            wanted[best] = False
+            chosen.append(best)
+            pool.learn(best)
         return explained(request, chosen)
 
 

@@ -20,7 +20,9 @@ from learner.acquisition.request import (
     explained,
 )
 from learner.networks.dataset import Scaler
-from profiler.errors import InputError
+
+NEED_GRADIENTS = frozenset({"lcmd-gradients", "badge"})
+"""Strategies that ask how the heads' outputs move with what they have learned."""
 
 
 class Lcmd:
@@ -102,7 +104,7 @@ def _vectors(request: AcquisitionRequest) -> FloatArray:
     if request.covariances:  # a process is linear in its features: they are its gradients
         parts = [c.features / max(float(c.deviation.mean()), 1e-9) for c in request.covariances]
         return np.hstack(parts).astype(np.float32)
-    raise InputError("this strategy needs gradients or features of trained heads")
+    return request.points  # before there are purely learned heads, of which nothing is known
 
 
 def _scaled(embeddings: FloatArray) -> FloatArray:

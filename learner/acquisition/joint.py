@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.covariance import Covariance
+from learner.acquisition.covariance import Covariance, FloatArray, narrow
 from learner.acquisition.kernel import components
 from learner.estimator import Estimate, Model, Targets
 from learner.priors.prior import Prior
@@ -155,6 +155,10 @@ class JointModel:
             log_std=deviation,
             log_std_of_mean=np.sqrt(variance),
         )
+
+    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
+        """Of the predicted logarithm by all that the process can learn (n, at most `WIDTH`)."""
+        return narrow(self.covariance(workloads, np.random.default_rng(0)).features)
 
     def covariance(
         self, workloads: Sequence[Workload], generator: np.random.Generator

@@ -1,10 +1,13 @@
 """Our strategy: what the whole pool learns for each second of measuring, over all metrics.
 
-`learner.acquisition.reduction` says by how much a label would lower the variance of the pool. Four
-things make that a choice:
+`learner.acquisition.reduction` says by how much a label would lower the variance of the pool, where
+the learner can tell its covariance: one with physics can. What no physics knows of is like what
+stands near it in the embedding space, so a label also counts for the part of the pool that it
+stands for there (`learner.acquisition.coverage.Representation`); for purely learned heads that is
+all. Four things make that a choice:
 
 - **Metrics** are served by one batch: the sum of their reductions, each as a share of what the pool
-  did not know at first.
+  did not know at first, and as much again of the share that the batch stands for.
 - **Runs that die** leave a bound instead of a value. Of a normal value that is seen only below a
   limit, the share of the variance that one run removes on average is
   `1 - P Var(y | y > limit) / Var(y)` (truncated normal, Johnson et al. 1994, section 13.10):
@@ -12,17 +15,20 @@ things make that a choice:
   run is bought for what it teaches.
 - **Cost**: the reduction is divided by a power of the predicted time of measuring.
 - **Another device**: on the target a metric is the source's plus a difference. Labels of the source
-  make the common part known, and what is chosen is what the difference needs.
+  make the common part known, and what is chosen is what the difference needs. Beside that they
+  stand for their neighbourhood there by the same share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 
 from learner.acquisition.covariance import Covariance, narrow
+from learner.acquisition.coverage import Representation
 from learner.acquisition.kernel import pool_features
 from learner.acquisition.reduction import Array, IntArray, Knowledge
 from learner.acquisition.request import AcquisitionRequest, Pick, explained
@@ -35,11 +41,28 @@ COMMON_SHARE = 0.8
 """Of a metric's variance on the target: what it has in common with the source."""
 
 
+class _Belief(Protocol):
+    """What a label of each configuration adds to what is known of the pool, by one measure."""
+
+    total: float
+    """If everything were known."""
+
+    def gains(self) -> Array: ...
+
+    def learn(self, index: int) -> None: ...
+
+
 class PoolReduction:
-    """Greedy reduction of the average posterior variance over the whole pool."""
+    """Greedy choice of what the whole pool learns most from."""
 
     def __init__(
-        self, name: str, *, guarded: bool, cost_power: float, own_covariance: bool = True
+        self,
+        name: str,
+        *,
+        guarded: bool = False,
+        cost_power: float = 0.0,
+        own_covariance: bool = True,
+        represents: bool = False,
     ) -> None:
         """
         Args:
@@ -48,13 +71,36 @@ class PoolReduction:
             cost_power: 0 where labels are what is scarce, 1 where seconds are.
             own_covariance: use that of the heads where the request has one; otherwise always that
                 of embeddings and static features.
+            represents: whether it counts for how much of the pool a label stands, too.
         """
         self.name = name
         self._guarded, self._cost_power = guarded, cost_power
-        self._own_covariance = own_covariance
+        self._own_covariance, self._represents = own_covariance, represents
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        metrics = self._knowledge(request)
+        worth = self._worth(request)
+        parts = self._beliefs(request)
+        open_ = np.zeros(len(worth), dtype=bool)
+        open_[request.open] = True
+        chosen: list[int] = []
+        told: dict[str, list[float]] = {name: [] for name in parts}
+        for _ in range(request.count):
+            shares = {
+                name: np.mean([one.gains() / one.total for one in beliefs], axis=0)
+                for name, beliefs in parts.items()
+            }
+            wanted = worth * np.sum(list(shares.values()), axis=0)
+            best = int(np.argmax(np.where(open_, wanted, -np.inf)))
+            chosen.append(best)
+            open_[best] = False
+            for name, beliefs in parts.items():
+                told[name].append(float(shares[name][best]))
+                for one in beliefs:
+                    one.learn(best)
+        return explained(request, chosen, **told)
+
+    def _worth(self, request: AcquisitionRequest) -> Array:
+        """What a label of each configuration is worth, beside what it teaches (n)."""
         worth = np.ones(len(request.embeddings))
         if self._guarded and request.failure is not None:
             worth *= taught_by_bounds(request.failure)
@@ -63,29 +109,33 @@ class PoolReduction:
             worth *= (typical / np.maximum(request.predicted_cost, 1e-3 * typical)) ** (
                 self._cost_power
             )
-        open_ = np.zeros(len(worth), dtype=bool)
-        open_[request.open] = True
-        chosen: list[int] = []
-        gains: list[float] = []
-        for _ in range(request.count):
-            gain = sum((m.gains() / m.total for m in metrics), np.zeros(len(worth)))
-            best = int(np.argmax(np.where(open_, worth * gain, -np.inf)))
-            chosen.append(best)
-            gains.append(float(gain[best]) / len(metrics))
-            open_[best] = False
-            for metric in metrics:
-                metric.learn(best)
-        return explained(request, chosen, variance_reduction=gains)
+        return worth
 
-    def _knowledge(self, request: AcquisitionRequest) -> list[Knowledge]:
+    def _beliefs(self, request: AcquisitionRequest) -> dict[str, Sequence[_Belief]]:
+        """By the name of the reason that they give."""
+        parts: dict[str, Sequence[_Belief]] = {}
         covariances = list(request.covariances) if self._own_covariance else []
-        covariances = [
-            Covariance(narrow(c.features), c.noise)
-            for c in covariances or [_of_embeddings(request)]
-        ]
-        if len(request.elsewhere):
-            covariances = [with_source(c, request.elsewhere) for c in covariances]
-        return [Knowledge(c, request.known, request.noise_factor) for c in covariances]
+        if not (covariances or self._represents):
+            covariances = [_of_embeddings(request)]
+        if covariances:
+            narrowed = [Covariance(narrow(c.features), c.noise) for c in covariances]
+            if len(request.elsewhere):
+                narrowed = [with_source(c, request.elsewhere) for c in narrowed]
+            parts["variance_reduction"] = [
+                Knowledge(c, request.known, request.noise_factor) for c in narrowed
+            ]
+        if self._represents:
+            parts["representation"] = [
+                Representation(
+                    request.points,
+                    request.known,
+                    request.generator,
+                    elsewhere=request.elsewhere,
+                    share=COMMON_SHARE,
+                    noise_factor=request.noise_factor,
+                )
+            ]
+        return parts
 
 
 def _of_embeddings(request: AcquisitionRequest) -> Covariance:
@@ -137,8 +187,8 @@ def taught_by_bounds(failure: Array) -> Array:
 def ours() -> Sequence[PoolReduction]:
     """The default, and its sisters that are compared with it."""
     return (
-        PoolReduction("ours", guarded=True, cost_power=0.0),
-        PoolReduction("ours-per-second", guarded=True, cost_power=1.0),
-        PoolReduction("variance", guarded=False, cost_power=0.0, own_covariance=False),
-        PoolReduction("variance-heads", guarded=False, cost_power=0.0),
+        PoolReduction("ours", guarded=True, represents=True),
+        PoolReduction("ours-per-second", guarded=True, cost_power=1.0, represents=True),
+        PoolReduction("variance", own_covariance=False),
+        PoolReduction("variance-heads"),
     )

@@ -54,29 +54,71 @@ class PoolKnowledge:
             spec: of the device.
             generator: draws landmarks.
         """
-        nothing = Targets(np.zeros(0), np.zeros(0), ())
         covariances, estimates = {}, {}
         for metric in METRICS:
             if metric in metrics:
-                prior = _prior(metric, workloads, spec)
-                model = Joint(prior, Ground.of(prior, workloads)).fit([], nothing, generator)
-                wide = model.covariance(workloads, generator)
-                covariances[metric] = Covariance(narrow(wide.features), wide.noise)
-                estimates[metric] = model.predict(workloads)
+                covariances[metric], estimates[metric] = _known(metric, workloads, spec, generator)
         return cls(covariances, estimates)
+
+    def of_rows(self, rows: npt.NDArray[np.int64]) -> PoolKnowledge:
+        """The same of a part of the pool."""
+        covariances = {
+            metric: Covariance(known.features[rows], known.noise)
+            for metric, known in self.covariances.items()
+        }
+        estimates = {
+            metric: Estimate(said.median[rows], log_std=_log_std(said)[rows])
+            for metric, said in self.estimates.items()
+        }
+        return PoolKnowledge(covariances, estimates)
 
 
 def probability_above(said: Estimate, limit: float) -> npt.NDArray[np.float64]:
     """The probability of each estimate (n) to be above this limit, as a normal logarithm (n)."""
-    assert said.log_std is not None  # noqa: S101  (a Gaussian process tells it)
-    gaps = (np.log(limit) - np.log(said.median)) / np.maximum(said.log_std, LEAST_DOUBT)
+    gaps = (np.log(limit) - np.log(said.median)) / np.maximum(_log_std(said), LEAST_DOUBT)
     normal = NormalDist()
     return np.array([1.0 - normal.cdf(gap) for gap in gaps.tolist()])
 
 
-def _prior(metric: str, workloads: Sequence[Workload], spec: DeviceSpec) -> Prior:
+def _log_std(said: Estimate) -> npt.NDArray[np.float64]:
+    assert said.log_std is not None  # noqa: S101  (a Gaussian process tells it)
+    return said.log_std
+
+
+def _known(
+    metric: str, workloads: Sequence[Workload], spec: DeviceSpec, generator: np.random.Generator
+) -> tuple[Covariance, Estimate]:
+    """Of one metric; workloads that different priors explain tell nothing of each other."""
+    traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+    nothing = Targets(np.zeros(0), np.zeros(0), ())
+    parts, noise, width = [], 0.0, 0
+    for prior, rows in _priors(metric, spec, traced):
+        at = np.flatnonzero(rows)
+        some = [workloads[i] for i in at.tolist()]
+        model = Joint(prior, Ground.of(prior, some)).fit([], nothing, generator)
+        wide = model.covariance(some, generator)
+        parts.append((at, narrow(wide.features), model.predict(some)))
+        noise, width = wide.noise, width + parts[-1][1].shape[1]
+    features = np.zeros((len(workloads), width), np.float32)
+    median, log_std = np.zeros(len(workloads)), np.zeros(len(workloads))
+    begin = 0
+    for at, block, estimate in parts:
+        features[at, begin : begin + block.shape[1]] = block
+        begin += block.shape[1]
+        median[at], log_std[at] = estimate.median, estimate.log_std
+    return Covariance(features, noise), Estimate(median, log_std=log_std)
+
+
+def _priors(
+    metric: str, spec: DeviceSpec, traced: npt.NDArray[np.bool_]
+) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
+    """What explains a metric before labels do, and which workloads (n)."""
     if metric == "memory_mib":
-        return MemoryPrior.on(spec)
-    if metric == "step_time_ms" and all(w.kernels is not None for w in workloads):
-        return StepTimePrior(spec)
-    return GraphPrior(metric)
+        return [(MemoryPrior.on(spec), np.ones_like(traced))]
+    if metric != "step_time_ms":
+        return [(GraphPrior(metric), np.ones_like(traced))]
+    found: list[tuple[Prior, npt.NDArray[np.bool_]]] = [
+        (StepTimePrior(spec), traced),
+        (GraphPrior(metric), ~traced),
+    ]
+    return [(prior, rows) for prior, rows in found if rows.any()]

@@ -22,6 +22,7 @@ from learner.acquisition import (
     strategy_named,
 )
 from learner.acquisition.covariance import narrow
+from learner.acquisition.gradient import NEED_GRADIENTS
 from learner.acquisition.joint import Ground, Joint, JointModel
 from learner.acquisition.pool_knowledge import probability_above
 from learner.estimator import Estimate, Estimator, Model
@@ -30,6 +31,7 @@ from learner.judging.evaluation import split_architectures
 from learner.judging.peers import PEERS
 from learner.priors.prior import Prior
 from profiler.errors import InputError
+from profiler.graphs.features import static_features
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -61,10 +63,14 @@ class Bench:
     """What all campaigns of a comparison have in common."""
 
     samples: Samples
+    embeddings: npt.NDArray[np.float32]
+    """Of the samples' graphs, by an encoder that saw no labels (n, width)."""
     prior: Prior
     """Without labels: of the quick learner, and of what guards every learner from dying runs."""
     estimator: Estimator | None = None
     """The learner that is judged; by default the quick one (`learner.acquisition.joint`)."""
+    knows_physics: bool = True
+    """Whether the learner stands on the prior, so that a strategy may ask what that knows."""
     times: bool = False
     """Whether the values are step times in ms, which tell what a measurement takes."""
 
@@ -103,9 +109,7 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
         generator = np.random.default_rng([seed, budget])
-        guards = strategy == "ours" and bench.capacity is not None
-        predicted = guards or strategy in NEED_PREDICTIONS
-        asked = view.request(labelled, budget, generator, predicted)
+        asked = view.request(labelled, budget, generator, strategy)
         picks = (chooser if len(labelled) else cold_start(chooser)).select(asked)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
@@ -119,9 +123,9 @@ class _View:
         self._bench, self._pool = bench, pool
         self._workloads = bench.samples.some(pool)
         self._families = bench.samples.families[pool].tolist()
-        ground = Ground.of(bench.prior, self._workloads)
-        self._points = ground.points(bench.prior, self._workloads).astype(np.float32)
-        self._joint = Joint(bench.prior, ground)
+        self._embeddings = bench.embeddings[pool]
+        self._static = np.stack([static_features(w.graph) for w in self._workloads])
+        self._joint = Joint(bench.prior, Ground.of(bench.prior, self._workloads))
         generator = np.random.default_rng(0)
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
@@ -135,21 +139,29 @@ class _View:
         labelled: IntArray,
         budget: int,
         generator: np.random.Generator,
-        predicted: bool,
+        strategy: str,
     ) -> AcquisitionRequest:
-        """What is asked; with predictions of the whole pool only where they are needed."""
+        """What is asked; predictions of the whole pool, and gradients of the learner that is
+        judged, only where they are needed."""
         capacity = self._bench.capacity
+        guards = strategy == "ours" and capacity is not None
+        predicted = guards or strategy in NEED_PREDICTIONS
         said = self._quick.predict(self._workloads) if predicted else None
+        gradients = None
+        if strategy in NEED_GRADIENTS:
+            learner = self._model if hasattr(self._model, "gradients") else self._quick
+            gradients = learner.gradients(self._workloads)
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
-            embeddings=self._points,
-            static_features=np.zeros((len(self._pool), 1)),
+            embeddings=self._embeddings,
+            static_features=self._static,
             labelled=labelled,
             candidates=np.arange(len(self._pool)),
             count=budget - len(labelled),
             generator=generator,
             families=self._families,
-            covariances=[self._covariance],
+            covariances=[self._covariance] if self._bench.knows_physics else [],
+            gradients=gradients,
             log_values=np.log(values),
             uncertainty=said.log_std_of_mean if said and len(labelled) else None,
             predicted_cost=said.median if said and self._bench.times else None,

@@ -423,8 +423,6 @@ def test_values_for_other_labels_are_refused():
         request(log_values=np.zeros(2))
     with pytest.raises(InputError, match="needs the families"):
         picks_of("stratified", request(families=None))
-    with pytest.raises(InputError, match="needs gradients"):
-        picks_of("badge", request(covariances=()))
 
 
 def test_what_is_no_number_is_refused_instead_of_chosen():

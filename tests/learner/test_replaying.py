@@ -32,7 +32,9 @@ def samples(zoo, measure):
 
 
 def bench(samples, **options):
-    return Bench(samples=samples, prior=GraphPrior("step_time_ms"), times=True, **options)
+    embeddings = np.random.default_rng(9).normal(0, 1, (len(samples), 8)).astype(np.float32)
+    prior = GraphPrior("step_time_ms")
+    return Bench(samples=samples, embeddings=embeddings, prior=prior, times=True, **options)
 
 
 class Watching:
