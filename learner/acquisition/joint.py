@@ -1,12 +1,12 @@
 """Prior and residual as one Gaussian process: a quick learner for few labels, and what it believes.
 
-    log value = prior(constants) + residual,   covariance = J J^T + Matern 3/2 over four groups
+    log value = prior(constants) + residual,   covariance = J J^T + Matern 3/2 over groups
 
 J says how far the prior moves with each of its constants in units of how uncertain that is
 (`Prior.sensitivities`), so constants and residual are learned together, without folds: Gauss-Newton
 steps (the prior is linearised anew around its constants), and Student-t noise by reweighting. The
-residual stands on the features of the prior's groups and, as one more group, on the embedding. Its
-amplitude and the lengths are chosen by the evidence.
+residual stands on the features of the prior's groups; its amplitude and the lengths are chosen by
+the evidence.
 
 `head` says more at many labels; this fits hundreds of times in a bench, and its covariance is what
 acquisition reduces.
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.acquisition.covariance import Covariance, FloatArray, narrow
-from learner.acquisition.kernel import components
 from learner.estimator import Estimate, Model, Targets
 from learner.priors.prior import Prior
 from learner.workload import Workload
@@ -49,13 +48,11 @@ LANDMARKS = 256
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """Where workloads stand: the pool's scale for the prior's features and the embedding."""
+    """Where workloads stand: the pool's scale for the prior's features."""
 
     middle: Array
     scale: Array
     groups: tuple[int, ...]
-    directions: Array
-    """Of the embedding that are kept (d, c); of shape (0, 0) without embeddings."""
     _known: WeakKeyDictionary[Workload, Array] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -64,36 +61,22 @@ class Ground:
     def of(cls, prior: Prior, workloads: Sequence[Workload]) -> Ground:
         """The ground of a pool, from the prior without labels: it needs no label either."""
         features = prior.features(workloads)
-        embeddings = _embeddings(workloads)
-        directions = np.zeros((0, 0)) if embeddings is None else components(embeddings)
-        if embeddings is not None:
-            features = np.hstack([features, embeddings @ directions])
-        groups = (*prior.feature_groups, *((directions.shape[1],) if directions.size else ()))
+        groups = prior.feature_groups
         deviation = features.std(axis=0)
         norms = np.repeat(np.sqrt(groups), groups)
         scale = np.where(deviation < 1e-9, np.inf, deviation * norms)
-        return cls(features.mean(axis=0), scale, groups, directions)
+        return cls(features.mean(axis=0), scale, groups)
 
     def points(self, prior: Prior, workloads: Sequence[Workload]) -> Array:
         """(n, c), by the prior that the ground was made with."""
         new = [w for w in workloads if w not in self._known]
         if new:
             features = prior.features(new)
-            embeddings = _embeddings(new) if self.directions.size else None
-            if embeddings is not None:
-                features = np.hstack([features, embeddings @ self.directions])
             bound = CLIP / np.repeat(np.sqrt(self.groups), self.groups)
             rows = np.clip((features - self.middle) / self.scale, -bound, bound)
             self._known.update(zip(new, rows, strict=True))
         found: Array = np.array([self._known[w] for w in workloads]).reshape(-1, len(self.middle))
         return found
-
-
-def _embeddings(workloads: Sequence[Workload]) -> Array | None:
-    rows = [w.embedding for w in workloads if w.embedding is not None]
-    if not rows or len(rows) != len(workloads):
-        return None
-    return np.stack(rows).astype(np.float64)
 
 
 @dataclass(frozen=True)

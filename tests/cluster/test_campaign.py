@@ -270,6 +270,28 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
     assert store.campaign(run.id).state == state
 
 
+@pytest.mark.parametrize(
+    ("devices", "formats"),
+    [(("a100", "v100"), 2), (("cpu-2t", "a100"), 2), (("cpu-2t", "cpu-1t"), 0)],
+)
+def test_kernels_are_traced_once_for_each_format_where_a_device_is_a_gpu(store, devices, formats):
+    groups = [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
+    crew = FakeCrew(workers=[(f"w-{name}", name) for name in devices], stop_after=3)
+    options = {"devices": dict(zip(("source", "target"), devices, strict=True))}
+    run = campaign(store, crew, pool={"groups": groups}, **options)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    names = {c.architecture for c, _ in store.campaign_pool(run.id)}
+    assert len(crew.traced) == len(set(crew.traced)) == formats * len(names)
+    refusals = [line for line in crew.told if "no kernels of" in line]
+    assert len(refusals) == len(crew.traced)
+
+    again = FakeCrew(workers=[(f"w-{name}", name) for name in devices])
+    again.kernels = crew.kernels
+    campaign(store, again, campaign_id=run.id).run()
+    assert not again.traced
+
+
 def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
         def set_pool(self, pool, on_progress, steps=None, kernels=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +17,15 @@ from campaign_crew import (
     made_up,
 )
 
-from cluster.crew import Choice, ChoiceRequest
+from cluster.crew import Choice, ChoiceRequest, TrainingLabel
+from cluster.kernels import KernelKey, trace_kernels
 from cluster.learning import CampaignLearner
 from learner.acquisition import STRATEGIES
 from learner.networks.presets import LAPTOP, PRESETS
 from profiler.measuring import procfs
 from profiler.measuring.protocols import protocol_named
-from profiler.records import Configuration, GraphTemplate
+from profiler.records import Configuration, GraphTemplate, Precision
+from profiler.static import static_profile
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
 BATCHES = (1, 8, 64, 512)
@@ -115,6 +118,75 @@ def test_the_target_is_asked_what_the_source_has_not_told(learner):
     beside = picks(ours, asked(count=6, device="v100", elsewhere=alone))
     assert alone != beside
     assert picks(ours, asked(count=6, device="v100", elsewhere=alone, seed=(9,))) == beside
+
+
+@contextmanager
+def requests_of(learner):
+    """What the strategy of this learner is asked."""
+    found, select = [], learner._strategy.select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learner._strategy, "select", lambda r: found.append(r) or select(r))
+        yield found
+
+
+def test_nothing_is_chosen_for_what_is_held_out(learner):
+    ours, candidates, known = learner("ours"), IDS[8:16], IDS[2:4]
+    with requests_of(ours) as requests:
+        chosen = picks(ours, asked(candidates=candidates, known=known, unsteady={IDS[9]: 1}))
+    assert set(chosen) <= set(candidates)
+    assert len(requests[0].families) == 10
+    assert np.array_equal(requests[0].embeddings, ours.embeddings[[2, 3, *range(8, 16)]])
+    assert requests[0].labelled.tolist() == [0, 1]
+    assert requests[0].noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("preset", "covariances"), [("paper", 0), ("laptop", 2)])
+def test_purely_learned_heads_are_chosen_for_without_physics(
+    tmp_path, monkeypatch, preset, covariances
+):
+    encoder = replace(LAPTOP.encoder, epochs=1)
+    monkeypatch.setitem(PRESETS, preset, replace(PRESETS[preset], encoder=encoder))
+    one = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
+    one.set_pool(POOL, lambda done, total: None)
+    with requests_of(one) as requests:
+        picks(one, asked())
+    assert len(requests[0].covariances) == covariances
+
+
+SETTINGS = {"architecture": "test_resnet", "input_size": 64}
+
+
+def test_kernels_are_known_to_gpus_and_not_to_cpus(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
+    )
+    profile = static_profile("test_resnet", 64)
+    configurations = [
+        Configuration(**SETTINGS, batch_size=batch, precision=precision)
+        for precision in (Precision.FP32, Precision.AMP_FP16)
+        for batch in (1, 4, 16, 64)
+    ]
+    traced = trace_kernels([KernelKey.of(configurations[0])])
+    learner = CampaignLearner(
+        preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path
+    )
+    learner.set_pool(
+        [(c, profile.graph.to_bytes()) for c in configurations],
+        lambda done, total: None,
+        {("test_resnet", 64): profile.step.to_bytes()},
+        {one.key: one.profile for one in traced},
+    )
+    for device, expected in (("a100", 4), ("simulated:a100", 4), ("cpu-2t", 0)):
+        workloads = learner._pool.workloads(device)
+        assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
+        labels = [
+            TrainingLabel(c.id, device, "train", (3.0 + c.batch_size, 900.0, None), "measured")
+            for c in configurations
+        ]
+        learner.fit(labels, lambda done, total: None)
+        assert learner._heads[device].needs_kernels == bool(expected)
+        request = asked(count=2, device=device, candidates=[c.id for c in configurations])
+        assert len(set(picks(learner, request))) == 2
 
 
 class Listening(FakeLearner):

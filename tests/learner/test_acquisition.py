@@ -15,7 +15,8 @@ from learner.acquisition import (
     strategy_named,
 )
 from learner.acquisition.covariance import narrow
-from learner.acquisition.kernel import LANDMARKS, pool_features
+from learner.acquisition.coverage import Representation
+from learner.acquisition.kernel import LANDMARKS, matern, pool_features
 from learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
 from profiler.errors import InputError
 
@@ -435,3 +436,64 @@ def test_what_is_no_number_is_refused_instead_of_chosen():
     spoiled[5, 3] = np.nan
     with pytest.raises(InputError, match=r"covariances\[0\] has no number for configuration 5"):
         request(covariances=[Covariance(spoiled, 0.1)])
+
+
+def represented(points, known):
+    """The sum over the pool of the likeness to the nearest that is known."""
+    return float(matern(points, points[known]).max(axis=1).sum()) if len(known) else 0.0
+
+
+@given(seed=st.integers(0, 1_000), known=st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known):
+    asked = request(n=40, seed=seed)
+    have = np.random.default_rng(seed).permutation(40)[:known]
+    pool = Representation(asked.points, have, np.random.default_rng(0))
+    for _ in range(3):
+        before = represented(asked.points, have)
+        gains = pool.gains()
+        for index in (0, 7, 39):
+            after = represented(asked.points, np.append(have, index))
+            assert gains[index] == pytest.approx(after - before, abs=1e-3)
+        best = int(np.argmax(gains))
+        pool.learn(best)
+        have = np.append(have, best)
+    assert pool.total == pytest.approx(40)
+    assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_labels_of_the_source_stand_for_a_part_of_their_neighbourhood():
+    asked, nobody = request(n=40), np.zeros(0, np.int64)
+    alone, beside, here = (
+        Representation(asked.points, known, np.random.default_rng(0), elsewhere=other, share=0.8)
+        for known, other in ((nobody, nobody), (nobody, np.array([3])), (np.array([3]), nobody))
+    )
+    assert np.all(beside.gains() <= alone.gains())
+    assert here.gains()[3] < beside.gains()[3] < alone.gains()[3]
+
+
+def test_what_is_to_be_measured_often_stands_for_less():
+    noise = np.ones(60)
+    noise[4] = 4.0
+    asked = request()
+    plain, noisy = (
+        Representation(asked.points, asked.known, np.random.default_rng(0), noise_factor=factor)
+        for factor in (None, noise)
+    )
+    assert noisy.gains()[4] == pytest.approx(plain.gains()[4] / 4)
+
+
+def test_of_purely_learned_heads_ours_asks_what_stands_for_the_pool():
+    asked = request(covariances=(), count=12)
+    assert picks_of("ours", asked) == picks_of("facility", asked)
+    sure = np.where(np.isin(np.arange(60), picks_of("facility", asked)), 0.999999, 0.0)
+    guarded = replace(asked, failure=sure)
+    assert not set(picks_of("ours", guarded)) & set(picks_of("facility", asked))
+
+
+def test_ours_tells_both_of_its_reasons_and_does_without_a_covariance():
+    pick = strategy_named("ours").select(request())[0]
+    assert 0 < pick.reason["variance_reduction"] < 1
+    assert 0 < pick.reason["representation"] < 1
+    alone = strategy_named("ours").select(request(covariances=()))[0]
+    assert "variance_reduction" not in alone.reason

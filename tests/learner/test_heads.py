@@ -224,3 +224,16 @@ def test_progress_tells_each_metric(zoo, measure, small):
         on_progress=lambda *p: seen.append(p),
     )  # fmt: skip
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_gradients_are_the_derivatives_by_the_constants_as_they_are_now(trained, zoo):
+    heads = trained[0]
+    workloads, _ = zoo.workloads(range(6))
+    rows = heads.gradients(workloads)
+    head = heads.heads[heads.metrics[0]]
+    moves = head.prior.sensitivities(workloads)
+    own = rows[:, : moves.shape[1]]
+    scale = float(np.linalg.norm(own)) / float(np.linalg.norm(moves))
+    assert own == pytest.approx(moves * scale, rel=1e-4, abs=1e-6)
+    assert np.isfinite(rows).all()
+    assert len(rows) == 6

@@ -104,3 +104,18 @@ def test_progress_counts_every_epoch_of_every_network(zoo, measure, networks):
     train(zoo, rows, measure(zoo.graphs), networks, on_progress=lambda *p: seen.append(p))
     total = networks.head.members * networks.head.epochs
     assert seen == [(i + 1, total) for i in range(total)]
+
+
+def test_gradients_are_those_of_the_last_layers(trained, zoo):
+    workloads, _ = zoo.workloads(range(5))
+    rows = trained.gradients(workloads)
+    width = trained.preset.hidden[-1]
+    assert rows.shape == (5, len(trained.members) * width)
+    member = trained.members[0].network
+    weights = member.output.weight[0].numpy()
+    bias = float(member.output.bias[0])
+    own = rows[:, :width] * np.sqrt(len(trained.members))
+    metric = trained.metrics[0]
+    said = trained._member_logs(*zoo.rows(range(5))[:2])[0, :, 0]
+    output = (said - trained.members[0].levels[metric]) / trained.scale[metric]
+    assert own @ weights + bias == pytest.approx(output, abs=1e-4)
