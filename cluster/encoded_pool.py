@@ -19,7 +19,6 @@ from learner.networks.presets import EncoderPreset
 from learner.priors.device_specs import is_gpu
 from learner.workload import Workload
 from profiler.families import family_of
-from profiler.graphs.features import static_features
 from profiler.graphs.graph import Graph
 from profiler.records import Configuration, GraphTemplate
 from profiler.simulation.kernel_profile import KernelProfile
@@ -103,8 +102,8 @@ class EncodedPool:
 
     @cached_property
     def static_features(self) -> npt.NDArray[np.float64]:
-        """(n, f), not scaled."""
-        return np.stack([static_features(w.graph) for w in self._workloads])
+        """Of the configurations (n, f), not scaled."""
+        return np.stack([w.static_features for w in self._workloads])
 
     @cached_property
     def families(self) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from profiler.graphs.features import static_features
 from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 if TYPE_CHECKING:
@@ -39,3 +40,16 @@ class Workload:
     @property
     def batch_size(self) -> int:
         return self.graph.batch_size
+
+    @property
+    def static_features(self) -> npt.NDArray[np.float64]:
+        """Those of the graph, not scaled, and then how its step is run (f)."""
+        settings = (
+            self.precision is not Precision.FP32,
+            self.precision is Precision.AMP_BF16,
+            self.memory_format is MemoryFormat.CHANNELS_LAST,
+            self.phase is Phase.INFER,
+            self.optimizer is Optimizer.MOMENTUM,
+            self.optimizer is Optimizer.ADAM,
+        )
+        return np.append(static_features(self.graph), np.array(settings, dtype=np.float64))

@@ -2,12 +2,12 @@
 
 `learner.acquisition.reduction` says by how much a label would lower the variance of the pool, where
 the learner can tell its covariance: one with physics can. What no physics knows of is like what
-stands near it in the embedding space, so a label also counts for the part of the pool that it
-stands for there (`learner.acquisition.coverage.Representation`); for purely learned heads that is
-all. Four things make that a choice:
+stands near it in the embedding space, so that is multiplied by the part of the pool that a label
+stands for there (`learner.acquisition.coverage.Representation`), as information density does
+(Settles and Craven 2008); for purely learned heads it is all. Four things make that a choice:
 
 - **Metrics** are served by one batch: the sum of their reductions, each as a share of what the pool
-  did not know at first, and as much again of the share that the batch stands for.
+  did not know at first.
 - **Runs that die** leave a bound instead of a value. Of a normal value that is seen only below a
   limit, the share of the variance that one run removes on average is
   `1 - P Var(y | y > limit) / Var(y)` (truncated normal, Johnson et al. 1994, section 13.10):
@@ -37,6 +37,7 @@ NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""
 AMPLITUDE_RANGE = (0.5, 2.0)
 """How far disagreement may lower or raise the deviation of a configuration."""
+LEAST_SHARE = 1e-9
 COMMON_SHARE = 0.8
 """Of a metric's variance on the target: what it has in common with the source."""
 
@@ -89,7 +90,8 @@ class PoolReduction:
                 name: np.mean([one.gains() / one.total for one in beliefs], axis=0)
                 for name, beliefs in parts.items()
             }
-            wanted = worth * np.sum(list(shares.values()), axis=0)
+            # Where one says nothing any more, as of copies, the other still tells them apart.
+            wanted = worth * np.prod([share + LEAST_SHARE for share in shares.values()], axis=0)
             best = int(np.argmax(np.where(open_, wanted, -np.inf)))
             chosen.append(best)
             open_[best] = False

@@ -31,7 +31,6 @@ from learner.judging.evaluation import split_architectures
 from learner.judging.peers import PEERS
 from learner.priors.prior import Prior
 from profiler.errors import InputError
-from profiler.graphs.features import static_features
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -124,7 +123,7 @@ class _View:
         self._workloads = bench.samples.some(pool)
         self._families = bench.samples.families[pool].tolist()
         self._embeddings = bench.embeddings[pool]
-        self._static = np.stack([static_features(w.graph) for w in self._workloads])
+        self._static = np.stack([w.static_features for w in self._workloads])
         self._joint = Joint(bench.prior, Ground.of(bench.prior, self._workloads))
         generator = np.random.default_rng(0)
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)

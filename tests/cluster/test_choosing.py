@@ -24,7 +24,7 @@ from learner.acquisition import STRATEGIES
 from learner.networks.presets import LAPTOP, PRESETS
 from profiler.measuring import procfs
 from profiler.measuring.protocols import protocol_named
-from profiler.records import Configuration, GraphTemplate, Precision
+from profiler.records import Configuration, GraphTemplate, Phase, Precision
 from profiler.static import static_profile
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
@@ -290,3 +290,24 @@ def test_what_crashed_is_not_chosen_again(store):
     (failed,) = store.assignments(run.id, state="failed")
     assert failed.configuration.id == crew.victim
     assert all(crew.victim not in r.known for r in learner.asked if r.device == failed.device)
+
+
+def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch):
+    """Embeddings know graphs only; what a label stands for knows how the step is run, too."""
+    monkeypatch.setitem(
+        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
+    )
+    learner = CampaignLearner(
+        preset="laptop", strategy="facility", source="a100", seed=7, cache=tmp_path
+    )
+    pool = [
+        (replace(c, precision=precision, phase=phase), graph)
+        for c, graph in POOL[:3]
+        for precision in Precision
+        for phase in Phase
+    ]
+    learner.set_pool(pool, lambda done, total: None)
+    names = [c.id for c, _ in pool]
+    with requests_of(learner) as requests:
+        picks(learner, asked(candidates=names, count=2))
+    assert len(np.unique(requests[0].points, axis=0)) == len(pool)
