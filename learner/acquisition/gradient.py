@@ -39,16 +39,17 @@ class Lcmd:
 
 def _lcmd(points: FloatArray, request: AcquisitionRequest) -> list[int]:
     n, known = len(points), request.known
+    apart = _Distances(points)
     gaps = np.full(n, np.inf)
     owner = np.zeros(n, dtype=np.int64)
     for number, index in enumerate(known.tolist()):
-        _join(points, index, number, gaps, owner)
+        _join(apart.to(index), number, gaps, owner)
     open_ = np.zeros(n, dtype=bool)
     open_[request.open] = True
     chosen: list[int] = []
     for number in range(len(known), len(known) + request.count):
         if number == 0:
-            best = int(np.argmax(np.where(open_, (points**2).sum(axis=1), -1.0)))
+            best = int(np.argmax(np.where(open_, apart.squares, -1.0)))
         else:
             left = np.where(open_, gaps, 0.0)
             sizes = np.bincount(owner, left, number)
@@ -58,13 +59,29 @@ def _lcmd(points: FloatArray, request: AcquisitionRequest) -> list[int]:
             best = int(np.argmax(np.where(open_ & (owner == largest), gaps, -1.0)))
         chosen.append(best)
         open_[best] = False
-        _join(points, best, number, gaps, owner)
+        _join(apart.to(best), number, gaps, owner)
     return chosen
 
 
-def _join(points: FloatArray, index: int, number: int, gaps: Array, owner: IntArray) -> None:
+class _Distances:
+    """Squared distances from each point to one of them, without a copy of all points (n, c)."""
+
+    def __init__(self, points: FloatArray) -> None:
+        self._points = points - points.mean(axis=0)  # small numbers lose less in the difference
+        self.squares: Array = np.einsum("nc,nc->n", points, points, dtype=np.float64)
+        """From the origin (n)."""
+        self._own: Array = np.einsum("nc,nc->n", self._points, self._points, dtype=np.float64)
+
+    def to(self, index: int) -> Array:
+        """(n)."""
+        inner = self._points @ self._points[index]
+        found: Array = np.maximum(self._own + self._own[index] - 2.0 * inner, 0.0)
+        found[index] = 0.0
+        return found
+
+
+def _join(apart: Array, number: int, gaps: Array, owner: IntArray) -> None:
     """One more centre: those nearer to it than to any other become its own."""
-    apart = ((points - points[index]) ** 2).sum(axis=1)
     nearer = apart < gaps
     gaps[nearer] = apart[nearer]
     owner[nearer] = number
@@ -80,8 +97,9 @@ class Badge:
         if request.uncertainty is not None:
             points = points * request.uncertainty.astype(np.float32)[:, None]
         gaps = squared_distances(points, points[request.known]).astype(np.float64)
+        distances = _Distances(points)
         if not len(request.known):
-            gaps = (points.astype(np.float64) ** 2).sum(axis=1)
+            gaps = distances.squares
         open_ = request.open
         taken = np.zeros(len(points), dtype=bool)
         chosen: list[int] = []
@@ -92,7 +110,7 @@ class Badge:
             best = int(request.generator.choice(open_, p=weight / weight.sum()))
             chosen.append(best)
             taken[best] = True
-            apart = ((points - points[best]).astype(np.float64) ** 2).sum(axis=1)
+            apart = distances.to(best)
             first = number == 0 and not len(request.known)
             gaps = apart if first else np.minimum(gaps, apart)
         return explained(request, chosen)

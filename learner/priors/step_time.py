@@ -8,7 +8,7 @@ peaks are not. docs/step_time.md has each term's reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Self
 
@@ -82,9 +82,7 @@ class StepTimePrior:
     def log_values(self, workloads: Sequence[Workload]) -> Array:
         if not len(workloads):
             return np.zeros(0)
-        with torch.no_grad():
-            times = times_of(terms_of(workloads, self.spec), Lookup(self.constants), self.spec)
-        values: Array = times.total().log().numpy()
+        values: Array = _values(_chunks(workloads, self.spec), self.constants, self.spec).numpy()
         return values
 
     def features(self, workloads: Sequence[Workload]) -> Array:
@@ -92,9 +90,11 @@ class StepTimePrior:
         if not len(workloads):
             return np.zeros((0, sum(self.feature_groups)))
         with torch.no_grad():
-            terms = terms_of(workloads, self.spec)
-            shares = times_of(terms, Lookup(self.constants), self.spec).shares(terms)
-        values: Array = shares.numpy()
+            shares = [
+                times_of(terms, Lookup(self.constants), self.spec).shares(terms)
+                for terms in _chunks(workloads, self.spec)
+            ]
+        values: Array = torch.cat(shares).numpy()
         return values
 
     def refit(
@@ -123,7 +123,7 @@ class StepTimePrior:
         if len(known) > MOST_LABELS:
             known = known[np.linspace(0, len(known) - 1, MOST_LABELS).round().astype(np.int64)]
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
-        chunks = _chunks([workloads[i] for i in known.tolist()], self.spec)
+        chunks = list(_chunks([workloads[i] for i in known.tolist()], self.spec))
         centre, first = self.constants, spreads(tightness)
         start = centre if near is None else near.constants
         if near is not None and near.learned_spreads is not None and len(known) >= MANY_LABELS:
@@ -169,19 +169,20 @@ class StepTimePrior:
         return cls(DeviceSpec(**told), constants.double())
 
 
-def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> list[Terms]:
-    starts = range(0, len(workloads), CHUNK)
-    return [terms_of(workloads[start : start + CHUNK], spec) for start in starts]
+def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:
+    """One at a time, so that a large pool needs no memory for all of its kernels."""
+    for start in range(0, len(workloads), CHUNK):
+        yield terms_of(workloads[start : start + CHUNK], spec)
 
 
-def _values(chunks: Sequence[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
+def _values(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
     """Logarithm of the step times (n)."""
     with torch.no_grad():
         times = [times_of(terms, Lookup(constants), spec).total() for terms in chunks]
     return torch.cat(times).log()
 
 
-def _linear(chunks: Sequence[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
+def _linear(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
     """Logarithm of the step times (n), and its derivatives by the constants (n, c)."""
     values, jacobians = [], []
     for terms in chunks:
