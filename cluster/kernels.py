@@ -68,6 +68,8 @@ class TracedKernels:
     profile: bytes | None
     """As `KernelProfile.to_bytes` gives it."""
     refusal: str
+    is_final: bool = True
+    """Whether tracing it again would end alike; False where its process died, maybe of others."""
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,8 @@ class CampaignLearner:
 
     def choose(self, request: ChoiceRequest) -> list[Choice]:
         """Picks what to measure next on a device, with reasons; without any label as well."""
+        if not request.count:
+            return []
         heads = self._heads.get(request.device) or self._heads.get(self._source)
         pool = self._pool
         # What is held out is left out here too: nothing is chosen to suit the evaluation set.

@@ -67,15 +67,19 @@ class Planner:
         Of CPUs kernels tell no more than the graph does (docs/step_time.md).
         """
         keys = self._kernel_keys()
+        found = self.known_kernels(kept)  # which removes what is damaged
         missing = kept.missing(keys)
         if missing:
             teller.tell("kernels", done=len(keys) - len(missing), total=len(keys))
         for traced in crew.trace(missing):
             teller.check_stop()
-            kept.put(traced)
+            if traced.is_final:
+                kept.put(traced)
+            if traced.profile is not None:
+                found[traced.key] = traced.profile
             refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
             teller.tell(done=teller.progress.done + 1, news=refusal and refusal + traced.refusal)
-        return self.known_kernels(kept)
+        return found
 
     def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
         """Those that were traced before."""

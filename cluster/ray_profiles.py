@@ -52,7 +52,7 @@ def trace_on_ray(keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
     def after_death(job: list[KernelKey]) -> tuple[list[list[KernelKey]], list[TracedKernels]]:
         if len(job) > 1:
             return [[key] for key in job], []
-        return [], [TracedKernels(job[0], None, kernels.ENDED_ITS_PROCESS)]
+        return [], [TracedKernels(job[0], None, kernels.ENDED_ITS_PROCESS, is_final=False)]
 
     yield from _each(trace_kernels, alike(keys), after_death)
 

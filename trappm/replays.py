@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[int, int, str], None]
 
-BENCH = 3
+BENCH = 4
 """Counted up when a campaign of the same labels, learner, strategy and seed may come out otherwise:
 a strategy, a prior, a learner, the division or the errors changed. Kept results of other code are
 then not continued with."""
@@ -201,7 +201,7 @@ class Benches:
             )
         self._prior: Prior = GraphPrior(plan.metric)
         if plan.metric == "memory_mib":
-            self._prior = MemoryPrior()
+            self._prior = MemoryPrior.on(spec_of(self._prepared.device))
         elif plan.metric == "step_time_ms" and self._has_kernels:
             self._prior = StepTimePrior(spec_of(self._prepared.device))
         # Whatever the learner, choices are made from the embeddings that a campaign has by default.

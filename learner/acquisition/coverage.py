@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 MOST_TARGETS = 1_000
 """Configurations, drawn uniformly, that stand for the pool where all pairs would be too many."""
-MOST_PAIRS = 25_000_000
+MOST_PAIRS = 50_000_000
 """Of a target and a configuration, whose likeness is kept."""
 ROWS_AT_ONCE = 4096
 KMEANS_STEPS = 20

@@ -37,7 +37,9 @@ NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""
 AMPLITUDE_RANGE = (0.5, 2.0)
 """How far disagreement may lower or raise the deviation of a configuration."""
-LEAST_SHARE = 1e-9
+FLOOR = 0.1
+"""What each factor is at least, in its mean over the candidates: neither has a veto."""
+TINY = 1e-12
 COMMON_SHARE = 0.8
 """Of a metric's variance on the target: what it has in common with the source."""
 
@@ -90,8 +92,11 @@ class PoolReduction:
                 name: np.mean([one.gains() / one.total for one in beliefs], axis=0)
                 for name, beliefs in parts.items()
             }
-            # Where one says nothing any more, as of copies, the other still tells them apart.
-            wanted = worth * np.prod([share + LEAST_SHARE for share in shares.values()], axis=0)
+            # Where one says nothing, as of copies or for lack of targets, the other still counts.
+            floored = [
+                share + FLOOR * float(share[open_].mean()) + TINY for share in shares.values()
+            ]
+            wanted = worth * np.prod(floored, axis=0)
             best = int(np.argmax(np.where(open_, wanted, -np.inf)))
             chosen.append(best)
             open_[best] = False

@@ -146,10 +146,13 @@ class _View:
         guards = strategy == "ours" and capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
         said = self._quick.predict(self._workloads) if predicted else None
+        knows_physics = self._bench.knows_physics
         gradients = None
-        if strategy in NEED_GRADIENTS:
+        if strategy in NEED_GRADIENTS and (knows_physics or len(labelled)):
+            # Of a learner without gradients those of the quick one, if both stand on the prior.
             learner = self._model if hasattr(self._model, "gradients") else self._quick
-            gradients = learner.gradients(self._workloads)
+            if knows_physics or learner is self._model:
+                gradients = learner.gradients(self._workloads)
         values = self._bench.samples.values[self._pool[labelled]]
         return AcquisitionRequest(
             embeddings=self._embeddings,
@@ -159,13 +162,19 @@ class _View:
             count=budget - len(labelled),
             generator=generator,
             families=self._families,
-            covariances=[self._covariance] if self._bench.knows_physics else [],
+            covariances=[self._covariance] if knows_physics else [],
             gradients=gradients,
             log_values=np.log(values),
-            uncertainty=said.log_std_of_mean if said and len(labelled) else None,
+            uncertainty=self._uncertainty(said) if len(labelled) else None,
             predicted_cost=said.median if said and self._bench.times else None,
             failure=probability_above(said, capacity) if said and capacity else None,
         )
+
+    def _uncertainty(self, said: Estimate | None) -> Array | None:
+        """What the quick learner knows of it; of a purely learned one what that says by itself."""
+        if said is None or self._bench.knows_physics:
+            return None if said is None else said.log_std_of_mean
+        return self._model.predict(self._workloads).log_std_of_mean
 
     def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
         rows = self._pool[labelled]

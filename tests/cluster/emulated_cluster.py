@@ -42,7 +42,7 @@ from cluster import shares  # noqa: E402
 from cluster.actors import CampaignActor  # noqa: E402
 from cluster.campaign import Campaign  # noqa: E402
 from cluster.crew import ProfiledGraph  # noqa: E402
-from cluster.kernels import TracedKernels  # noqa: E402
+from cluster.kernels import KernelCache, TracedKernels  # noqa: E402
 from cluster.ray_crew import RayCrew, this_process  # noqa: E402
 from cluster.ray_learner import LearnerProxy  # noqa: E402
 from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
@@ -221,7 +221,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         Campaign._keep = note
         campaign = Campaign(
             store=store, campaign_id=record.id, spec=plan, crew=crew, snapshots=Path("unused"),
-            learner=learner or FakeLearner(),
+            learner=learner or FakeLearner(), kernels=KernelCache(Path(folder) / "kernels"),
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)
