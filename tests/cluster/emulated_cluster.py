@@ -221,7 +221,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         Campaign._keep = note
         campaign = Campaign(
             store=store, campaign_id=record.id, spec=plan, crew=crew, snapshots=Path("unused"),
-            learner=learner or FakeLearner(), kernels=KernelCache(Path(folder) / "kernels"),
+            learner=learner or FakeLearner(), kernels=KernelCache(Home.find().kernel_profiles),
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)

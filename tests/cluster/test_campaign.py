@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from campaign_crew import (
 
 import cluster.launch
 import cluster.telling
+from cluster.kernels import KernelCache, TracedKernels
 from cluster.launch import check_spec, start_or_continue, to_resume
 from cluster.orders import order_retry, order_stop
 from cluster.telling import CampaignStopped
@@ -290,6 +292,28 @@ def test_kernels_are_traced_once_for_each_format_where_a_device_is_a_gpu(store, 
     again.kernels = crew.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert not again.traced
+
+
+def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
+    class Unlucky(FakeCrew):
+        def trace(self, keys):
+            for key in super().trace(keys):
+                lost = TracedKernels(key.key, None, "it ended the process", is_final=False)
+                yield lost if len(self.traced) == 2 else key
+
+    options = {"devices": {"source": "a100", "target": "v100"}}
+    workers = [("w1", "a100"), ("w2", "v100")]
+    crew = Unlucky(workers=workers, stop_after=3)
+    run = campaign(store, crew, **options)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    damaged = KernelCache(Path(crew.kernels.name))
+    damaged.put(TracedKernels(crew.traced[0], b"no profile", ""))
+    (Path(crew.kernels.name) / f"{crew.traced[0].file_name}.txt").unlink()
+    again = FakeCrew(workers=workers)
+    again.kernels = crew.kernels
+    campaign(store, again, campaign_id=run.id).run()
+    assert again.traced == crew.traced[:2]
 
 
 def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):

@@ -497,3 +497,36 @@ def test_ours_tells_both_of_its_reasons_and_does_without_a_covariance():
     assert 0 < pick.reason["representation"] < 1
     alone = strategy_named("ours").select(request(covariances=()))[0]
     assert "variance_reduction" not in alone.reason
+
+
+def test_ours_wants_what_teaches_and_stands_for_many_at_once():
+    """Twenty copies of which nothing is to be learned, five with one that teaches, five loners with
+    one that teaches more: the sum of both shares would take one of the twenty."""
+    places = 40.0 * np.random.default_rng(0).normal(0, 1, (7, 12))
+    place = [0] * 20 + [1] * 5 + [2, 3, 4, 5, 6]
+    features = np.zeros((30, 30), np.float32)
+    features[22, 22], features[27, 27] = 1.0, 1.2
+    asked = request(
+        n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
+        covariances=[Covariance(features, 0.1)], count=1, labelled=nothing(), pending=nothing(),
+    )  # fmt: skip
+    assert picks_of("variance-heads", asked) == [27]
+    assert picks_of("facility", asked)[0] < 20
+    assert picks_of("ours", asked) == [22]
+
+
+def test_of_what_stands_for_nothing_more_the_more_instructive_comes_first():
+    """Copies of what is known, such as far more labels than targets leave behind."""
+    alike = np.ones((60, 12), np.float32)
+    covariance = of_metric()
+    asked = request(embeddings=alike, static_features=np.ones((60, 6)), covariances=[covariance])
+    assert picks_of("ours", asked) == picks_of("variance-heads", asked)
+
+
+def test_ours_minds_the_source_and_the_noise_in_what_a_label_stands_for():
+    asked = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
+    first = picks_of("ours", asked)
+    assert picks_of("ours", replace(asked, elsewhere=np.array(first))) != first
+    noise = np.ones(60)
+    noise[first] = 9.0
+    assert picks_of("ours", replace(asked, noise_factor=noise)) != first

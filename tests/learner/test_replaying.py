@@ -129,3 +129,26 @@ def test_a_campaign_that_nothing_can_judge_is_refused(samples):
     )  # fmt: skip
     with pytest.raises(InputError, match="holds out no label with a usable value"):
         next(replay(bench(dead), "random", 0, (6,)))
+
+
+class Unlearned(Watching):
+    """A purely learned head that tells its last layer."""
+
+    def gradients(self, workloads):
+        return np.arange(len(workloads) * 2.0).reshape(-1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients", "badge"])
+def test_of_purely_learned_heads_nobody_is_told_what_physics_knows(samples, strategy, monkeypatch):
+    asked = []
+    chooser = named_strategy(strategy)
+    select = type(chooser).select
+    monkeypatch.setattr(type(chooser), "select", lambda s, r: asked.append(r) or select(s, r))
+    for estimator, gradients in ((Unlearned(), True), (Watching(), False)):
+        asked.clear()
+        list(replay(bench(samples, estimator=estimator, knows_physics=False), strategy, 1, (6, 12)))
+        assert [len(r.covariances) for r in asked] == [0, 0]
+        assert asked[0].gradients is None
+        expected = gradients and strategy != "ours"
+        assert (asked[1].gradients is not None) == expected
+        assert asked[1].uncertainty is None
