@@ -311,3 +311,33 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
     with requests_of(learner) as requests:
         picks(learner, asked(candidates=names, count=2))
     assert len(np.unique(requests[0].points, axis=0)) == len(pool)
+
+
+@pytest.mark.parametrize("strategy", ["ours", "badge", "lcmd-gradients"])
+def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
+    tmp_path, monkeypatch, strategy
+):
+    paper = PRESETS["paper"]
+    head = replace(
+        paper.head, widths=(8, 8), hidden=(8, 8), members=2, epochs=3, fine_tune_epochs=2
+    )
+    encoder = replace(LAPTOP.encoder, epochs=1)
+    monkeypatch.setitem(PRESETS, "paper", replace(paper, encoder=encoder, head=head))
+    one = CampaignLearner(preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path)
+    one.set_pool(POOL, lambda done, total: None)
+    assert len(set(picks(one, asked()))) == 4
+
+    known, rest = IDS[:8], IDS[8:]
+    labels = [
+        TrainingLabel(name, "a100", "train", (1.0 + i, 500.0 + i, None), "measured")
+        for i, name in enumerate(known)
+    ]
+    one.fit(labels, lambda done, total: None)
+    assert set(picks(one, asked(known=known, candidates=rest))) <= set(rest)
+    target = picks(one, asked(device="v100", elsewhere=known))
+    labels += [replace(label, device="v100") for label in labels]
+    one.fit(labels, lambda done, total: None)
+    left = [name for name in IDS if name not in target]
+    again = picks(one, asked(device="v100", known=target, candidates=left, elsewhere=known))
+    assert len(set(again)) == 4
+    assert not set(again) & set(target)
