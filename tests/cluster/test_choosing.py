@@ -96,14 +96,25 @@ def test_ours_begins_with_different_architectures(learner):
     assert len({by_id[one].architecture for one in chosen}) == 3
 
 
-def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(learner):
-    ours = learner("ours")
-    biggest = {c.id for c, _ in POOL if c.batch_size == 512}
-    free = picks(ours, asked(count=8))
-    assert biggest & set(free)
-    guarded = ours.choose(asked(count=8, capacity_mib=1_200.0))
-    assert max(c.reason["probability_of_failure"] for c in guarded) < 0.99
-    assert len(biggest & {c.configuration_id for c in guarded}) < len(biggest & set(free))
+def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
+    tmp_path, monkeypatch
+):
+    encoder = replace(LAPTOP.encoder, epochs=1)
+    monkeypatch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
+    ours = CampaignLearner(preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path)
+    huge = [
+        (Configuration(architecture=name, batch_size=1 << 17, input_size=32), template(number + 3))
+        for number, name in enumerate(ARCHITECTURES)
+    ]
+    ours.set_pool([*POOL, *huge], lambda done, total: None)
+    dying = {c.id for c, _ in huge}
+    candidates = [*IDS, *dying]
+    assert dying & set(picks(ours, asked(count=8, candidates=candidates)))
+    guarded = ours.choose(asked(count=8, candidates=candidates, capacity_mib=16_000.0))
+    assert not dying & {c.configuration_id for c in guarded}
+    every = ours.choose(asked(count=len(candidates), candidates=candidates, capacity_mib=16_000.0))
+    assert {c.configuration_id for c in every[-len(dying) :]} == dying
+    assert min(c.reason["probability_of_failure"] for c in every[-len(dying) :]) > 0.99
 
 
 def test_what_was_unstable_waits_for_what_teaches_more(learner):
