@@ -92,6 +92,7 @@ def test_reasons_come_back_and_the_next_picks_are_others(home):
     assert facts["strategy"] == "ours"
     assert [c["reason"]["rank"] for c in facts["chosen"]] == [0, 1]
     assert all(c["reason"]["variance_reduction"] > 0 for c in facts["chosen"])
+    assert all(c["reason"]["representation"] >= 0 for c in facts["chosen"])
     assert facts["wanted"][0]["reason"]["distance_to_nearest_label"] >= 0
     chosen, wanted = ({c["configuration"] for c in facts[key]} for key in ("chosen", "wanted"))
     assert len(wanted) == 2

@@ -37,6 +37,7 @@ _REASONS = {
     "predicted_step_time_ms": "step_time_ms",
     "probability_of_failure": "P(fails)",
     "variance_reduction": "teaches",
+    "representation": "stands for",
     "rank_under_random": "random_rank",
 }
 """Reasons that a table shows, and their headings."""

@@ -15,7 +15,7 @@ const KINDS = {
 const REASONS = {
   uncertainty: "Uncertainty", distance_to_nearest_label: "Distance to the nearest label",
   predicted_step_time_ms: "Predicted step time, ms", probability_of_failure: "Probability of failure",
-  variance_reduction: "How much it teaches", rank_under_random: "Rank under a random draw", strategy: "Strategy",
+  variance_reduction: "How much it teaches", representation: "How much of the pool it stands for", rank_under_random: "Rank under a random draw", strategy: "Strategy",
 };
 const POLL_MS = 1000;
 
