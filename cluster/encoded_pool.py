@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.crew import OnProgress
+from cluster.graphs import Pair
 from cluster.kernels import KernelKey
 from learner.networks.gae import Encoder
 from learner.networks.kept_encoders import make_encoder
@@ -23,8 +24,6 @@ from profiler.graphs.graph import Graph
 from profiler.records import Configuration, GraphTemplate
 from profiler.simulation.kernel_profile import KernelProfile
 from profiler.simulation.step_profile import StepProfile
-
-Pair = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
