@@ -124,43 +124,44 @@ def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_
     assert facts["refusals"][0]["architectures"] == ["test_vit"]
 
 
-def test_a_model_that_ends_its_worker_costs_no_other(address, environment):
-    result = subprocess.run(
-        [sys.executable, "-c", CRASHES, address],
-        env=environment, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+@pytest.fixture
+def told_by(address, environment):
+    """What a program that is given the cluster's address prints last, as JSON."""
+
+    def run(code):
+        result = subprocess.run(
+            [sys.executable, "-c", code, address],
+            env=environment, capture_output=True, text=True, check=False, timeout=250,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_model_that_ends_its_worker_costs_no_other(told_by):
+    told = told_by(CRASHES)
     ended = "the static profile ended its process"
-    assert json.loads(result.stdout.splitlines()[-1]) == {
+    assert told == {
         "test_resnet 64": [True, None, True, None],
         "test_vit 64": [False, ended, False, None],
         "test_vit 96": [True, None, False, ended],
     }
 
 
-def test_kernels_that_end_their_worker_cost_their_own_precision_only(address, environment):
-    result = subprocess.run(
-        [sys.executable, "-c", TRACES, address],
-        env=environment, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    made = json.loads(result.stdout.splitlines()[-1])
-    assert made["test_resnet fp32"] == [True, ""]
-    assert made["test_resnet amp-fp16"] == [False, "tracing its kernels ended the process"]
-    assert made["test_no_such fp32"][0] is False
-    assert "test_no_such" in made["test_no_such fp32"][1]
+def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
+    told = told_by(TRACES)
+    assert told["test_resnet fp32"] == [True, ""]
+    assert told["test_resnet amp-fp16"] == [False, "tracing its kernels ended the process"]
+    assert told["test_no_such fp32"][0] is False
+    assert "test_no_such" in told["test_no_such fp32"][1]
 
 
-def test_a_cluster_tells_which_gpus_its_nodes_have(address, environment):
+def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
     code = (
         "import json, sys; from cluster.runtime import gpus_known_to;"
         "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, address],
-        env=environment, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    known = json.loads(result.stdout.splitlines()[-1])
-    assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(known)  # a node's; by name
-    assert "a1000" not in known
+    told = told_by(code)
+    assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(told)  # a node's; by name
+    assert "a1000" not in told
