@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from learner.estimator import Targets
-from learner.head import Ours
-from learner.heads import USABLE_SHARE
-from learner.priors.memory_prior import MemoryPrior
-from learner.workload import Workload
-from profiler.families import family_of
-from profiler.records import GraphTemplate
-from profiler.simulation.step_profile import StepProfile
-from store.importers.gpumemnet import CAPACITY_MIB, verdicts
+from trappm.learner.estimator import Targets
+from trappm.learner.head import Ours
+from trappm.learner.heads import USABLE_SHARE
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.workload import Workload
+from trappm.profiler.families import family_of
+from trappm.profiler.records import GraphTemplate
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store.importers.gpumemnet import CAPACITY_MIB, verdicts
 
 SHEET = "a100_40gb_train_memory"
 HELD_OUT = 0.2
@@ -40,9 +40,9 @@ def profile(architecture: str) -> dict[str, str]:
     """One line of the file of profiles."""
     import torch
 
-    from profiler.errors import TrappmError
-    from profiler.static import static_profile
-    from profiler.zoo import native_input_size
+    from trappm.profiler.errors import TrappmError
+    from trappm.profiler.static import static_profile
+    from trappm.profiler.zoo import native_input_size
 
     torch.set_num_threads(1)
     try:

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
 import numpy as np  # noqa: E402
 from virtual_cluster import VirtualCluster, Weather  # noqa: E402
 
-from cluster.events import Course  # noqa: E402
+from trappm.cluster.events import Course  # noqa: E402
 
 ROUNDS = 98
 DEVICES = ("a100", "v100")

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from learner.acquisition import STRATEGIES, AcquisitionRequest, Covariance, strategy_named
-from learner.acquisition.covariance import WIDTH
+from trappm.learner.acquisition import STRATEGIES, AcquisitionRequest, Covariance, strategy_named
+from trappm.learner.acquisition.covariance import WIDTH
 
 FAMILIES = 50
 

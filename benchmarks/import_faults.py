@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from store.importers.gpumemnet import verdicts
+from trappm.store.importers.gpumemnet import verdicts
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy import create_engine, event, make_url
 
-from profiler.families import family_of
-from profiler.records import (
+from trappm.profiler.families import family_of
+from trappm.profiler.records import (
     Configuration,
     GraphTemplate,
     Measurement,
@@ -36,10 +36,10 @@ from profiler.records import (
     Protocol,
     StepSummary,
 )
-from store import LabelFilter, Store
-from store.database import insert_new
-from store.recording import BATCH
-from store.schema import ArchitectureGraphRow, GraphRow
+from trappm.store import LabelFilter, Store
+from trappm.store.database import insert_new
+from trappm.store.recording import BATCH
+from trappm.store.schema import ArchitectureGraphRow, GraphRow
 
 FAMILIES = (
     "resnet", "vgg", "vit", "swin", "convnext", "densenet", "mobilenetv3", "efficientnet",

@@ -21,20 +21,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cluster.kernels import KernelCache, KernelKey
-from learner.estimator import Targets
-from learner.head import Ours
-from learner.networks.dataset import batches, fit_node_scaler, to_data
-from learner.networks.distinct import classes_of
-from learner.networks.gae import train_encoder
-from learner.networks.presets import preset_named
-from learner.networks.published import TrappmAsPublished, random_encoder
-from learner.priors.memory_prior import MemoryPrior
-from learner.priors.step_time import StepTimePrior
-from learner.workload import Workload
-from profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
-from profiler.simulation.step_profile import StepProfile
-from store import Home, Store
+from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.learner.estimator import Targets
+from trappm.learner.head import Ours
+from trappm.learner.networks.dataset import batches, fit_node_scaler, to_data
+from trappm.learner.networks.distinct import classes_of
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import preset_named
+from trappm.learner.networks.published import TrappmAsPublished, random_encoder
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store import Home, Store
 
 PUBLISHED_NODES = 483
 PUBLISHED_S = {"autoencoder training": 0.097, "regressor training": 0.109}

@@ -30,13 +30,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "profiler")]
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
-from profiler.devices import open_device  # noqa: E402
-from profiler.errors import TrappmError  # noqa: E402
-from profiler.json_lines import JsonLines  # noqa: E402
-from profiler.measuring.isolation import Measurer  # noqa: E402
-from profiler.measuring.protocols import PROTOCOLS, protocol_named  # noqa: E402
-from profiler.measuring.sweep import Sweep  # noqa: E402
-from profiler.records import Configuration, Measurement, Outcome, Protocol  # noqa: E402
+from trappm.profiler.devices import open_device  # noqa: E402
+from trappm.profiler.errors import TrappmError  # noqa: E402
+from trappm.profiler.json_lines import JsonLines  # noqa: E402
+from trappm.profiler.measuring.isolation import Measurer  # noqa: E402
+from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named  # noqa: E402
+from trappm.profiler.measuring.sweep import Sweep  # noqa: E402
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol  # noqa: E402
 
 # Twenty architectures of 18 families, from a few to some hundred milliseconds a step on two cores.
 REPEATED = [

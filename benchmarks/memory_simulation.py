@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.families import family_of
-from profiler.simulation.memory_simulation import WORKSPACE_SHARE, Loop, simulate_memory
-from profiler.simulation.step_profile import StepProfile
-from profiler.simulation.step_trace import ConvolutionKind, Pass
+from trappm.profiler.families import family_of
+from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, Loop, simulate_memory
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 
 SEED = 1337
 COLUMNS = ("faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib")
@@ -39,9 +39,9 @@ def trace(architecture: str) -> dict[str, object]:
     """One line of the file of traces."""
     import torch
 
-    from profiler.errors import TrappmError
-    from profiler.simulation.step_profile import step_profile
-    from profiler.zoo import native_input_size
+    from trappm.profiler.errors import TrappmError
+    from trappm.profiler.simulation.step_profile import step_profile
+    from trappm.profiler.zoo import native_input_size
 
     torch.set_num_threads(1)
     started = time.process_time()

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.graphs import profile_graph
-from cluster.pool import build, load_pool_file
-from profiler.pool import build_pool
-from store import Store
+from trappm.cluster.graphs import profile_graph
+from trappm.cluster.pool import build, load_pool_file
 from trappm.pools import pool_facts
+from trappm.profiler.pool import build_pool
+from trappm.store import Store
 
 ROOT = Path(__file__).parents[1]
 

@@ -35,9 +35,9 @@ def profile(architecture: str) -> dict[str, Any]:
     """The figures of one architecture, or why it was refused."""
     import torch
 
-    from profiler import zoo
-    from profiler.errors import TrappmError
-    from profiler.static import graph_template
+    from trappm.profiler import zoo
+    from trappm.profiler.errors import TrappmError
+    from trappm.profiler.static import graph_template
 
     torch.set_num_threads(1)
     size = zoo.native_input_size(architecture) or DEFAULT_SIZE
@@ -74,7 +74,7 @@ def _references(architecture: str, size: int) -> tuple[int, int, int]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from profiler import zoo
+    from trappm.profiler import zoo
 
     with torch.device("meta"):
         model = zoo.create_model(architecture, size).eval()
@@ -101,7 +101,7 @@ def _macs_without_images(architecture: str, size: int) -> int:
     from torch.overrides import TorchFunctionMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    from profiler import zoo
+    from trappm.profiler import zoo
 
     counter = FlopCounterMode(display=False)
     found = 0
@@ -167,7 +167,7 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
 
 def _report_operators(done: list[dict[str, Any]]) -> None:
     """How much of all graphs the features know by name, and each operator's share."""
-    from profiler.graphs.features import OPERATORS
+    from trappm.profiler.graphs.features import OPERATORS
 
     nodes, architectures = collections.Counter[str](), collections.Counter[str]()
     for r in done:
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
     options = parser.parse_args()
 
-    from profiler import zoo
+    from trappm.profiler import zoo
 
     names = zoo.architectures(options.patterns)[options.first :: options.every]
     results = []

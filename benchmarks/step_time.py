@@ -22,17 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from learner.estimator import Estimate, Targets
-from learner.head import TRANSFER_TIGHTNESS, Head, Ours
-from learner.priors.device_specs import spec_of
-from learner.priors.prior import Prior
-from learner.priors.step_time import StepTimePrior
-from learner.workload import Workload
-from profiler.errors import TrappmError
-from profiler.families import family_of
-from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from profiler.simulation.kernel_profile import KernelProfile, kernel_profile
-from profiler.zoo import current_name
+from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.head import TRANSFER_TIGHTNESS, Head, Ours
+from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.priors.prior import Prior
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.families import family_of
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile, kernel_profile
+from trappm.profiler.zoo import current_name
 
 Array = npt.NDArray[np.float64]
 

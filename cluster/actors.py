@@ -19,20 +19,20 @@ from typing import Any
 
 import ray
 
-from cluster.campaign import Campaign
-from cluster.crew import Crew, Learner
-from cluster.kernels import KernelCache
-from cluster.learning import CampaignLearner
-from cluster.lock import campaign_lock
-from cluster.progress import Progress
-from cluster.ray_crew import RayCrew, this_process
-from cluster.ray_learner import LearnerProxy
-from cluster.spec import CampaignSpec
-from cluster.telling import CampaignStopped
-from profiler.errors import DeviceError
-from profiler.records import Configuration, Measurement
-from profiler.records import Protocol as MeasuringProtocol
-from store import CampaignState, Home, Patience, Store
+from trappm.cluster.campaign import Campaign
+from trappm.cluster.crew import Crew, Learner
+from trappm.cluster.kernels import KernelCache
+from trappm.cluster.learning import CampaignLearner
+from trappm.cluster.lock import campaign_lock
+from trappm.cluster.progress import Progress
+from trappm.cluster.ray_crew import RayCrew, this_process
+from trappm.cluster.ray_learner import LearnerProxy
+from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.telling import CampaignStopped
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.store import CampaignState, Home, Patience, Store
 
 LINGER_S = 60.0
 """How long a detached campaign that has ended answers its watchers."""
@@ -42,7 +42,7 @@ class ProfilerActor:
     """Measures on one device of the node that it runs on, one configuration at a time."""
 
     def __init__(self, device: str) -> None:
-        from profiler.measuring.isolation import Measurer
+        from trappm.profiler.measuring.isolation import Measurer
 
         self._device = device
         self._measurer = Measurer()
@@ -53,8 +53,8 @@ class ProfilerActor:
 
     def describe(self) -> dict[str, Any]:
         """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""
-        from profiler.devices import open_device
-        from profiler.measuring.environment import stack_fingerprint
+        from trappm.profiler.devices import open_device
+        from trappm.profiler.measuring.environment import stack_fingerprint
 
         try:
             environment = open_device(self._device).environment()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from cluster.stopping import Stop, StopRules, overspent
+from trappm.cluster.stopping import Stop, StopRules, overspent
 
 _MEMORY = 0.05
 """Weight of the newest measurement in the mean duration of a device's measurements."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.spec import CampaignSpec
-from learner.judging.evaluation import split_architectures
-from profiler.errors import InputError
-from profiler.pool import build_pool
-from profiler.records import Configuration
-from store import Store
+from trappm.cluster.spec import CampaignSpec
+from trappm.learner.judging.evaluation import split_architectures
+from trappm.profiler.errors import InputError
+from trappm.profiler.pool import build_pool
+from trappm.profiler.records import Configuration
+from trappm.store import Store
 
 
 def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.canaries import Canaries
-from cluster.crew import CanaryCheck, Choice, Crew, Finished, Learner
-from cluster.ending import Ending
-from cluster.events import (
+from trappm.cluster.canaries import Canaries
+from trappm.cluster.crew import CanaryCheck, Choice, Crew, Finished, Learner
+from trappm.cluster.ending import Ending
+from trappm.cluster.events import (
     CanaryMeasured,
     Close,
     Command,
@@ -49,20 +49,20 @@ from cluster.events import (
     Stopped,
     Tick,
 )
-from cluster.kernels import KernelCache
-from cluster.planning import PURPOSES, Planner
-from cluster.progress import Pace, Progress, measurement_line, round_line
-from cluster.publishing import publish
-from cluster.rehearsal import rehearsal_line
-from cluster.resuming import course_so_far, waiting
-from cluster.roster import CanaryStopError, Roster
-from cluster.spec import CampaignSpec
-from cluster.telling import CampaignStopped, Teller
-from cluster.thinking import Thinker, training_labels
-from profiler.errors import CampaignError, StoreError
-from store import Assignment, CampaignState, PlannedAssignment, Store
-from store.label_rows import makes_label
-from store.records import is_final
+from trappm.cluster.kernels import KernelCache
+from trappm.cluster.planning import PURPOSES, Planner
+from trappm.cluster.progress import Pace, Progress, measurement_line, round_line
+from trappm.cluster.publishing import publish
+from trappm.cluster.rehearsal import rehearsal_line
+from trappm.cluster.resuming import course_so_far, waiting
+from trappm.cluster.roster import CanaryStopError, Roster
+from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.telling import CampaignStopped, Teller
+from trappm.cluster.thinking import Thinker, training_labels
+from trappm.profiler.errors import CampaignError, StoreError
+from trappm.store import Assignment, CampaignState, PlannedAssignment, Store
+from trappm.store.label_rows import makes_label
+from trappm.store.records import is_final
 
 LEASE_S = 180.0
 """How long a worker may be silent. Leases of a campaign that died are released when it resumes."""

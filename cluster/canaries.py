@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cluster.crew import CanaryCheck, Finished
-from cluster.events import Worker
-from cluster.rehearsal import runs_nothing
-from profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
-from store import Store
+from trappm.cluster.crew import CanaryCheck, Finished
+from trappm.cluster.events import Worker
+from trappm.cluster.rehearsal import runs_nothing
+from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
+from trappm.store import Store
 
 
 class Canaries:

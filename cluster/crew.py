@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cluster.events import Worker
-from cluster.shares import Claim
-from profiler.records import Configuration, Measurement
-from profiler.records import Protocol as MeasuringProtocol
-from store import Assignment, Store
+from trappm.cluster.events import Worker
+from trappm.cluster.shares import Claim
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.store import Assignment, Store
 
 if TYPE_CHECKING:
-    from cluster.kernels import KernelKey, TracedKernels
+    from trappm.cluster.kernels import KernelKey, TracedKernels
 
 OnProgress = Callable[[int, int], None]
 """Called with steps done and steps in all."""

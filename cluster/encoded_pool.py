@@ -11,19 +11,19 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from cluster.crew import OnProgress
-from cluster.graphs import Pair
-from cluster.kernels import KernelKey
-from learner.networks.gae import Encoder
-from learner.networks.kept_encoders import make_encoder
-from learner.networks.presets import EncoderPreset
-from learner.priors.device_specs import is_gpu
-from learner.workload import Workload
-from profiler.families import family_of
-from profiler.graphs.graph import Graph
-from profiler.records import Configuration, GraphTemplate
-from profiler.simulation.kernel_profile import KernelProfile
-from profiler.simulation.step_profile import StepProfile
+from trappm.cluster.crew import OnProgress
+from trappm.cluster.graphs import Pair
+from trappm.cluster.kernels import KernelKey
+from trappm.learner.networks.gae import Encoder
+from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.priors.device_specs import is_gpu
+from trappm.learner.workload import Workload
+from trappm.profiler.families import family_of
+from trappm.profiler.graphs.graph import Graph
+from trappm.profiler.records import Configuration, GraphTemplate
+from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.simulation.step_profile import StepProfile
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from cluster.spec import CampaignSpec
-from cluster.stopping import RoundResult, Stop, StopRules, foretold, past, stopped
-from store import AssignmentState, CampaignRecord, Store
+from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.stopping import RoundResult, Stop, StopRules, foretold, past, stopped
+from trappm.store import AssignmentState, CampaignRecord, Store
 
 ENOUGH = "enough"
 """The kind of event that tells which rule held."""

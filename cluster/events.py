@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler.records import Outcome
+from trappm.profiler.records import Outcome
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from cluster.crew import ProfiledGraph
-from cluster.processes import TooLongError, limited_cpu_time, submit, worker_pool
-from profiler.errors import TrappmError, one_line
+from trappm.cluster.crew import ProfiledGraph
+from trappm.cluster.processes import TooLongError, limited_cpu_time, submit, worker_pool
+from trappm.profiler.errors import TrappmError, one_line
 
 ENDED_ITS_PROCESS = "the static profile ended its process"
 
@@ -37,7 +37,7 @@ def profile_graph(
         input_size: in pixels.
         step_refusal: why there will be no step profile: it failed before. The graph is made alone.
     """
-    from profiler.static import graph_template, static_profile
+    from trappm.profiler.static import graph_template, static_profile
 
     try:
         with limited_cpu_time():

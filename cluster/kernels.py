@@ -19,12 +19,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from cluster.processes import TooLongError, limited_cpu_time, submit, worker_pool
-from profiler.errors import TrappmError, one_line
-from profiler.records import Configuration, MemoryFormat, Precision
+from trappm.cluster.processes import TooLongError, limited_cpu_time, submit, worker_pool
+from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.records import Configuration, MemoryFormat, Precision
 
 if TYPE_CHECKING:
-    from profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
 
 FORMAT = 2
 """Counted up when the recorder changes what it writes."""
@@ -89,7 +89,7 @@ class KernelCache:
         return None if found is None else found[0]
 
     def _load(self, key: KernelKey) -> tuple[bytes, KernelProfile] | None:
-        from profiler.simulation.kernel_profile import KernelProfile
+        from trappm.profiler.simulation.kernel_profile import KernelProfile
 
         path = self._path(key, "npz")
         try:
@@ -155,7 +155,7 @@ def _versions() -> tuple[str, str]:
 
 
 def _trace(key: KernelKey) -> TracedKernels:
-    from profiler.simulation.kernel_profile import kernel_profile
+    from trappm.profiler.simulation.kernel_profile import kernel_profile
 
     try:
         with limited_cpu_time():

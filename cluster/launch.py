@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.budget import check_budget, check_stop, pool_of, without_refused
-from cluster.lock import campaign_lock
-from cluster.progress import Progress
-from cluster.rehearsal import runs_nothing
-from cluster.runtime import (
+from trappm.cluster.budget import check_budget, check_stop, pool_of, without_refused
+from trappm.cluster.lock import campaign_lock
+from trappm.cluster.progress import Progress
+from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
     gpus_known_to,
@@ -25,11 +25,11 @@ from cluster.runtime import (
     ray_runtime,
     require_nodes,
 )
-from cluster.spec import CampaignSpec
-from cluster.stopping import past
-from profiler.devices import meant_device, open_device
-from profiler.errors import CampaignError, InputError, TrappmError
-from store import CampaignRecord, CampaignState, Home, Store
+from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.stopping import past
+from trappm.profiler.devices import meant_device, open_device
+from trappm.profiler.errors import CampaignError, InputError, TrappmError
+from trappm.store import CampaignRecord, CampaignState, Home, Store
 
 POLL_S = 0.3
 
@@ -81,7 +81,7 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     check_stop(spec)
     check_budget(spec, without_refused(pool_of(spec, store), store))
     if spec.canary is not None:
-        from profiler.zoo import architectures  # brings in torch and timm
+        from trappm.profiler.zoo import architectures  # brings in torch and timm
 
         architectures(spec.canary.reference_on(key).architecture for key in spec.devices.keys)
 
@@ -179,7 +179,7 @@ def _run(
 ) -> End:
     import ray
 
-    from cluster.actors import CampaignActor
+    from trappm.cluster.actors import CampaignActor
 
     options = {**here(), "max_concurrency": 4}
     if address is None:

@@ -16,22 +16,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
-from cluster.encoded_pool import EncodedPool
-from cluster.kernels import KernelKey
-from learner.acquisition import AcquisitionRequest, cold_start, strategy_named
-from learner.acquisition.gradient import NEED_GRADIENTS
-from learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from learner.heads import USABLE_SHARE, Heads, train_heads
-from learner.judging.evaluation import accuracy
-from learner.networks.presets import preset_named
-from learner.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
-from learner.priors.device_specs import spec_of
-from learner.registry import LATEST, Registry
-from learner.regressions import promote
-from learner.snapshot import save_snapshot
-from learner.workload import Workload
-from profiler.records import METRICS, Configuration, Phase
+from trappm.cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.encoded_pool import EncodedPool
+from trappm.cluster.kernels import KernelKey
+from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
+from trappm.learner.acquisition.gradient import NEED_GRADIENTS
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.heads import USABLE_SHARE, Heads, train_heads
+from trappm.learner.judging.evaluation import accuracy
+from trappm.learner.networks.presets import preset_named
+from trappm.learner.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
+from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.registry import LATEST, Registry
+from trappm.learner.regressions import promote
+from trappm.learner.snapshot import save_snapshot
+from trappm.learner.workload import Workload
+from trappm.profiler.records import METRICS, Configuration, Phase
 
 IntArray = npt.NDArray[np.int64]
 

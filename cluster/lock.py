@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from filelock import FileLock, Timeout
 
-from profiler.errors import CampaignError, InputError
-from store import Home
+from trappm.profiler.errors import CampaignError, InputError
+from trappm.store import Home
 
 WAIT_S = 20.0
 """How long the loop of a driver that was killed may take to end after it."""

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from cluster.allowance import Allowance
-from cluster.events import (
+from trappm.cluster.allowance import Allowance
+from trappm.cluster.events import (
     CanaryMeasured,
     Close,
     Command,
@@ -53,11 +53,11 @@ from cluster.events import (
     Waiting,
     Worker,
 )
-from cluster.queues import RankedQueue
-from cluster.rounds import UNLEARNED_ROUNDS, Rounds
-from cluster.workforce import Seat, Workforce
-from profiler.records import Outcome
-from store.records import attempts_allowed, is_final
+from trappm.cluster.queues import RankedQueue
+from trappm.cluster.rounds import UNLEARNED_ROUNDS, Rounds
+from trappm.cluster.workforce import Seat, Workforce
+from trappm.profiler.records import Outcome
+from trappm.store.records import attempts_allowed, is_final
 
 LONGEST_STEP_S = 30.0
 """So much of the time between two events counts: a suspended machine, a clock that jumped or a

@@ -6,11 +6,11 @@ when that does not say that it is running.
 
 from __future__ import annotations
 
-from cluster.ending import rule_held
-from cluster.launch import ENDED
-from profiler.errors import InputError
-from profiler.records import Outcome
-from store import CampaignRecord, CampaignState, Store
+from trappm.cluster.ending import rule_held
+from trappm.cluster.launch import ENDED
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Outcome
+from trappm.store import CampaignRecord, CampaignState, Store
 
 LOST = "lost"
 """Instead of an outcome: no attempt came to an end."""

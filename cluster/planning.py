@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cluster.budget import check_budget, pool_of, without_refused
-from cluster.crew import Choice, ChoiceRequest, Crew
-from cluster.kernels import KernelCache, KernelKey
-from cluster.spec import CampaignSpec
-from cluster.telling import Teller
-from learner.priors.device_specs import is_gpu
-from profiler.devices.memory import expected_memory_mib
-from profiler.records import Configuration, Outcome
-from store import Assignment, PlannedAssignment, Store
-from store.records import Role
+from trappm.cluster.budget import check_budget, pool_of, without_refused
+from trappm.cluster.crew import Choice, ChoiceRequest, Crew
+from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.telling import Teller
+from trappm.learner.priors.device_specs import is_gpu
+from trappm.profiler.devices.memory import expected_memory_mib
+from trappm.profiler.records import Configuration, Outcome
+from trappm.store import Assignment, PlannedAssignment, Store
+from trappm.store.records import Role
 
 PURPOSES = ("evaluation", "initial", "acquired")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.crew import ProfiledGraph
-from cluster.graphs import profile_in_processes
-from cluster.yaml_file import parse, read_text
-from profiler.pool import PoolGroup, PoolSpec, build_pool
-from store import Store
+from trappm.cluster.crew import ProfiledGraph
+from trappm.cluster.graphs import profile_in_processes
+from trappm.cluster.yaml_file import parse, read_text
+from trappm.profiler.pool import PoolGroup, PoolSpec, build_pool
+from trappm.store import Store
 
 Pair = tuple[str, int]
 Watch = Callable[[int, int, ProfiledGraph | None], None]
@@ -114,9 +114,9 @@ def _profiled(
     if address is None:
         yield from profile_in_processes(pairs, processes)
         return
-    from cluster.runtime import ray_runtime
+    from trappm.cluster.runtime import ray_runtime
 
     with ray_runtime(address):
-        from cluster.ray_profiles import profile_on_ray
+        from trappm.cluster.ray_profiles import profile_on_ray
 
         yield from profile_on_ray(pairs)

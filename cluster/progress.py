@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.spec import CampaignSpec
-from profiler.records import Measurement
+from trappm.cluster.spec import CampaignSpec
+from trappm.profiler.records import Measurement
 
 LINES_KEPT = 1_000
 """So many lines of news are kept for watchers; the store keeps what happened."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.rehearsal import unfit_to_publish
-from cluster.telling import Teller
-from cluster.thinking import Thinker, training_labels
-from store import Store
+from trappm.cluster.rehearsal import unfit_to_publish
+from trappm.cluster.telling import Teller
+from trappm.cluster.thinking import Thinker, training_labels
+from trappm.store import Store
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
-from cluster.events import Waiting
+from trappm.cluster.events import Waiting
 
 
 class RankedQueue:

@@ -22,14 +22,14 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from cluster.crew import Finished, ProfiledGraph, Task
-from cluster.events import Worker
-from cluster.kernels import KernelKey, TracedKernels
-from cluster.ray_profiles import profile_on_ray, trace_on_ray
-from cluster.runtime import CAMPAIGN_ACTOR, Placement, first_line, on_node, placement
-from cluster.shares import Claim, fair_shares, in_turn
-from profiler.errors import TrappmError
-from profiler.records import Protocol as MeasuringProtocol
+from trappm.cluster.crew import Finished, ProfiledGraph, Task
+from trappm.cluster.events import Worker
+from trappm.cluster.kernels import KernelKey, TracedKernels
+from trappm.cluster.ray_profiles import profile_on_ray, trace_on_ray
+from trappm.cluster.runtime import CAMPAIGN_ACTOR, Placement, first_line, on_node, placement
+from trappm.cluster.shares import Claim, fair_shares, in_turn
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import Protocol as MeasuringProtocol
 
 POLL_S = 0.2
 
@@ -100,7 +100,7 @@ class RayCrew:
         tell: Callable[[str], None] = lambda message: None,
         profiler: type[Any] | None = None,
     ) -> None:
-        from cluster.actors import ProfilerActor
+        from trappm.cluster.actors import ProfilerActor
 
         self._devices = devices
         self._may_grow = may_grow

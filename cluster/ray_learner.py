@@ -9,11 +9,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
-from cluster.kernels import KernelKey
-from cluster.runtime import first_line, here
-from profiler.errors import CampaignError, TrappmError
-from profiler.records import Configuration
+from trappm.cluster.crew import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.kernels import KernelKey
+from trappm.cluster.runtime import first_line, here
+from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.records import Configuration
 
 POLL_S = 0.2
 
@@ -42,7 +42,7 @@ class LearnerProxy:
         learner: type[Any] | None = None,
         **arguments: Any,
     ) -> None:
-        from cluster.actors import LearnerActor
+        from trappm.cluster.actors import LearnerActor
 
         self._class = ray.remote(learner or LearnerActor)
         self._arguments = arguments

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
-from cluster import graphs, kernels
-from cluster.crew import ProfiledGraph
-from cluster.graphs import Pair, profile_graph
-from cluster.kernels import KernelKey, TracedKernels, alike, trace_kernels
-from cluster.runtime import first_line
-from profiler.errors import CampaignError
+from trappm.cluster import graphs, kernels
+from trappm.cluster.crew import ProfiledGraph
+from trappm.cluster.graphs import Pair, profile_graph
+from trappm.cluster.kernels import KernelKey, TracedKernels, alike, trace_kernels
+from trappm.cluster.runtime import first_line
+from trappm.profiler.errors import CampaignError
 
 Job = TypeVar("Job")
 Made = TypeVar("Made")

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cluster.runtime import ray_runtime
-from profiler.errors import InputError, one_line
+from trappm.cluster.runtime import ray_runtime
+from trappm.profiler.errors import InputError, one_line
 
 NAME = "trappm"
 

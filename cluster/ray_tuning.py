@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.runtime import here, ray_runtime
-from learner.judging.tuning import OnTrial, Tuning, progress, run_trials
-from profiler.errors import CampaignError, one_line
+from trappm.cluster.runtime import here, ray_runtime
+from trappm.learner.judging.tuning import OnTrial, Tuning, progress, run_trials
+from trappm.profiler.errors import CampaignError, one_line
 
 POLL_S = 2.0
 

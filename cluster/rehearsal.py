@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.crew import TrainingLabel
-from profiler.records import Provenance
+from trappm.cluster.crew import TrainingLabel
+from trappm.profiler.records import Provenance
 
 
 def runs_nothing(device: str) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.allowance import Allowance
-from cluster.ending import rule_held
-from cluster.events import Course, Waiting, Worker
-from cluster.machine import Machine
-from cluster.spec import CampaignSpec
-from profiler.records import is_cpu_device
-from store import Assignment, Store
+from trappm.cluster.allowance import Allowance
+from trappm.cluster.ending import rule_held
+from trappm.cluster.events import Course, Waiting, Worker
+from trappm.cluster.machine import Machine
+from trappm.cluster.spec import CampaignSpec
+from trappm.profiler.records import is_cpu_device
+from trappm.store import Assignment, Store
 
 
 @dataclass(frozen=True, kw_only=True)

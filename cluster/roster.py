@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from cluster.canaries import Canaries
-from cluster.crew import Crew
-from cluster.ending import Ending
-from cluster.events import Event, Joined, Leaving, Lost, Settled, Worker
-from cluster.shares import Claims
-from profiler.errors import CampaignError
-from store import Store
+from trappm.cluster.canaries import Canaries
+from trappm.cluster.crew import Crew
+from trappm.cluster.ending import Ending
+from trappm.cluster.events import Event, Joined, Leaving, Lost, Settled, Worker
+from trappm.cluster.shares import Claims
+from trappm.profiler.errors import CampaignError
+from trappm.store import Store
 
 
 class CanaryStopError(CampaignError):

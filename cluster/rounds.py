@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cluster.events import Course, Plan, Waiting
+from trappm.cluster.events import Course, Plan, Waiting
 
 UNLEARNED_ROUNDS = 2
 """Evaluation set and initial round: nothing has to be learned to plan them."""

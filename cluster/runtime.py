@@ -21,10 +21,10 @@ from typing import Any
 
 import psutil
 
-from cluster.rehearsal import runs_nothing
-from profiler.devices import local_devices
-from profiler.errors import CampaignError, DeviceError
-from profiler.records import is_cpu_device
+from trappm.cluster.rehearsal import runs_nothing
+from trappm.profiler.devices import local_devices
+from trappm.profiler.errors import CampaignError, DeviceError
+from trappm.profiler.records import is_cpu_device
 
 CPU_LABEL = "trappm/cpu-device"
 """Label of nodes whose cores are set aside for measuring CPU devices."""

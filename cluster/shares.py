@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from cluster.spec import CampaignSpec
-from profiler.errors import TrappmError
-from store import AssignmentState, CampaignRecord, CampaignState, Store
+from trappm.cluster.spec import CampaignSpec
+from trappm.profiler.errors import TrappmError
+from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
 """How often the store is asked what others claim."""

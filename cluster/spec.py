@@ -15,14 +15,14 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from cluster.stopping import StopRules
-from cluster.yaml_file import parse, read_text
-from profiler.errors import InputError
-from profiler.measuring.canary import CanaryPlan
-from profiler.measuring.protocols import PROTOCOLS, protocol_named
-from profiler.pool import PoolGroup, PoolSpec
-from profiler.records import Configuration
-from profiler.records import Protocol as MeasuringProtocol
+from trappm.cluster.stopping import StopRules
+from trappm.cluster.yaml_file import parse, read_text
+from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.canary import CanaryPlan
+from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+from trappm.profiler.pool import PoolGroup, PoolSpec
+from trappm.profiler.records import Configuration
+from trappm.profiler.records import Protocol as MeasuringProtocol
 
 
 class _Part(BaseModel):
@@ -105,8 +105,8 @@ class CampaignSpec(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         # Imported here: both pull in torch, and reading a file that fails earlier should be quick.
-        from learner.acquisition import strategy_named
-        from learner.networks.presets import preset_named
+        from trappm.learner.acquisition import strategy_named
+        from trappm.learner.networks.presets import preset_named
 
         if isinstance(self.protocol, str):
             protocol_named(self.protocol)

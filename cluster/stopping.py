@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from profiler.errors import InputError
-from profiler.records import METRICS
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS
 
 LEAST_ERROR = 1e-3
 """Percent; less counts as this."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cluster.crew import OnProgress
-from cluster.progress import LINES_KEPT, Progress
+from trappm.cluster.crew import OnProgress
+from trappm.cluster.progress import LINES_KEPT, Progress
 
 LOOK_S = 1.0
 """How often it is asked whether an order to stop has come from elsewhere."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
-from cluster.kernels import KernelKey
-from cluster.progress import Pace
-from cluster.telling import Teller
-from profiler.records import METRICS, Configuration
-from store import Store
+from trappm.cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
+from trappm.cluster.kernels import KernelKey
+from trappm.cluster.progress import Pace
+from trappm.cluster.telling import Teller
+from trappm.profiler.records import METRICS, Configuration
+from trappm.store import Store
 
 OnChosen = Callable[[str, int, Sequence[Choice]], None]
 OnLearned = Callable[[dict[str, Any], bool], None]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cluster.events import Waiting, Worker
+from trappm.cluster.events import Waiting, Worker
 
 RESTART_S = 60.0
 """Within so many seconds another worker starts where one was lost, if its host is still there."""

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from profiler.errors import InputError
-from profiler.files import read_plain
+from trappm.profiler.errors import InputError
+from trappm.profiler.files import read_plain
 
 MAX_FILE_BYTES = 1 << 20
 _UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])

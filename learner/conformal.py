@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

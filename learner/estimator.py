@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from learner.workload import Workload
+from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
 

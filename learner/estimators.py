@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from learner.estimator import Estimator
-from learner.networks.gae import Encoder
-from learner.networks.presets import PRESETS, EncoderPreset
-from learner.priors.prior import Prior
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.estimator import Estimator
+from trappm.learner.networks.gae import Encoder
+from trappm.learner.networks.presets import PRESETS, EncoderPreset
+from trappm.learner.priors.prior import Prior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """A frozen encoder of this preset, pre-trained or (False) random."""
@@ -33,10 +33,10 @@ class Surroundings:
 
 
 def _prior(given: Surroundings) -> Prior:
-    from learner.priors.device_specs import spec_of
-    from learner.priors.graph_prior import GraphPrior
-    from learner.priors.memory_prior import MemoryPrior
-    from learner.priors.step_time import StepTimePrior
+    from trappm.learner.priors.device_specs import spec_of
+    from trappm.learner.priors.graph_prior import GraphPrior
+    from trappm.learner.priors.memory_prior import MemoryPrior
+    from trappm.learner.priors.step_time import StepTimePrior
 
     if given.metric == "memory_mib":
         return MemoryPrior.on(spec_of(given.device))
@@ -46,20 +46,20 @@ def _prior(given: Surroundings) -> Prior:
 
 
 def _ours(given: Surroundings) -> Estimator:
-    from learner.head import Ours
+    from trappm.learner.head import Ours
 
     return Ours(_prior(given))
 
 
 def _prior_alone(given: Surroundings) -> Estimator:
-    from learner.baselines.prior_alone import PriorAlone
+    from trappm.learner.baselines.prior_alone import PriorAlone
 
     return PriorAlone(_prior(given))
 
 
 def _published(preset: str, pretrained: bool) -> Callable[[Surroundings], Estimator]:
     def make(given: Surroundings) -> Estimator:
-        from learner.networks.published import TrappmAsPublished
+        from trappm.learner.networks.published import TrappmAsPublished
 
         chosen = PRESETS[preset]
         encoder = given.make_encoder(chosen.encoder, pretrained)
@@ -69,40 +69,40 @@ def _published(preset: str, pretrained: bool) -> Callable[[Surroundings], Estima
 
 
 def _nnlqp(given: Surroundings) -> Estimator:
-    from learner.baselines.nnlqp import nnlqp
-    from learner.baselines.sizes import SIZES
+    from trappm.learner.baselines.nnlqp import nnlqp
+    from trappm.learner.baselines.sizes import SIZES
 
     return nnlqp(SIZES[given.size])
 
 
 def _dippm(given: Surroundings) -> Estimator:
-    from learner.baselines.dippm import dippm
-    from learner.baselines.sizes import SIZES
+    from trappm.learner.baselines.dippm import dippm
+    from trappm.learner.baselines.sizes import SIZES
 
     return dippm(SIZES[given.size])
 
 
 def _dnnperf(given: Surroundings) -> Estimator:
-    from learner.baselines.dnnperf import dnnperf
-    from learner.baselines.sizes import SIZES
+    from trappm.learner.baselines.dnnperf import dnnperf
+    from trappm.learner.baselines.sizes import SIZES
 
     return dnnperf(SIZES[given.size])
 
 
 def _mlp(_given: Surroundings) -> Estimator:
-    from learner.baselines.tabular import mlp
+    from trappm.learner.baselines.tabular import mlp
 
     return mlp()
 
 
 def _xgboost(_given: Surroundings) -> Estimator:
-    from learner.baselines.tabular import xgboost
+    from trappm.learner.baselines.tabular import xgboost
 
     return xgboost()
 
 
 def _faketensor(given: Surroundings) -> Estimator:
-    from learner.baselines.faketensor import FakeTensor
+    from trappm.learner.baselines.faketensor import FakeTensor
 
     if given.metric != "memory_mib" or not given.estimates_mib:
         raise InputError("faketensor needs memory labels with FakeTensor's column beside them")

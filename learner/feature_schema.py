@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
-from learner.priors.kernel_times import GROUPS, SHARE_GROUPS
-from learner.priors.memory_prior import FEATURE_GROUPS
-from learner.residuals import graph_features
-from profiler.graphs import features
-from profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.learner.priors.kernel_times import GROUPS, SHARE_GROUPS
+from trappm.learner.priors.memory_prior import FEATURE_GROUPS
+from trappm.learner.residuals import graph_features
+from trappm.profiler.graphs import features
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 
 
 @cache

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.conformal import Calibration, Familiarity
-from learner.estimator import Estimate, Model, Targets
-from learner.priors.prior import Prior
-from learner.residuals.residual import CAUTION, FOLDS, Residual, fit_residual, grouped_folds
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.conformal import Calibration, Familiarity
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.priors.prior import Prior
+from trappm.learner.residuals.residual import CAUTION, FOLDS, Residual, fit_residual, grouped_folds
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 P = TypeVar("P", bound=Prior)

@@ -20,22 +20,22 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from learner.estimator import Estimate, Targets
-from learner.head import Head, Ours
-from learner.networks.presets import HeadPreset
-from learner.predictions import DeviceHeads, Predictions, Settings
-from learner.priors.graph_prior import GraphPrior
-from learner.priors.memory_prior import MemoryPrior
-from learner.priors.physics import PRIORS
-from learner.priors.prior import Prior
-from learner.priors.step_time import StepTimePrior
-from learner.tensors import with_prefix
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import METRICS
+from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.head import Head, Ours
+from trappm.learner.networks.presets import HeadPreset
+from trappm.learner.predictions import DeviceHeads, Predictions, Settings
+from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.priors.physics import PRIORS
+from trappm.learner.priors.prior import Prior
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.tensors import with_prefix
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
-    from learner.priors.device_specs import DeviceSpec
+    from trappm.learner.priors.device_specs import DeviceSpec
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int, int], None]
@@ -198,8 +198,8 @@ def heads_from_tensors(
     """
     if settings["kind"] == KIND:
         return Heads.from_tensors(settings, tensors)
-    from learner.networks.network_heads import KIND as NETWORKS
-    from learner.networks.network_heads import NetworkHeads
+    from trappm.learner.networks.network_heads import KIND as NETWORKS
+    from trappm.learner.networks.network_heads import NetworkHeads
 
     if settings["kind"] != NETWORKS:
         raise ValueError(f"an unknown kind of heads: {settings['kind']!r}")
@@ -249,7 +249,7 @@ def train_heads(
             f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
         )
     if not preset.physical_prior:
-        from learner.networks.network_heads import NetworkHeads, train_networks
+        from trappm.learner.networks.network_heads import NetworkHeads, train_networks
 
         if init is not None and not isinstance(init, NetworkHeads):
             raise InputError("the heads to start from were made with another preset or encoder")

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from profiler.errors import SnapshotError
+from trappm.profiler.errors import SnapshotError
 
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 3

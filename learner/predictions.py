@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from learner.workload import Workload
-from profiler.records import MemoryFormat, Optimizer, Precision
+from trappm.learner.workload import Workload
+from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 Array = npt.NDArray[np.float64]
 

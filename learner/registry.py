@@ -22,7 +22,7 @@ from typing import Any
 
 import fsspec
 
-from learner.manifest import (
+from trappm.learner.manifest import (
     ID,
     MANIFEST,
     MAX_FILE_BYTES,
@@ -35,7 +35,7 @@ from learner.manifest import (
     read_whole,
     write_folder,
 )
-from profiler.errors import SnapshotError, one_line
+from trappm.profiler.errors import SnapshotError, one_line
 
 ALIASES = "aliases"
 LATEST = "latest"

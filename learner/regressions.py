@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learner.registry import Registry
-from profiler.errors import SnapshotError
-from profiler.records import METRICS, Phase
+from trappm.learner.registry import Registry
+from trappm.profiler.errors import SnapshotError
+from trappm.profiler.records import METRICS, Phase
 
 BOUND_PERCENT = 20.0
 """A mean error that is this much larger is a regression ..."""

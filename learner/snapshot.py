@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from learner.feature_schema import feature_schema
-from learner.heads import heads_from_tensors
-from learner.manifest import (
+from trappm.learner.feature_schema import feature_schema
+from trappm.learner.heads import heads_from_tensors
+from trappm.learner.manifest import (
     FORMAT,
     FORMAT_VERSION,
     MANIFEST,
@@ -38,14 +38,14 @@ from learner.manifest import (
     sealed,
     write_folder,
 )
-from learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
-from learner.predictions import Predictions, StepSettings, TrainedHeads
-from learner.workload import Workload
-from profiler.errors import SnapshotError, one_line
-from profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
+from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.predictions import Predictions, StepSettings, TrainedHeads
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import SnapshotError, one_line
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
 
 if TYPE_CHECKING:
-    from learner.networks.gae import Encoder
+    from trappm.learner.networks.gae import Encoder
 
 ENCODER = "encoder.safetensors"
 
@@ -115,7 +115,7 @@ class Snapshot:
         Raises:
             SnapshotError: there is none, or it does not fit this version.
         """
-        from learner.networks.gae import Encoder
+        from trappm.learner.networks.gae import Encoder
 
         if self.encoder_bytes is None:
             raise SnapshotError(f"snapshot {self.id} has no encoder")

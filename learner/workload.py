@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from profiler.graphs.features import static_features
-from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.graphs.features import static_features
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 
 if TYPE_CHECKING:
-    from profiler.simulation.kernel_profile import KernelProfile
-    from profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from profiler.devices import local_devices, open_device
-from profiler.errors import InputError, TrappmError
-from profiler.json_lines import JsonLines
-from profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
-from profiler.measuring.isolation import Measurer
-from profiler.measuring.protocols import PROTOCOLS, protocol_named
-from profiler.measuring.sweep import Sweep
-from profiler.measuring.sweep_list import read_configurations
-from profiler.records import (
+from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+from trappm.profiler.measuring.sweep import Sweep
+from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.records import (
     Configuration,
     Measurement,
     MemoryFormat,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),

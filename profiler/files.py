@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from profiler.errors import InputError, TrappmError, one_line
+from trappm.profiler.errors import InputError, TrappmError, one_line
 
 
 class _Record(Protocol):

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from profiler.errors import InputError, one_line
+from trappm.profiler.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import torch

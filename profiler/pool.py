@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from profiler.errors import InputError
-from profiler.families import in_families
-from profiler.records import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import in_families
+from trappm.profiler.records import (
     MAX_SIZE,
     Configuration,
     MemoryFormat,
@@ -128,7 +128,7 @@ def _too_many() -> InputError:
 
 
 def _architectures(group: PoolGroup) -> list[str]:
-    from profiler.zoo import architectures  # brings in torch and timm
+    from trappm.profiler.zoo import architectures  # brings in torch and timm
 
     named = set(architectures(group.architectures))
     if group.families:
@@ -138,7 +138,7 @@ def _architectures(group: PoolGroup) -> list[str]:
 
 def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
     """The group's sizes in pixels; a size that is also the native one counts once."""
-    from profiler.zoo import native_input_size
+    from trappm.profiler.zoo import native_input_size
 
     sizes: set[int] = set()
     for size in group.input_sizes:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from profiler.errors import InputError
-from profiler.graphs.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
 
 __all__ = [
     "METRICS",

@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from profiler.errors import TrappmError
-from profiler.graphs.module_graph import module_template
-from profiler.model_input import Sample
-from profiler.records import GraphTemplate, Optimizer
-from profiler.simulation.memory_rules import memory_by_rules
-from profiler.simulation.memory_simulation import Loop, SimulatedMemory
-from profiler.simulation.step_profile import StepProfile, step_profile
-from profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.graphs.module_graph import module_template
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import GraphTemplate, Optimizer
+from trappm.profiler.simulation.memory_rules import memory_by_rules
+from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
+from trappm.profiler.simulation.step_profile import StepProfile, step_profile
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
 
 
 class StepSource(enum.StrEnum):
@@ -101,7 +101,7 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     Raises:
         ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
     """
-    from profiler.onnx_files.reader import read_onnx
+    from trappm.profiler.onnx_files.reader import read_onnx
 
     graph = read_onnx(path, input_size=input_size)
     try:
@@ -125,8 +125,8 @@ def rebuilt(path: Path, input_size: int | None = None) -> tuple[nn.Module, Sampl
     Raises:
         ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
     """
-    from profiler.onnx_files.module import RebuiltModule
-    from profiler.onnx_files.opening import load_checked
+    from trappm.profiler.onnx_files.module import RebuiltModule
+    from trappm.profiler.onnx_files.opening import load_checked
 
     model = load_checked(path)
     module = RebuiltModule(model)

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from torch import nn
 
-from profiler.errors import (
+from trappm.profiler.errors import (
     InputError,
     UnknownArchitectureError,
     UnsupportedModelError,
     one_line,
 )
-from profiler.torchvision_shim import register_missing_operators
+from trappm.profiler.torchvision_shim import register_missing_operators
 
 register_missing_operators()
 

@@ -6,10 +6,10 @@ recording, canaries, labels, asking, snapshots. `schema` says what is true of th
 how older data gets there.
 """
 
-from store.asking import LabelFilter
-from store.home import Home
-from store.reading import NoLabelStoreError
-from store.records import (
+from trappm.store.asking import LabelFilter
+from trappm.store.home import Home
+from trappm.store.reading import NoLabelStoreError
+from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignRecord,
@@ -27,8 +27,8 @@ from store.records import (
     RoundState,
     SnapshotRecord,
 )
-from store.store import Store
-from store.waiting import Patience
+from trappm.store.store import Store
+from trappm.store.waiting import Patience
 
 __all__ = [
     "Assignment",

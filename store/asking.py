@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from profiler.errors import InputError
-from profiler.records import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
     METRICS,
     MemoryFormat,
     Optimizer,
@@ -24,9 +24,9 @@ from profiler.records import (
     Precision,
     Provenance,
 )
-from store.database import Database
-from store.names import architectures_matching, known_names, refuse_unknown_names
-from store.schema import (
+from trappm.store.database import Database
+from trappm.store.names import architectures_matching, known_names, refuse_unknown_names
+from trappm.store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
     ConfigurationRow,
@@ -34,7 +34,7 @@ from store.schema import (
     LabelRow,
     MeasurementRow,
 )
-from store.times import point_in_time
+from trappm.store.times import point_in_time
 
 if TYPE_CHECKING:
     import pandas as pd

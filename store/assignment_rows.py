@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Row, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
-from store.records import Assignment, AssignmentState
-from store.schema import AssignmentLabelRow, AssignmentRow, ConfigurationRow
-from store.workloads import configuration_of
+from trappm.store.records import Assignment, AssignmentState
+from trappm.store.schema import AssignmentLabelRow, AssignmentRow, ConfigurationRow
+from trappm.store.workloads import configuration_of
 
 WHOLE_ASSIGNMENT = select(
     *AssignmentRow.__table__.columns,

@@ -20,11 +20,11 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, func, inspect, select
 
-from profiler.errors import InputError, StoreError
-from store.database import make_engine, told_as_store_error
-from store.migrate import require_newest, schema_of, upgrade
-from store.reading import engine_to_read
-from store.schema import METADATA
+from trappm.profiler.errors import InputError, StoreError
+from trappm.store.database import make_engine, told_as_store_error
+from trappm.store.migrate import require_newest, schema_of, upgrade
+from trappm.store.reading import engine_to_read
+from trappm.store.schema import METADATA
 
 _PAGES = 4096
 """So many are copied between looks at whether somebody wants it to stop."""

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from profiler.errors import CampaignError, InputError
-from profiler.records import Configuration
-from store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of
-from store.database import Database, utc_now
-from store.records import (
+from trappm.profiler.errors import CampaignError, InputError
+from trappm.profiler.records import Configuration
+from trappm.store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of
+from trappm.store.database import Database, utc_now
+from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignRecord,
@@ -26,7 +26,7 @@ from store.records import (
     RoundRecord,
     RoundState,
 )
-from store.schema import (
+from trappm.store.schema import (
     AssignmentRow,
     CampaignRow,
     ConfigurationRow,
@@ -36,7 +36,7 @@ from store.schema import (
     PoolRow,
     RoundRow,
 )
-from store.workloads import configuration_of, insert_configurations
+from trappm.store.workloads import configuration_of, insert_configurations
 
 _ENDED = {CampaignState.FINISHED, CampaignState.CANCELLED}
 

@@ -10,10 +10,10 @@ import dataclasses
 
 from sqlalchemy import select
 
-from profiler.measuring.canary import CanaryReading
-from store.database import Database, new_row
-from store.schema import CanaryRow, ConfigurationRow
-from store.workloads import configuration_of, insert_configurations
+from trappm.profiler.measuring.canary import CanaryReading
+from trappm.store.database import Database, new_row
+from trappm.store.schema import CanaryRow, ConfigurationRow
+from trappm.store.workloads import configuration_of, insert_configurations
 
 _PLAIN = tuple(
     field.name for field in dataclasses.fields(CanaryReading) if field.name != "configuration"

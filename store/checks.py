@@ -31,10 +31,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError
 
-from store.contradictions import contradictions
-from store.database import Database, told_as_store_error
-from store.findings import Finding, faulty_rows
-from store.schema import METADATA
+from trappm.store.contradictions import contradictions
+from trappm.store.database import Database, told_as_store_error
+from trappm.store.findings import Finding, faulty_rows
+from trappm.store.schema import METADATA
 
 _TABLES = METADATA.sorted_tables
 _LARGEST = 1.7976931348623157e308

@@ -24,9 +24,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
 
-from profiler.measuring.canary import CanaryDecision
-from profiler.records import Outcome, Provenance
-from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+from trappm.profiler.measuring.canary import CanaryDecision
+from trappm.profiler.records import Outcome, Provenance
+from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 
 
 class UtcTime(TypeDecorator[str]):

@@ -24,12 +24,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from profiler.records import GraphTemplate, Outcome, Provenance
-from profiler.simulation.step_profile import StepProfile
-from store.database import utc_now
-from store.findings import Finding, faulty_rows
-from store.records import AssignmentState, CampaignState, Role, RoundState
-from store.schema import (
+from trappm.profiler.records import GraphTemplate, Outcome, Provenance
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store.database import utc_now
+from trappm.store.findings import Finding, faulty_rows
+from trappm.store.records import AssignmentState, CampaignState, Role, RoundState
+from trappm.store.schema import (
     ArchitectureGraphRow,
     AssignmentLabelRow,
     AssignmentRow,
@@ -44,7 +44,7 @@ from store.schema import (
     RoundRow,
     StepProfileRow,
 )
-from store.workloads import configuration_of
+from trappm.store.workloads import configuration_of
 
 _AT_ONCE = 500
 _ROUNDING_MIB = 1.0

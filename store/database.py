@@ -21,9 +21,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, Statement
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from profiler.errors import StoreAccessError, StoreError, one_line
-from store.columns import Base
-from store.waiting import Patience, StoreAwayError, is_one_transaction, waits
+from trappm.profiler.errors import StoreAccessError, StoreError, one_line
+from trappm.store.columns import Base
+from trappm.store.waiting import Patience, StoreAwayError, is_one_transaction, waits
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""

@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, one_line
-from profiler.records import Measurement, Outcome
-from store.exchange_rows import (
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.records import Measurement, Outcome
+from trappm.store.exchange_rows import (
     COLUMNS,
     DOCUMENTS,
     FLOATS,

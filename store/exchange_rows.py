@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from profiler.errors import InputError
-from profiler.records import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
     Configuration,
     Measurement,
     Outcome,
@@ -23,8 +23,8 @@ from profiler.records import (
     Provenance,
     StepSummary,
 )
-from store.possible import why_not_kept
-from store.recording import fingerprint_of
+from trappm.store.possible import why_not_kept
+from trappm.store.recording import fingerprint_of
 
 FORMAT = 1
 """The version of the row; a file of a newer one is refused."""

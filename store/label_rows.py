@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import and_, or_
 from sqlalchemy.orm import Session
 
-from profiler.records import Measurement, Outcome, Provenance
-from store.database import Insert, back_end, insert, utc_now
-from store.schema import LabelRow
+from trappm.profiler.records import Measurement, Outcome, Provenance
+from trappm.store.database import Insert, back_end, insert, utc_now
+from trappm.store.schema import LabelRow
 
 
 def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:

@@ -7,15 +7,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, select
 
-from profiler.errors import InputError
-from profiler.records import Configuration, Provenance
-from store.asking import LabelFilter, restricted
-from store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of, ended, write, write_labels
-from store.campaigns import AS_PLANNED
-from store.database import Database
-from store.names import refuse_unknown_names
-from store.records import AssignmentState, LabelRecord, Role
-from store.schema import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration, Provenance
+from trappm.store.asking import LabelFilter, restricted
+from trappm.store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of, ended, write, write_labels
+from trappm.store.campaigns import AS_PLANNED
+from trappm.store.database import Database
+from trappm.store.names import refuse_unknown_names
+from trappm.store.records import AssignmentState, LabelRecord, Role
+from trappm.store.schema import (
     ArchitectureGraphRow,
     AssignmentLabelRow,
     AssignmentRow,
@@ -24,7 +24,7 @@ from store.schema import (
     GraphRow,
     LabelRow,
 )
-from store.workloads import Pair, configuration_of
+from trappm.store.workloads import Pair, configuration_of
 
 _Query = Select[*tuple[Any, ...]]
 

@@ -21,9 +21,9 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import ScalarSelect, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from profiler.errors import StoreError
-from profiler.records import Outcome
-from store.assignment_rows import (
+from trappm.profiler.errors import StoreError
+from trappm.profiler.records import Outcome
+from trappm.store.assignment_rows import (
     WHOLE_ASSIGNMENT,
     assignment_of,
     failed,
@@ -31,10 +31,10 @@ from store.assignment_rows import (
     locked,
     write,
 )
-from store.campaigns import add_event
-from store.database import Database
-from store.records import Assignment, AssignmentState, Role, RoundState
-from store.schema import (
+from trappm.store.campaigns import add_event
+from trappm.store.database import Database
+from trappm.store.records import Assignment, AssignmentState, Role, RoundState
+from trappm.store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
     MeasurementRow,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Select, select
 
-from profiler.records import Measurement, Protocol, StepSummary
-from store.records import Assignment
-from store.schema import ConfigurationRow, DeviceRow, MeasurementRow
-from store.workloads import configuration_of
+from trappm.profiler.records import Measurement, Protocol, StepSummary
+from trappm.store.records import Assignment
+from trappm.store.schema import ConfigurationRow, DeviceRow, MeasurementRow
+from trappm.store.workloads import configuration_of
 
 _SAMPLES = np.dtype("<f4")
 _NO_STEP = dict.fromkeys((f.name for f in fields(StepSummary)), None)

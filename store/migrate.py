@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from profiler.errors import StoreAccessError
-from store.database import address, told_as_store_error
-from store.reading import NoLabelStoreError
+from trappm.profiler.errors import StoreAccessError
+from trappm.store.database import address, told_as_store_error
+from trappm.store.reading import NoLabelStoreError
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """All released schemas, the newest last."""
@@ -94,7 +94,7 @@ def _run_alembic(connection: Connection) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", "store:migrations")
+    config.set_main_option("script_location", "trappm.store:migrations")
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, REVISIONS[-1])

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from profiler.errors import InputError
-from store.schema import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
+from trappm.profiler.errors import InputError
+from trappm.store.schema import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
 
 if TYPE_CHECKING:
-    from store.asking import LabelFilter
+    from trappm.store.asking import LabelFilter
 
 _LISTED = 12
 """So many names are told; of more, only the nearest."""

@@ -9,18 +9,18 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from profiler.errors import InputError
-from profiler.records import Configuration
-from store.database import Database, insert_new, utc_now
-from store.records import PoolPart, PoolRecord
-from store.schema import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration
+from trappm.store.database import Database, insert_new, utc_now
+from trappm.store.records import PoolPart, PoolRecord
+from trappm.store.schema import (
     ArchitectureGraphRow,
     ConfigurationRow,
     NamedPoolRow,
     PoolMemberRow,
     StepProfileRow,
 )
-from store.workloads import configuration_of, insert_configurations
+from trappm.store.workloads import configuration_of, insert_configurations
 
 _CONFIGURATION = ConfigurationRow.__table__.c
 

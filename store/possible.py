@@ -16,9 +16,9 @@ import numpy as np
 from sqlalchemy import String
 from sqlalchemy.orm import InstrumentedAttribute
 
-from profiler.errors import StoreError
-from profiler.records import Measurement, Outcome
-from store.schema import ConfigurationRow, DeviceRow, MeasurementRow
+from trappm.profiler.errors import StoreError
+from trappm.profiler.records import Measurement, Outcome
+from trappm.store.schema import ConfigurationRow, DeviceRow, MeasurementRow
 
 
 def _room(column: InstrumentedAttribute[Any]) -> int:

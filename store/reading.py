@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from profiler.errors import InputError, StoreAccessError
-from store.database import make_engine, told_as_store_error
+from trappm.profiler.errors import InputError, StoreAccessError
+from trappm.store.database import make_engine, told_as_store_error
 
 
 class NoLabelStoreError(StoreAccessError):

@@ -11,24 +11,24 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from profiler.errors import InputError, StoreError
-from profiler.measuring.environment import stack_fingerprint
-from profiler.records import Measurement
-from store.asking import LabelFilter, restricted
-from store.assignment_rows import ended, failed, locked, write, write_labels
-from store.database import Database, insert_new, new_row
-from store.label_rows import label_place, label_upsert, label_values
-from store.leases import MAX_ATTEMPTS, lease_named
-from store.measurement_rows import WHOLE, measurement_of_row, row_values
-from store.possible import with_possible_metrics
-from store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
-from store.schema import (
+from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.records import Measurement
+from trappm.store.asking import LabelFilter, restricted
+from trappm.store.assignment_rows import ended, failed, locked, write, write_labels
+from trappm.store.database import Database, insert_new, new_row
+from trappm.store.label_rows import label_place, label_upsert, label_values
+from trappm.store.leases import MAX_ATTEMPTS, lease_named
+from trappm.store.measurement_rows import WHOLE, measurement_of_row, row_values
+from trappm.store.possible import with_possible_metrics
+from trappm.store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
+from trappm.store.schema import (
     DeviceRow,
     LabelRow,
     MeasurementRow,
 )
-from store.waiting import StoreAwayError, in_parts
-from store.workloads import insert_configurations
+from trappm.store.waiting import StoreAwayError, in_parts
+from trappm.store.workloads import insert_configurations
 
 BATCH = 2000
 """So many measurements are recorded in one transaction, which takes less than a second."""

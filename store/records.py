@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.records import Configuration, Outcome, Provenance
+from trappm.profiler.records import Configuration, Outcome, Provenance
 
 
 class CampaignState(enum.StrEnum):

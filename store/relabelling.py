@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import bindparam, delete, exists, func, not_, or_, select
 from sqlalchemy.orm import Session
 
-from store.contradictions import label_faults, without_label
-from store.database import Database
-from store.label_rows import label_upsert, label_values
-from store.measurement_rows import measurement_of_row
-from store.schema import (
+from trappm.store.contradictions import label_faults, without_label
+from trappm.store.database import Database
+from trappm.store.label_rows import label_upsert, label_values
+from trappm.store.measurement_rows import measurement_of_row
+from trappm.store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
     ConfigurationRow,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, Integer, func, select, text
 
-from profiler.errors import InputError
-from store.backup import copy_tables, row_counts
-from store.database import address, make_engine, told_as_store_error
-from store.migrate import require_newest, schema_of, upgrade
-from store.reading import engine_to_read
-from store.schema import METADATA
+from trappm.profiler.errors import InputError
+from trappm.store.backup import copy_tables, row_counts
+from trappm.store.database import address, make_engine, told_as_store_error
+from trappm.store.migrate import require_newest, schema_of, upgrade
+from trappm.store.reading import engine_to_read
+from trappm.store.schema import METADATA
 
 
 @dataclass(frozen=True, kw_only=True)

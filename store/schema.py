@@ -31,10 +31,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from profiler.measuring.canary import CanaryDecision
-from profiler.records import Outcome, Provenance
-from store.columns import BIG, JSON_, Base, UtcTime, positive
-from store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
+from trappm.profiler.measuring.canary import CanaryDecision
+from trappm.profiler.records import Outcome, Provenance
+from trappm.store.columns import BIG, JSON_, Base, UtcTime, positive
+from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 
 
 class GraphRow(Base):

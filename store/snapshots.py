@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from profiler.errors import SnapshotError
-from store.database import Database, utc_now
-from store.records import SnapshotRecord
-from store.schema import AliasRow, SnapshotRow
+from trappm.profiler.errors import SnapshotError
+from trappm.store.database import Database, utc_now
+from trappm.store.records import SnapshotRecord
+from trappm.store.schema import AliasRow, SnapshotRow
 
 
 class Snapshots(Database):

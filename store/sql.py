@@ -27,10 +27,10 @@ from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from profiler.errors import InputError, one_line
-from store import sqlite_question
-from store.database import Database, told_as_store_error
-from store.reading import engine_to_read
+from trappm.profiler.errors import InputError, one_line
+from trappm.store import sqlite_question
+from trappm.store.database import Database, told_as_store_error
+from trappm.store.reading import engine_to_read
 
 if TYPE_CHECKING:
     import pandas as pd

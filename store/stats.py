@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select, text
 
-from store.backup import row_counts
-from store.database import Database, address, told_as_store_error
-from store.migrate import REVISIONS
-from store.schema import DeviceRow, LabelRow, MeasurementRow
+from trappm.store.backup import row_counts
+from trappm.store.database import Database, address, told_as_store_error
+from trappm.store.migrate import REVISIONS
+from trappm.store.schema import DeviceRow, LabelRow, MeasurementRow
 
 
 @dataclass(frozen=True, kw_only=True)

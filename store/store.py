@@ -5,23 +5,23 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from store.asking import Asking
-from store.campaigns import Campaigns
-from store.canaries import Canaries
-from store.checks import Checks
-from store.database import address, make_engine
-from store.labels import Labels
-from store.leases import Leases
-from store.migrate import require_newest, schema_of, upgrade
-from store.pools import Pools
-from store.reading import engine_to_read
-from store.recording import Recording
-from store.relabelling import Relabelling
-from store.snapshots import Snapshots
-from store.sql import Sql
-from store.stats import Statistics
-from store.waiting import IMPATIENT, Patience
-from store.workloads import Workloads
+from trappm.store.asking import Asking
+from trappm.store.campaigns import Campaigns
+from trappm.store.canaries import Canaries
+from trappm.store.checks import Checks
+from trappm.store.database import address, make_engine
+from trappm.store.labels import Labels
+from trappm.store.leases import Leases
+from trappm.store.migrate import require_newest, schema_of, upgrade
+from trappm.store.pools import Pools
+from trappm.store.reading import engine_to_read
+from trappm.store.recording import Recording
+from trappm.store.relabelling import Relabelling
+from trappm.store.snapshots import Snapshots
+from trappm.store.sql import Sql
+from trappm.store.stats import Statistics
+from trappm.store.waiting import IMPATIENT, Patience
+from trappm.store.workloads import Workloads
 
 
 class Store(

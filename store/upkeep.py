@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from store.backup import back_up
-from store.database import Database, address, make_engine
-from store.migrate import REVISIONS, schema_of, upgrade
-from store.reading import engine_to_read
-from store.waiting import IMPATIENT
+from trappm.store.backup import back_up
+from trappm.store.database import Database, address, make_engine
+from trappm.store.migrate import REVISIONS, schema_of, upgrade
+from trappm.store.reading import engine_to_read
+from trappm.store.waiting import IMPATIENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 from tenacity.stop import stop_before_delay
 
-from profiler.errors import StoreError
+from trappm.profiler.errors import StoreError
 
 WAIT_S = 600.0
 """How long a database may be away: time to restart it, or the machine that it runs on."""

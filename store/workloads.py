@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Row, delete, or_, select
 from sqlalchemy.orm import Session
 
-from profiler.families import family_of
-from profiler.records import (
+from trappm.profiler.families import family_of
+from trappm.profiler.records import (
     Configuration,
     GraphTemplate,
     MemoryFormat,
@@ -17,10 +17,10 @@ from profiler.records import (
     Phase,
     Precision,
 )
-from profiler.simulation.step_profile import StepProfile
-from store.database import Database, insert_new
-from store.records import Refusal
-from store.schema import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store.database import Database, insert_new
+from trappm.store.records import Refusal
+from trappm.store.schema import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
 
 Pair = tuple[str, int]
 """An architecture and an input size in pixels: what a static profile is made for."""

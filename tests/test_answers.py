@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
-from learner.heads import USABLE_SHARE
-from learner.manifest import read_whole
-from profiler.errors import InputError, SnapshotError
-from profiler.onnx_files.export import export_onnx
-from profiler.records import METRICS
 from trappm import subjects
 from trappm.answering import MIB_PER_GB, mig_profile
 from trappm.cli import run
 from trappm.comparing import verdicts
 from trappm.costs import Price, prices_of, run_of
 from trappm.device_names import device_key
+from trappm.learner.heads import USABLE_SHARE
+from trappm.learner.manifest import read_whole
+from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.records import METRICS
 from trappm.published import SHIPPED
 
 ROOT = Path(__file__).parents[1]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.graphs import profile_graph
-from learner.estimators import ESTIMATORS
-from profiler.errors import InputError
-from profiler.simulation.step_profile import StepProfile
-from profiler.zoo import native_input_size
-from store import Home, Store
-from store.exchange import export_file
 from trappm.cli import run
+from trappm.cluster.graphs import profile_graph
 from trappm.label_files import read_labels
+from trappm.learner.estimators import ESTIMATORS
+from trappm.profiler.errors import InputError
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.zoo import native_input_size
+from trappm.store import Home, Store
+from trappm.store.exchange import export_file
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",

@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.crew import ChoiceRequest
-from cluster.learning import CampaignLearner
-from cluster.spec import parse_spec
-from learner.networks.presets import LAPTOP, PRESETS
-from profiler.errors import InputError
-from profiler.measuring.environment import utc_now
-from profiler.measuring.protocols import QUICK
-from profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
-from store import Home, PlannedAssignment, Store
 from trappm.cli import run
+from trappm.cluster.crew import ChoiceRequest
+from trappm.cluster.learning import CampaignLearner
+from trappm.cluster.spec import parse_spec
 from trappm.explaining import explain
+from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.environment import utc_now
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
+from trappm.store import Home, PlannedAssignment, Store
 
 SPEC = """
 name: explained
@@ -42,7 +42,7 @@ def hasty():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, hasty):
-    from profiler.static import graph_template
+    from trappm.profiler.static import graph_template
 
     folder = tmp_path_factory.mktemp("home")
     home = Home(folder)

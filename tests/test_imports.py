@@ -68,7 +68,10 @@ def violations(room: str, source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         for name in _imported(node):
             top = name.split(".")[0]
-            if top in MAY_IMPORT and top != room and top not in MAY_IMPORT[room]:
+            if top in MAY_IMPORT and top != "trappm":
+                found.append(f"line {node.lineno}: {name} is only known as trappm.{name}")
+            inner = _room(name)
+            if inner is not None and inner != room and inner not in MAY_IMPORT[room]:
                 found.append(f"line {node.lineno}: {room} may not import {name}")
             if room not in HOMES.get(top, {room}):
                 found.append(f"line {node.lineno}: {name} belongs to {sorted(HOMES[top])}")
@@ -85,6 +88,14 @@ def violations(room: str, source: str) -> list[str]:
             ):
                 found.append(f"line {node.lineno}: allow_pickle runs code from what it reads")
     return found
+
+
+def _room(name: str) -> str | None:
+    """The room of a module of ours; None for anybody else's."""
+    first, *rest = name.split(".")
+    if first != "trappm":
+        return None
+    return rest[0] if rest and rest[0] in MAY_IMPORT else "trappm"
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -127,14 +138,15 @@ def test_every_room_has_sources():
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("profiler", "import store"),
-        ("profiler", "def late():\n    from cluster.spec import CampaignSpec"),
+        ("profiler", "from trappm import store"),
+        ("cluster", "import store"),
+        ("profiler", "def late():\n    from trappm.cluster.spec import CampaignSpec"),
         ("profiler", "from pydantic import BaseModel"),
-        ("store", "from learner.snapshot import Snapshot"),
-        ("learner", "import store.schema as s"),
-        ("learner", "import importlib\nimportlib.import_module('store')"),
+        ("store", "from trappm.learner.snapshot import Snapshot"),
+        ("learner", "import trappm.store.schema as s"),
+        ("learner", "import importlib\nimportlib.import_module('trappm.store')"),
         ("learner", "import timm.models"),
-        ("cluster", "import trappm"),
+        ("cluster", "from trappm.prediction import predict"),
         ("cluster", "from sqlalchemy import select"),
         ("trappm", "import ray"),
         ("trappm", "def late():\n    from ray import serve"),
@@ -152,9 +164,9 @@ def test_a_breach_is_noticed(room, source):
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("learner", "from profiler.records import Configuration"),
-        ("cluster", "import ray, store, learner\nfrom . import spec"),
-        ("trappm", "from cluster.launch import resume"),
+        ("learner", "from trappm.profiler.records import Configuration"),
+        ("cluster", "import ray\nfrom trappm import store, learner\nfrom . import spec"),
+        ("trappm", "from trappm.cluster.launch import resume"),
         ("cluster", "import yaml\nyaml.safe_load(text)"),
         ("learner", "import numpy as np\nnp.load(path, allow_pickle=False)"),
     ],
@@ -172,7 +184,9 @@ def _python(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["trappm", "profiler.records", "profiler.errors", "store"])
+@pytest.mark.parametrize(
+    "module", ["trappm", "trappm.profiler.records", "trappm.profiler.errors", "trappm.store"]
+)
 def test_quick_imports_load_nothing_heavy(module):
     loaded = set(
         json.loads(_python(f"import json, sys, {module}; print(json.dumps([*sys.modules]))"))
@@ -199,12 +213,12 @@ def test_profiler_runs_where_neither_ray_nor_sql_is():
 import importlib, pkgutil, sys
 blocked = ["ray", "sqlalchemy", "alembic", "pydantic", "torch_geometric", "typer", "rich"]
 sys.modules.update(dict.fromkeys(blocked))  # None makes an import fail
-import profiler
-names = [m.name for m in pkgutil.walk_packages(profiler.__path__, "profiler.")]
+import trappm.profiler
+names = [m.name for m in pkgutil.walk_packages(trappm.profiler.__path__, "trappm.profiler.")]
 for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
-print("profiler.records" in names, len(names))
+print("trappm.profiler.records" in names, len(names))
 """
     known, count = _python(code).split()
     assert known == "True"

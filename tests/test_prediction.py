@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import trappm
-from learner.heads import train_heads
-from learner.networks.gae import train_encoder
-from learner.networks.presets import LAPTOP
-from learner.predictions import TrainedHeads
-from learner.snapshot import save_snapshot
-from learner.workload import Workload
-from profiler import zoo
-from profiler.errors import InputError, UnsupportedModelError
-from profiler.onnx_files.export import export_onnx
-from profiler.records import Phase
-from profiler.static import graph_template
+from trappm.learner.heads import train_heads
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.predictions import TrainedHeads
+from trappm.learner.snapshot import save_snapshot
+from trappm.learner.workload import Workload
+from trappm.profiler import zoo
+from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.records import Phase
+from trappm.profiler.static import graph_template
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.processes import submit, worker_pool
-from learner.judging.replaying import Point
-from profiler.errors import InputError
 from trappm.cli import run
+from trappm.cluster.processes import submit, worker_pool
+from trappm.learner.judging.replaying import Point
+from trappm.profiler.errors import InputError
 from trappm.replay_tables import (
     area,
     draw,

@@ -69,11 +69,11 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path):
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns("__pycache__")
     for room in ROOMS:
-        shutil.copytree(ROOT / room, source / room, ignore=ignore)
+        shutil.copytree(ROOT / room, source / room, ignore=ignore, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     expected = {
-        str(path.relative_to(source))
+        str(path.relative_to(source) if room == "trappm" else "trappm" / path.relative_to(source))
         for room in ROOMS
         for path in (source / room).rglob("*")
         if path.is_file()
@@ -83,7 +83,8 @@ def test_the_wheel_holds_every_module_and_data_file(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
     assert expected - held == set()
-    assert {f"{room}/py.typed" for room in ROOMS} <= held
+    assert {name.split("/")[0] for name in held if ".dist-info/" not in name} == {"trappm"}
+    assert {f"trappm/{room}/py.typed" for room in ROOMS if room != "trappm"} <= held
     assert any(name.endswith("licenses/LICENSE") for name in held)
 
 

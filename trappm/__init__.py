@@ -9,23 +9,22 @@ Importing this is quick: torch and the rest load when a prediction is asked for.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.errors import TrappmError
     from trappm.asking import labels
     from trappm.looking_up import Answer, lookup
     from trappm.prediction import Prediction, predict
+    from trappm.profiler.errors import TrappmError
 
-__version__ = version("trappm")
+    __version__: str
 
 __all__ = ["Answer", "Prediction", "TrappmError", "__version__", "labels", "lookup", "predict"]
 
 _HOMES = {
     "Answer": "trappm.looking_up",
     "Prediction": "trappm.prediction",
-    "TrappmError": "profiler.errors",
+    "TrappmError": "trappm.profiler.errors",
     "labels": "trappm.asking",
     "lookup": "trappm.looking_up",
     "predict": "trappm.prediction",
@@ -33,6 +32,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("trappm")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import METRICS
 from trappm.comparing import cheapest_usd, verdicts
+from trappm.profiler.records import METRICS
 from trappm.tables import cell, console, print_table, table
 
 if TYPE_CHECKING:

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from learner.heads import USABLE_SHARE, Heads
-from learner.predictions import Predictions, StepSettings, TrainedHeads
-from learner.workload import Workload
-from profiler.devices.memory import memory_mib
-from profiler.errors import InputError, SnapshotError
-from profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
 from trappm.costs import Run, check_run, prices_of, run_of
 from trappm.device_names import device_key
+from trappm.learner.heads import USABLE_SHARE, Heads
+from trappm.learner.predictions import Predictions, StepSettings, TrainedHeads
+from trappm.learner.workload import Workload
 from trappm.prediction import Prediction
+from trappm.profiler.devices.memory import memory_mib
+from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
 from trappm.published import snapshots_that_answer
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from learner.snapshot import Snapshot
+    from trappm.learner.snapshot import Snapshot
     from trappm.subjects import Subject
 
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))

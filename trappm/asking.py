@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-    from store import Home, Store
+    from trappm.store import Home, Store
 
 
 def labels(
@@ -44,8 +44,8 @@ def labels(
         InputError: there is no label store, or no such column, statistic or name.
         StoreError: the label store cannot be read.
     """
-    from store import LabelFilter
-    from store.asking import check_columns, check_statistics
+    from trappm.store import LabelFilter
+    from trappm.store.asking import check_columns, check_statistics
 
     wanted = LabelFilter(**filters)
     if by or statistics:
@@ -68,7 +68,7 @@ def store_to_read(home: Home | None = None) -> Store:
         NoLabelStoreError: there is none yet.
         StoreError: it cannot be read.
     """
-    from store import Home, Store
+    from trappm.store import Home, Store
 
     return Store.open_to_read((home or Home.find()).database_url)
 
@@ -79,7 +79,7 @@ def store_or_none_yet(home: Home) -> Store:
     Raises:
         StoreError: it cannot be read.
     """
-    from store import NoLabelStoreError, Store
+    from trappm.store import NoLabelStoreError, Store
 
     try:
         return store_to_read(home)

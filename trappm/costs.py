@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from profiler.data_folder import data_folder
-from profiler.errors import InputError, one_line
+from trappm.profiler.data_folder import data_folder
+from trappm.profiler.errors import InputError, one_line
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from profiler.errors import InputError, SnapshotError
+from trappm.profiler.errors import InputError, SnapshotError
 
 _NO_NAME = frozenset({"gpu", "nvidia", "geforce", "tesla", "pcie", "sxm2", "sxm4", "sxm5", "nvl"})
 _COUNT = re.compile(r":(\d+)$")

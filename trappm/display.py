@@ -7,8 +7,8 @@ import datetime
 from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cluster.progress import Progress
-from cluster.spec import CampaignSpec
+from trappm.cluster.progress import Progress
+from trappm.cluster.spec import CampaignSpec
 from trappm.live import LiveBar
 
 

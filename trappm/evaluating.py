@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.kernels import KernelCache
-from learner.estimator import Estimator, Model
-from learner.estimators import ESTIMATORS, Surroundings, estimator_named
-from learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
-from learner.judging.kept_runs import KeptRuns
-from learner.judging.scoring import score, summarize
-from learner.networks.kept_encoders import make_encoder
-from profiler.errors import InputError
-from profiler.records import Measurement
-from store import Home, LabelFilter, Store
+from trappm.cluster.kernels import KernelCache
 from trappm.label_files import read_labels
+from trappm.learner.estimator import Estimator, Model
+from trappm.learner.estimators import ESTIMATORS, Surroundings, estimator_named
+from trappm.learner.judging.benchmarking import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
+from trappm.learner.judging.kept_runs import KeptRuns
+from trappm.learner.judging.scoring import score, summarize
+from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.preparing import Prepared, prepare
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Measurement
+from trappm.store import Home, LabelFilter, Store
 
 Watch = Callable[[int, int, str], None]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learner.judging.benchmarking import SplitKind
-from learner.judging.evaluation import projected
-from learner.judging.scoring import joined
-from profiler.errors import InputError
 from trappm.evaluating import Evaluation, embeddings
 from trappm.figures import new_figure, require_matplotlib
+from trappm.learner.judging.benchmarking import SplitKind
+from trappm.learner.judging.evaluation import projected
+from trappm.learner.judging.scoring import joined
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from learner.judging.benchmarking import SPLIT_TITLES, SplitKind
+from trappm.learner.judging.benchmarking import SPLIT_TITLES, SplitKind
 from trappm.live import LiveBar
 from trappm.tables import console, print_table
 

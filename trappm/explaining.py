@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.errors import InputError
 from trappm.figures import new_figure, require_matplotlib, save_png
+from trappm.profiler.errors import InputError
 from trappm.tables import console, print_table
 
 if TYPE_CHECKING:
-    from cluster.spec import CampaignSpec
-    from profiler.records import Configuration
-    from store import Assignment, CampaignRecord, Home, Store
+    from trappm.cluster.spec import CampaignSpec
+    from trappm.profiler.records import Configuration
+    from trappm.store import Assignment, CampaignRecord, Home, Store
 
 KINDS = ("pool", "held out", "labelled", "pending", "wanted")
 """Of the points of a map; later ones lie over earlier ones."""
@@ -62,7 +62,7 @@ def explain(
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
-    from cluster.launch import spec_of
+    from trappm.cluster.launch import spec_of
 
     campaign = store.campaign(campaign_id)
     spec = spec_of(campaign)
@@ -106,10 +106,10 @@ def _next(
     count: int,
 ) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
     """What the strategy would pick now, and the embeddings of the pool."""
-    from cluster.kernels import KernelCache
-    from cluster.learning import CampaignLearner
-    from cluster.planning import Planner
-    from cluster.thinking import training_labels
+    from trappm.cluster.kernels import KernelCache
+    from trappm.cluster.learning import CampaignLearner
+    from trappm.cluster.planning import Planner
+    from trappm.cluster.thinking import training_labels
 
     cache = home.campaigns / campaign.id
     if not list(cache.glob("encoder-*.safetensors")):
@@ -148,7 +148,7 @@ def _map(
     embeddings: np.ndarray[Any, np.dtype[np.float32]],
 ) -> list[dict[str, Any]]:
     """The two directions in which the embeddings differ most."""
-    from learner.acquisition.kernel import components
+    from trappm.learner.acquisition.kernel import components
 
     directions = components(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,11 +11,11 @@ import csv
 from collections import Counter
 from pathlib import Path
 
-from profiler.errors import InputError
-from profiler.records import Measurement, Outcome
-from store.exchange import checked_size, read_file
-from store.exchange_rows import COLUMNS
-from store.importers import gpumemnet, timm_results
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Measurement, Outcome
+from trappm.store.exchange import checked_size, read_file
+from trappm.store.exchange_rows import COLUMNS
+from trappm.store.importers import gpumemnet, timm_results
 
 METRICS = {
     "memory": "memory_mib",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import METRICS
+from trappm.profiler.records import METRICS
 from trappm.tables import cell, console, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler.records import Measurement
-    from store import LabelRecord
     from trappm.looking_up import Answer
+    from trappm.profiler.records import Measurement
+    from trappm.store import LabelRecord
 
 UNITS = {**METRICS, "energy_j": "J"}
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.errors import InputError, SnapshotError, TrappmError
-from profiler.records import Configuration, Protocol, Provenance
 from trappm.asking import store_to_read
+from trappm.profiler.errors import InputError, SnapshotError, TrappmError
+from trappm.profiler.records import Configuration, Protocol, Provenance
 
 if TYPE_CHECKING:
-    from profiler.graphs.graph import GraphTemplate
-    from store import LabelRecord, Store
     from trappm.prediction import Prediction
+    from trappm.profiler.graphs.graph import GraphTemplate
+    from trappm.store import LabelRecord, Store
 
 Pair = tuple[str, int]
 
@@ -140,14 +140,14 @@ class _Asked:
     def about(
         cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
     ) -> _Asked:
-        from profiler.records import MAX_SIZE
+        from trappm.profiler.records import MAX_SIZE
 
         for name, value in (("batch size", batch_size), ("input size", input_size)):
             if value is not None and not 1 <= value <= MAX_SIZE:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
         if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
-            from profiler.onnx_files.reader import read_onnx
+            from trappm.profiler.onnx_files.reader import read_onnx
 
             file = read_onnx(Path(model), input_size=input_size)
             batch = batch_size or file.fixed_batch_size or 1
@@ -160,7 +160,7 @@ class _Asked:
 
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
-        from store import NoLabelStoreError
+        from trappm.store import NoLabelStoreError
 
         try:
             store = store_to_read()
@@ -191,7 +191,7 @@ class _Asked:
             found = store.labels_of([own], self.what, device)
             if found:
                 return found
-            from profiler.static import static_profile
+            from trappm.profiler.static import static_profile
 
             profile = static_profile(*own)
             pairs = store.pairs_of_graph(profile.graph.content_hash)
@@ -240,7 +240,7 @@ class _Asked:
 
     def hints(self, device: str) -> list[str]:
         """What there is on this device instead, and what a file could not be compared with."""
-        from store import NoLabelStoreError
+        from trappm.store import NoLabelStoreError
 
         try:
             store = store_to_read()
@@ -282,9 +282,9 @@ class _Asked:
         """The label of a measurement taken now."""
         if self.file is not None:
             raise InputError(f"no label of {self.model} there, and only timm names can be measured")
-        from profiler.devices import open_device
-        from profiler.measuring.isolation import Measurer
-        from store import Home, Store
+        from trappm.profiler.devices import open_device
+        from trappm.profiler.measuring.isolation import Measurer
+        from trappm.store import Home, Store
 
         open_device(device)  # before anything is begun
         with Store.open(Home.open().database_url) as store, Measurer() as measurer:
@@ -343,9 +343,9 @@ class _Asked:
 
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
     """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
-    from profiler.measuring.protocols import PROTOCOLS, protocol_named
-    from profiler.records import is_cpu_device
-    from store.names import nearest
+    from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from trappm.profiler.records import is_cpu_device
+    from trappm.store.names import nearest
 
     rule = protocol or ("quick" if is_cpu_device(device) else "paper")
     if not isinstance(rule, str):
@@ -356,7 +356,7 @@ def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
 
 
 def _native_input_size(architecture: str) -> int:
-    from profiler.zoo import native_input_size
+    from trappm.profiler.zoo import native_input_size
 
     size = native_input_size(architecture)
     if size is None:

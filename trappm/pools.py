@@ -19,8 +19,8 @@ from trappm.live import LiveBar
 from trappm.tables import console, table
 
 if TYPE_CHECKING:
-    from cluster.crew import ProfiledGraph
-    from store import PoolPart, Store
+    from trappm.cluster.crew import ProfiledGraph
+    from trappm.store import PoolPart, Store
 
 _EXAMPLES = 3
 

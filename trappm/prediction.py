@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from profiler.errors import InputError
-from profiler.records import MAX_SIZE
 from trappm.costs import Run
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import MAX_SIZE
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from profiler.simulation.memory_simulation import SimulatedMemory
-    from profiler.static import StepSource
+    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
+    from trappm.profiler.static import StepSource
 
 Model = "str | Path | nn.Module"
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.graphs import profile_in_processes
-from cluster.kernels import KernelCache, KernelKey
-from learner.heads import USABLE_SHARE
-from learner.judging.benchmarking import Samples
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.graphs.graph import Graph
-from profiler.records import GraphTemplate, Measurement
-from profiler.simulation.step_profile import StepProfile
-from store import Store
+from trappm.cluster.graphs import profile_in_processes
+from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.learner.heads import USABLE_SHARE
+from trappm.learner.judging.benchmarking import Samples
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.graph import Graph
+from trappm.profiler.records import GraphTemplate, Measurement
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store import Store
 
 Pair = tuple[str, int]
 Watch = Callable[[int, int, str], None]

@@ -19,12 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.errors import InputError, ModelFileError, TrappmError
-from profiler.records import GraphTemplate
+from trappm.profiler.errors import InputError, ModelFileError, TrappmError
+from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
-    from profiler.simulation.kernel_profile import KernelProfile
-    from profiler.static import StaticProfile
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.static import StaticProfile
 
 FORMAT = 1
 """Counted up when a profile says something else of the same model."""
@@ -53,7 +53,7 @@ class ProfileCache:
         self, key: tuple[object, ...], make: Callable[[], KernelProfile]
     ) -> KernelProfile | str:
         """The kernels of a model, made if they are not there; or why there are none."""
-        from profiler.simulation.kernel_profile import KernelProfile
+        from trappm.profiler.simulation.kernel_profile import KernelProfile
 
         path = self._path(key, "kernels.npz")
         with contextlib.suppress(OSError, TrappmError, UnicodeDecodeError):
@@ -132,8 +132,8 @@ def _profile_bytes(name: str, profile: StaticProfile) -> bytes:
 
 
 def _read_profile(data: bytes) -> tuple[str, StaticProfile]:
-    from profiler.simulation.step_profile import StepProfile
-    from profiler.static import StaticProfile, StepSource
+    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.static import StaticProfile, StepSource
 
     entry = json.loads(data)
     step = entry["step"]

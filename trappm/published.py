@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.manifest import MANIFEST
-from profiler.data_folder import data_folder
-from profiler.errors import SnapshotError
+from trappm.learner.manifest import MANIFEST
+from trappm.profiler.data_folder import data_folder
+from trappm.profiler.errors import SnapshotError
 
 if TYPE_CHECKING:
-    from learner.registry import Registry
-    from learner.snapshot import Snapshot
+    from trappm.learner.registry import Registry
+    from trappm.learner.snapshot import Snapshot
 
 DEFAULT = "default"
 SHIPPED = Path(__file__).parent / "shipped_snapshot"
@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parent / "shipped_snapshot"
 
 def local_registry() -> Registry:
     """The registry of this machine."""
-    from learner.registry import Registry
+    from trappm.learner.registry import Registry
 
     return Registry(data_folder() / "snapshots")
 
@@ -88,6 +88,6 @@ def _loaded(folder: Path) -> Snapshot:
 
 @lru_cache(maxsize=8)
 def _load(folder: Path, _modified_ns: int) -> Snapshot:
-    from learner.snapshot import load_snapshot
+    from trappm.learner.snapshot import load_snapshot
 
     return load_snapshot(folder)

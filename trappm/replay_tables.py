@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.judging.replaying import Point
 from trappm.figures import new_figure, require_matplotlib, save_png
+from trappm.learner.judging.replaying import Point
 from trappm.replays import Plan, Results
 from trappm.tables import console, print_table
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from cluster.processes import submit, worker_pool
-from learner.judging.peers import check_installed
-from learner.judging.replaying import Bench, Point, replay
-from profiler.errors import InputError, TrappmError
 from trappm import __version__
+from trappm.cluster.processes import submit, worker_pool
+from trappm.learner.judging.peers import check_installed
+from trappm.learner.judging.replaying import Bench, Point, replay
+from trappm.profiler.errors import InputError, TrappmError
 
 if TYPE_CHECKING:
-    from learner.networks.gae import Encoder
-    from learner.networks.presets import EncoderPreset
+    from trappm.learner.networks.gae import Encoder
+    from trappm.learner.networks.presets import EncoderPreset
 
 Watch = Callable[[int, int, str], None]
 
@@ -175,16 +175,16 @@ class Benches:
     """The labels of a plan, and a bench for each learner."""
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
-        from cluster.kernels import KernelCache
-        from learner.networks.presets import LAPTOP
-        from learner.priors.device_specs import spec_of
-        from learner.priors.graph_prior import GraphPrior
-        from learner.priors.memory_prior import MemoryPrior
-        from learner.priors.prior import Prior
-        from learner.priors.step_time import StepTimePrior
-        from store import Home, Store
+        from trappm.cluster.kernels import KernelCache
         from trappm.label_files import read_labels, read_usable
+        from trappm.learner.networks.presets import LAPTOP
+        from trappm.learner.priors.device_specs import spec_of
+        from trappm.learner.priors.graph_prior import GraphPrior
+        from trappm.learner.priors.memory_prior import MemoryPrior
+        from trappm.learner.priors.prior import Prior
+        from trappm.learner.priors.step_time import StepTimePrior
         from trappm.preparing import prepare
+        from trappm.store import Home, Store
 
         self._plan = plan
         self._watch = watch
@@ -218,7 +218,7 @@ class Benches:
 
     def _bench(self, learner: str) -> Bench:
         if learner not in self._by_learner:
-            from learner.estimators import OF_PHYSICS
+            from trappm.learner.estimators import OF_PHYSICS
 
             self._by_learner[learner] = Bench(
                 samples=self._prepared.samples,
@@ -231,7 +231,7 @@ class Benches:
         return self._by_learner[learner]
 
     def _estimator(self, name: str) -> Any:
-        from learner.estimators import Surroundings, estimator_named
+        from trappm.learner.estimators import Surroundings, estimator_named
 
         given = Surroundings(
             metric=self._plan.metric,
@@ -242,7 +242,7 @@ class Benches:
         return estimator_named(name, given)
 
     def _encoder(self, preset: EncoderPreset, pretrained: bool) -> Encoder:
-        from learner.networks.kept_encoders import make_encoder
+        from trappm.learner.networks.kept_encoders import make_encoder
 
         samples = self._prepared.samples
         return make_encoder(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import METRICS
+from trappm.profiler.records import METRICS
 from trappm.spending import cost_line, cost_so_far
 from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
-    from profiler.measuring.canary import CanaryReading
-    from store import CampaignRecord, Home, Store
+    from trappm.profiler.measuring.canary import CanaryReading
+    from trappm.store import CampaignRecord, Home, Store
 
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
@@ -42,8 +42,8 @@ def print_campaigns(rows: list[dict[str, Any]]) -> None:
 
 def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
-    from cluster.ending import end_of
-    from cluster.rehearsal import runs_nothing
+    from trappm.cluster.ending import end_of
+    from trappm.cluster.rehearsal import runs_nothing
 
     campaign = store.campaign(campaign_id)
     devices = dict(campaign.spec.get("devices") or {})
@@ -98,7 +98,7 @@ def canary_rows(readings: Iterable[CanaryReading]) -> list[dict[str, Any]]:
 
 def campaign_state(campaign: CampaignRecord, home: Home) -> str:
     """Its state; one that says it is running, but whose process is gone, was interrupted."""
-    from cluster.lock import is_running
+    from trappm.cluster.lock import is_running
 
     if campaign.state == "running" and not is_running(home, campaign.id):
         return f"interrupted; go on with: trappm campaign resume {campaign.id}"

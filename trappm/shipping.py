@@ -23,26 +23,26 @@ from typing import Any
 
 import numpy as np
 
-from cluster.crew import TrainingLabel
-from cluster.kernels import KernelCache
-from learner.head import Head, Ours
-from learner.heads import Heads
-from learner.judging.benchmarking import Samples
-from learner.judging.scoring import score
-from learner.manifest import MANIFEST
-from learner.networks.presets import LAPTOP
-from learner.predictions import StepSettings, TrainedHeads
-from learner.priors.device_specs import spec_of
-from learner.priors.memory_prior import MemoryPrior
-from learner.priors.prior import Prior
-from learner.priors.step_time import StepTimePrior
-from learner.snapshot import SnapshotInfo, save_snapshot
-from learner.workload import Workload
-from profiler.records import METRICS, Graph, Measurement, Phase
-from store import Home, Store
+from trappm.cluster.crew import TrainingLabel
+from trappm.cluster.kernels import KernelCache
 from trappm.label_files import read_labels, read_usable
+from trappm.learner.head import Head, Ours
+from trappm.learner.heads import Heads
+from trappm.learner.judging.benchmarking import Samples
+from trappm.learner.judging.scoring import score
+from trappm.learner.manifest import MANIFEST
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.predictions import StepSettings, TrainedHeads
+from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.priors.prior import Prior
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.snapshot import SnapshotInfo, save_snapshot
+from trappm.learner.workload import Workload
 from trappm.preparing import kernel_keys, prepare
+from trappm.profiler.records import METRICS, Graph, Measurement, Phase
 from trappm.published import SHIPPED
+from trappm.store import Home, Store
 
 SEED = 1337
 HELD_OUT = 0.2

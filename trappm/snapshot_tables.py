@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from learner.manifest import read_manifest
-from learner.regressions import mean_errors
-from profiler.errors import SnapshotError
+from trappm.learner.manifest import read_manifest
+from trappm.learner.regressions import mean_errors
+from trappm.profiler.errors import SnapshotError
 from trappm.published import DEFAULT, SHIPPED
 from trappm.tables import console, print_table
 
 if TYPE_CHECKING:
-    from learner.registry import Registry
+    from trappm.learner.registry import Registry
 
 Manifest = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from store import CampaignRecord, Store
+    from trappm.store import CampaignRecord, Store
 
 
 def cost_so_far(store: Store, campaign: CampaignRecord) -> dict[str, Any]:

@@ -12,18 +12,18 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.predictions import StepSettings
-from profiler.data_folder import data_folder
-from profiler.errors import InputError, TrappmError
+from trappm.learner.predictions import StepSettings
 from trappm.profile_cache import ProfileCache, content_key
+from trappm.profiler.data_folder import data_folder
+from trappm.profiler.errors import InputError, TrappmError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from profiler.model_input import Sample
-    from profiler.simulation.kernel_profile import KernelProfile
-    from profiler.static import StaticProfile
+    from trappm.profiler.model_input import Sample
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.static import StaticProfile
 
 
 class Subject(ABC):
@@ -69,7 +69,7 @@ def subject_of(
         )
     if example_input is None or input_size is not None:
         raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
-    from profiler.model_input import Sample
+    from trappm.profiler.model_input import Sample
 
     sample = Sample.from_example(model, example_input)
     return _Module(model, sample, example_input.shape[0])
@@ -132,14 +132,14 @@ class _Architecture(_Kept):
         super().__init__(name_key(name, input_size), cache)
 
     def _make(self) -> tuple[str, StaticProfile]:
-        from profiler.static import static_profile
-        from profiler.zoo import check
+        from trappm.profiler.static import static_profile
+        from trappm.profiler.zoo import check
 
         name = check(self._asked)
         return name, static_profile(name, _size(name, self._input_size))
 
     def _trace(self, settings: StepSettings) -> KernelProfile:
-        from profiler.simulation.kernel_profile import kernel_profile
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
 
         size = _size(self.name, self._input_size)
         return kernel_profile(
@@ -158,13 +158,13 @@ class _File(_Kept):
         self.name = str(path)
 
     def _make(self) -> tuple[str, StaticProfile]:
-        from profiler.static import file_profile
+        from trappm.profiler.static import file_profile
 
         return self._path.name, file_profile(self._path, self._input_size)
 
     def _trace(self, settings: StepSettings) -> KernelProfile:
-        from profiler.simulation.kernel_profile import kernel_profile
-        from profiler.static import rebuilt
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
+        from trappm.profiler.static import rebuilt
 
         module, sample = rebuilt(self._path, self._input_size)
         return kernel_profile(
@@ -195,7 +195,7 @@ class _Module(Subject):
 
     @cached_property
     def _profile(self) -> StaticProfile:
-        from profiler.static import static_profile
+        from trappm.profiler.static import static_profile
 
         return static_profile(self._module, self._sample)
 
@@ -203,7 +203,7 @@ class _Module(Subject):
         return self._profile
 
     def kernels(self, settings: StepSettings) -> KernelProfile | str:
-        from profiler.simulation.kernel_profile import kernel_profile
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
 
         try:
             return kernel_profile(
@@ -241,7 +241,7 @@ def _layout(settings: StepSettings) -> tuple[str, str]:
 
 
 def _size(name: str, input_size: int | None) -> int:
-    from profiler.zoo import native_input_size
+    from trappm.profiler.zoo import native_input_size
 
     size = native_input_size(name) if input_size is None else input_size
     if size is None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.kernels import KernelCache
-from learner.judging.tuning import Tuning, run_trials
-from learner.networks.kept_encoders import make_encoder
-from learner.networks.presets import PRESETS
-from store import Home, Store
+from trappm.cluster.kernels import KernelCache
 from trappm.label_files import read_labels
+from trappm.learner.judging.tuning import Tuning, run_trials
+from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.learner.networks.presets import PRESETS
 from trappm.preparing import prepare
+from trappm.store import Home, Store
 
 Watch = Callable[[int, int, str], None]
 
@@ -68,6 +68,6 @@ def tune(
 
     if workers == 1 and address is None:
         return run_trials(tuning, trials, on_trial)
-    from cluster.ray_tuning import tune_on_ray
+    from trappm.cluster.ray_tuning import tune_on_ray
 
     return tune_on_ray(tuning, trials, workers=workers, address=address, on_trial=on_trial)

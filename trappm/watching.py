@@ -6,14 +6,14 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import METRICS
+from trappm.profiler.records import METRICS
 from trappm.spending import cost_line, cost_so_far
 from trappm.tables import console, table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from store import Home, Store
+    from trappm.store import Home, Store
 
 PERIOD_S = 2.0
 
@@ -23,7 +23,7 @@ WINDOW_MIN = 10.0
 
 def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     """How a campaign is now, as plain values."""
-    from cluster.launch import spec_of
+    from trappm.cluster.launch import spec_of
     from trappm.report import campaign_state
 
     campaign = store.campaign(campaign_id)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from learner.acquisition.covariance import Covariance
-from learner.acquisition.coverage import COVERAGE
-from learner.acquisition.draws import MostUncertain, RandomChoice, Stratified
-from learner.acquisition.gradient import Badge, Lcmd
-from learner.acquisition.ours import NOISE_VARIANCE, ours
-from learner.acquisition.request import AcquisitionRequest, Pick, Strategy
-from profiler.errors import InputError
+from trappm.learner.acquisition.covariance import Covariance
+from trappm.learner.acquisition.coverage import COVERAGE
+from trappm.learner.acquisition.draws import MostUncertain, RandomChoice, Stratified
+from trappm.learner.acquisition.gradient import Badge, Lcmd
+from trappm.learner.acquisition.ours import NOISE_VARIANCE, ours
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
+from trappm.profiler.errors import InputError
 
 DEFAULT = "ours"
 

@@ -13,9 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.kernel import matern
-from learner.acquisition.request import AcquisitionRequest, FloatArray, IntArray, Pick, explained
-from profiler.errors import InputError
+from trappm.learner.acquisition.kernel import matern
+from trappm.learner.acquisition.request import (
+    AcquisitionRequest,
+    FloatArray,
+    IntArray,
+    Pick,
+    explained,
+)
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

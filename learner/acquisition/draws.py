@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from learner.acquisition.request import AcquisitionRequest, Pick, explained
-from profiler.errors import InputError
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.profiler.errors import InputError
 
 
 class RandomChoice:

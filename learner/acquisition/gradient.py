@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from learner.acquisition.coverage import squared_distances
-from learner.acquisition.request import (
+from trappm.learner.acquisition.coverage import squared_distances
+from trappm.learner.acquisition.request import (
     AcquisitionRequest,
     Array,
     FloatArray,
@@ -19,7 +19,7 @@ from learner.acquisition.request import (
     Pick,
     explained,
 )
-from learner.networks.dataset import Scaler
+from trappm.learner.networks.dataset import Scaler
 
 NEED_GRADIENTS = frozenset({"lcmd-gradients", "badge"})
 """Strategies that ask how the heads' outputs move with what they have learned."""

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.covariance import Covariance, FloatArray, narrow
-from learner.estimator import Estimate, Model, Targets
-from learner.priors.prior import Prior
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.acquisition.covariance import Covariance, FloatArray, narrow
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.priors.prior import Prior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.networks.dataset import Scaler
+from trappm.learner.networks.dataset import Scaler
 
 FloatArray = npt.NDArray[np.float32]
 

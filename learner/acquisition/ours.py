@@ -27,11 +27,11 @@ from typing import Protocol
 
 import numpy as np
 
-from learner.acquisition.covariance import Covariance, narrow
-from learner.acquisition.coverage import Representation
-from learner.acquisition.kernel import pool_features
-from learner.acquisition.reduction import Array, IntArray, Knowledge
-from learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.acquisition.covariance import Covariance, narrow
+from trappm.learner.acquisition.coverage import Representation
+from trappm.learner.acquisition.kernel import pool_features
+from trappm.learner.acquisition.reduction import Array, IntArray, Knowledge
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 
 NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""

@@ -14,15 +14,15 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.covariance import Covariance, narrow
-from learner.acquisition.joint import Ground, Joint
-from learner.estimator import Estimate, Targets
-from learner.priors.device_specs import DeviceSpec
-from learner.priors.graph_prior import GraphPrior
-from learner.priors.memory_prior import MemoryPrior
-from learner.priors.prior import Prior
-from learner.priors.step_time import StepTimePrior
-from learner.workload import Workload
+from trappm.learner.acquisition.covariance import Covariance, narrow
+from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.priors.device_specs import DeviceSpec
+from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.priors.prior import Prior
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.workload import Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""

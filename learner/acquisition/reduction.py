@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.covariance import ROWS_AT_ONCE, Covariance, FloatArray
+from trappm.learner.acquisition.covariance import ROWS_AT_ONCE, Covariance, FloatArray
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

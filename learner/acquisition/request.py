@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition.covariance import Covariance
-from learner.acquisition.kernel import coordinates
-from profiler.errors import InputError
+from trappm.learner.acquisition.covariance import Covariance
+from trappm.learner.acquisition.kernel import coordinates
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]

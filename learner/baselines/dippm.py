@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.baselines.nnlqp import SageNetwork
-from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.networks.dataset import FloatArray
-from learner.networks.estimator import NetworkEstimator, huber_log
-from profiler.records import Graph
+from trappm.learner.baselines.nnlqp import SageNetwork
+from trappm.learner.baselines.sizes import LAPTOP_SIZE, Size
+from trappm.learner.networks.dataset import FloatArray
+from trappm.learner.networks.estimator import NetworkEstimator, huber_log
+from trappm.profiler.records import Graph
 
 _COUNTED = (("Conv", "ConvTranspose"), ("Gemm", "MatMul"), ("Relu",))
 

@@ -20,12 +20,12 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 from torch_geometric.utils import scatter, softmax
 
-from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.networks.dataset import log_static_features
-from learner.networks.distinct import Layer, classes_of
-from learner.networks.estimator import NetworkEstimator, squared_log
-from profiler.graphs.features import NODE_FEATURES, OPERATORS
-from profiler.records import SHAPE_LENGTH
+from trappm.learner.baselines.sizes import LAPTOP_SIZE, Size
+from trappm.learner.networks.dataset import log_static_features
+from trappm.learner.networks.distinct import Layer, classes_of
+from trappm.learner.networks.estimator import NetworkEstimator, squared_log
+from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS
+from trappm.profiler.records import SHAPE_LENGTH
 
 LAYERS = 3
 _OUTPUT_SHAPE = slice(len(OPERATORS) + SHAPE_LENGTH, len(OPERATORS) + 2 * SHAPE_LENGTH)

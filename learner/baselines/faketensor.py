@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from learner.estimator import Estimate, Model, Targets
-from learner.networks.estimator import LEAST_LABELS, labelled
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.networks.estimator import LEAST_LABELS, labelled
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

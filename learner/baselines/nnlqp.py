@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 
-from learner.baselines.sizes import LAPTOP_SIZE, Size
-from learner.networks.dataset import FloatArray, log_static_features
-from learner.networks.distinct import DistinctSAGEConv, classes_of
-from learner.networks.estimator import NetworkEstimator, relative_squared
-from profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
-from profiler.records import Graph
+from trappm.learner.baselines.sizes import LAPTOP_SIZE, Size
+from trappm.learner.networks.dataset import FloatArray, log_static_features
+from trappm.learner.networks.distinct import DistinctSAGEConv, classes_of
+from trappm.learner.networks.estimator import NetworkEstimator, relative_squared
+from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
+from trappm.profiler.records import Graph
 
 DROPOUT = 0.05
 _KEPT = [STATIC_FEATURES.index(n) for n in ("batch_size", "macs", "parameters", "memory_bytes")]

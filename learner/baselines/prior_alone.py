@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.estimator import Estimate, Model, Targets
-from learner.head import TRANSFER_TIGHTNESS
-from learner.priors.prior import Prior
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.head import TRANSFER_TIGHTNESS
+from trappm.learner.priors.prior import Prior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

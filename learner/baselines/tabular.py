@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from learner.estimator import Estimate, Model, Targets
-from learner.networks.dataset import Scaler, log_static_features
-from learner.networks.estimator import LEAST_LABELS, labelled
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.networks.dataset import Scaler, log_static_features
+from trappm.learner.networks.estimator import LEAST_LABELS, labelled
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from learner.estimator import Estimate, Estimator, Model, Targets
-from learner.judging.evaluation import split_architectures
-from learner.judging.kept_runs import KeptRuns
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.families import family_of
-from profiler.records import Configuration
+from trappm.learner.estimator import Estimate, Estimator, Model, Targets
+from trappm.learner.judging.evaluation import split_architectures
+from trappm.learner.judging.kept_runs import KeptRuns
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import family_of
+from trappm.profiler.records import Configuration
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]

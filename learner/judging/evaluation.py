@@ -12,9 +12,9 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from profiler.errors import InputError
-from profiler.families import family_of
-from profiler.records import Configuration
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import family_of
+from trappm.profiler.records import Configuration
 
 Array = npt.NDArray[np.float64]
 

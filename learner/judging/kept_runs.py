@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from learner.estimator import Estimate
+from trappm.learner.estimator import Estimate
 
 COLUMNS = ("median", "low", "high")
 

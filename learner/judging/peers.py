@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from learner.acquisition.draws import RandomChoice
-from learner.acquisition.request import AcquisitionRequest, Pick, explained
-from learner.networks.randomness import torch_seeded
-from profiler.errors import InputError
+from trappm.learner.acquisition.draws import RandomChoice
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.networks.randomness import torch_seeded
+from trappm.profiler.errors import InputError
 
 SKETCH = 512
 """Width of the sketched gradients, as in the paper."""

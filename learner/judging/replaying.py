@@ -14,23 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from learner.acquisition import (
+from trappm.learner.acquisition import (
     AcquisitionRequest,
     Covariance,
     Strategy,
     cold_start,
     strategy_named,
 )
-from learner.acquisition.covariance import narrow
-from learner.acquisition.gradient import NEED_GRADIENTS
-from learner.acquisition.joint import Ground, Joint, JointModel
-from learner.acquisition.pool_knowledge import probability_above
-from learner.estimator import Estimate, Estimator, Model
-from learner.judging.benchmarking import TEST_SHARE, Samples
-from learner.judging.evaluation import split_architectures
-from learner.judging.peers import PEERS
-from learner.priors.prior import Prior
-from profiler.errors import InputError
+from trappm.learner.acquisition.covariance import narrow
+from trappm.learner.acquisition.gradient import NEED_GRADIENTS
+from trappm.learner.acquisition.joint import Ground, Joint, JointModel
+from trappm.learner.acquisition.pool_knowledge import probability_above
+from trappm.learner.estimator import Estimate, Estimator, Model
+from trappm.learner.judging.benchmarking import TEST_SHARE, Samples
+from trappm.learner.judging.evaluation import split_architectures
+from trappm.learner.judging.peers import PEERS
+from trappm.learner.priors.prior import Prior
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

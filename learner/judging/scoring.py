@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.estimator import Estimate
-from learner.judging.benchmarking import Rows, Run, Samples, SplitKind
-from learner.judging.evaluation import Accuracy, accuracy
-from profiler.errors import InputError
+from trappm.learner.estimator import Estimate
+from trappm.learner.judging.benchmarking import Rows, Run, Samples, SplitKind
+from trappm.learner.judging.evaluation import Accuracy, accuracy
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 

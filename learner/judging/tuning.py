@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from learner.baselines.dippm import dippm
-from learner.baselines.dnnperf import dnnperf
-from learner.baselines.nnlqp import nnlqp
-from learner.baselines.sizes import LAPTOP_SIZE
-from learner.baselines.tabular import Boosting, xgboost
-from learner.estimator import Estimator
-from learner.judging.benchmarking import PAPER_SEEDS, Samples, SplitKind, splits_of
-from learner.networks.gae import Encoder
-from learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
-from learner.networks.published import TrappmAsPublished
-from learner.residuals.residual import grouped_folds
-from profiler.errors import InputError
+from trappm.learner.baselines.dippm import dippm
+from trappm.learner.baselines.dnnperf import dnnperf
+from trappm.learner.baselines.nnlqp import nnlqp
+from trappm.learner.baselines.sizes import LAPTOP_SIZE
+from trappm.learner.baselines.tabular import Boosting, xgboost
+from trappm.learner.estimator import Estimator
+from trappm.learner.judging.benchmarking import PAPER_SEEDS, Samples, SplitKind, splits_of
+from trappm.learner.networks.gae import Encoder
+from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
+from trappm.learner.networks.published import TrappmAsPublished
+from trappm.learner.residuals.residual import grouped_folds
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from learner.networks.distinct import node_keys
-from profiler.errors import InputError
-from profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
-from profiler.records import Graph
+from trappm.learner.networks.distinct import node_keys
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
+from trappm.profiler.records import Graph
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from profiler.graphs.features import OPERATORS
+from trappm.profiler.graphs.features import OPERATORS
 
 IntArray = npt.NDArray[np.int64]
 

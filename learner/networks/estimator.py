@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from learner.estimator import Estimate, Model, Targets
-from learner.networks.dataset import FloatArray, Scaler, fit_node_scaler, to_data
-from learner.networks.presets import Training
-from learner.networks.randomness import torch_seeded
-from learner.networks.regressor import last_layer, network_outputs, train_network
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import Graph
+from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.networks.dataset import FloatArray, Scaler, fit_node_scaler, to_data
+from trappm.learner.networks.presets import Training
+from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.networks.regressor import last_layer, network_outputs, train_network
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 LogLoss = Callable[[Tensor], Tensor]

@@ -18,26 +18,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 
-from learner.networks.dataset import (
+from trappm.learner.networks.dataset import (
     FloatArray,
     Scaler,
     batches,
     fit_node_scaler,
     to_data,
 )
-from learner.networks.distinct import (
+from trappm.learner.networks.distinct import (
     Classes,
     DistinctSAGEConv,
     Dropout,
     classes_of,
     weighted_batch_norm,
 )
-from learner.networks.presets import EncoderPreset
-from learner.networks.randomness import torch_seeded
-from learner.tensors import with_prefix
-from profiler.errors import InputError
-from profiler.graphs.features import NODE_FEATURES
-from profiler.records import Graph
+from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.tensors import with_prefix
+from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.features import NODE_FEATURES
+from trappm.profiler.records import Graph
 
 OnProgress = Callable[[int, int], None]
 """Called with steps done and steps in all."""

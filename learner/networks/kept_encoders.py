@@ -15,10 +15,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from learner.networks.gae import Encoder, train_encoder
-from learner.networks.presets import LAPTOP, EncoderPreset
-from learner.networks.published import random_encoder
-from profiler.records import Graph
+from trappm.learner.networks.gae import Encoder, train_encoder
+from trappm.learner.networks.presets import LAPTOP, EncoderPreset
+from trappm.learner.networks.published import random_encoder
+from trappm.profiler.records import Graph
 
 FORMAT = 1
 """Counted up when training changes, so that no older encoder is taken for a new one."""

@@ -18,21 +18,26 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from learner.networks.dataset import (
+from trappm.learner.networks.dataset import (
     FloatArray,
     Scaler,
     fit_node_scaler,
     join_vectors,
     to_inputs,
 )
-from learner.networks.presets import HeadPreset
-from learner.networks.randomness import torch_seeded
-from learner.networks.regressor import HeadNetwork, last_layer, network_outputs, train_network
-from learner.predictions import Predictions
-from learner.tensors import with_prefix
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import METRICS, Graph
+from trappm.learner.networks.presets import HeadPreset
+from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.networks.regressor import (
+    HeadNetwork,
+    last_layer,
+    network_outputs,
+    train_network,
+)
+from trappm.learner.predictions import Predictions
+from trappm.learner.tensors import with_prefix
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS, Graph
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int, int], None]

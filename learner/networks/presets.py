@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,21 +24,21 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import nn
 
-from learner.estimator import Model, Targets
-from learner.networks.dataset import FloatArray, fit_node_scaler, join_vectors
-from learner.networks.estimator import (
+from trappm.learner.estimator import Model, Targets
+from trappm.learner.networks.dataset import FloatArray, fit_node_scaler, join_vectors
+from trappm.learner.networks.estimator import (
     LEAST_LABELS,
     NetworkEstimator,
     NetworkModel,
     OnEpoch,
     squared_log,
 )
-from learner.networks.gae import Encoder, EncoderNetwork
-from learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
-from learner.networks.randomness import torch_seeded
-from learner.networks.regressor import HeadNetwork
-from learner.workload import Workload
-from profiler.records import Graph
+from trappm.learner.networks.gae import Encoder, EncoderNetwork
+from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.networks.regressor import HeadNetwork
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph
 
 
 @dataclass(frozen=True, eq=False)

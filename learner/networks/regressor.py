@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 
-from learner.networks.dataset import batches
-from learner.networks.distinct import DistinctSAGEConv, Dropout, classes_of
-from learner.networks.presets import HeadPreset, Training
-from profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
+from trappm.learner.networks.dataset import batches
+from trappm.learner.networks.distinct import DistinctSAGEConv, Dropout, classes_of
+from trappm.learner.networks.presets import HeadPreset, Training
+from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
 HUBER_DELTA = 0.5
 """Errors beyond this many deviations count by their size only, not by their square."""

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.priors.physics import PRIORS, term_matrix
-from learner.priors.term_prior import TermPrior
-from learner.residuals.graph_features import OPERATORS, operator_shares
-from learner.workload import Workload
-from profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.learner.priors.physics import PRIORS, term_matrix
+from trappm.learner.priors.term_prior import TermPrior
+from trappm.learner.residuals.graph_features import OPERATORS, operator_shares
+from trappm.learner.workload import Workload
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 
 Array = npt.NDArray[np.float64]
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.priors.device_specs import DeviceSpec
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import Optimizer, Phase
-from profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
+from trappm.learner.priors.device_specs import DeviceSpec
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

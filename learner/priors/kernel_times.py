@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.priors.device_specs import DeviceSpec
-from learner.priors.kernel_terms import (
+from trappm.learner.priors.device_specs import DeviceSpec
+from trappm.learner.priors.kernel_terms import (
     ALIGNED_AXES,
     CACHE_KNOTS,
     DETAIL_COUNT,

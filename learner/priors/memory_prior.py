@@ -20,25 +20,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
-from learner.priors.physics import PriorSpec, TermSpec
-from learner.priors.step_memory import (
+from trappm.learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
+from trappm.learner.priors.physics import PriorSpec, TermSpec
+from trappm.learner.priors.step_memory import (
     CONVOLUTION_KINDS,
     SCRATCH_KINDS,
     StepMemory,
     amp_factor,
     step_memory,
 )
-from learner.priors.term_prior import TermPrior
-from learner.residuals.graph_features import (
+from trappm.learner.priors.term_prior import TermPrior
+from trappm.learner.residuals.graph_features import (
     CONVOLUTION_FEATURES,
     OPERATORS,
     convolution_scratch,
     operator_shares,
 )
-from learner.workload import Workload
-from profiler.records import MemoryFormat, Phase, Precision
-from profiler.simulation.memory_simulation import Loop
+from trappm.learner.workload import Workload
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.memory_simulation import Loop
 
 Array = npt.NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from profiler.records import Graph
+from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from learner.workload import Workload
+from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
 

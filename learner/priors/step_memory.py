@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from learner.workload import Workload
-from profiler.records import Graph, Optimizer, Phase, Precision
-from profiler.simulation.memory_rules import memory_by_rules
-from profiler.simulation.memory_simulation import MIB, Loop
-from profiler.simulation.step_profile import StepProfile
-from profiler.simulation.step_trace import ConvolutionKind, Event, Pass
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph, Optimizer, Phase, Precision
+from trappm.profiler.simulation.memory_rules import memory_by_rules
+from trappm.profiler.simulation.memory_simulation import MIB, Loop
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
 
 Array = npt.NDArray[np.float64]
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
-from learner.priors.kernel_terms import Array, Terms, terms_of
-from learner.priors.kernel_times import (
+from trappm.learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
+from trappm.learner.priors.kernel_terms import Array, Terms, terms_of
+from trappm.learner.priors.kernel_times import (
     SHARE_GROUPS,
     Lookup,
     group_rows,
@@ -26,8 +26,8 @@ from learner.priors.kernel_times import (
     starting_constants,
     times_of,
 )
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""

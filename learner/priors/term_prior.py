@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.priors.physics import PriorSpec, fit_coefficients, log_prior
-from learner.workload import Workload
+from trappm.learner.priors.physics import PriorSpec, fit_coefficients, log_prior
+from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from profiler.records import Graph
+from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 

@@ -21,14 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.residuals.gaussian_process import (
+from trappm.learner.residuals.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
 )
-from learner.residuals.trees import Growth, Trees, grow, join
-from profiler.errors import InputError
+from trappm.learner.residuals.trees import Growth, Trees, grow, join
+from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

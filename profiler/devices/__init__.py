@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from profiler.devices.base import Device, Findings, MemoryReading, StepDevice, Window
-from profiler.errors import DeviceError
+from trappm.profiler.devices.base import Device, Findings, MemoryReading, StepDevice, Window
+from trappm.profiler.errors import DeviceError
 
 __all__ = [
     "Device",
@@ -30,10 +30,10 @@ __all__ = [
 _GROUP = "trappm.devices"
 
 _KINDS = {
-    "cpu": "profiler.devices.cpu:CpuDevice",
-    "cuda": "profiler.devices.cuda:CudaDevice",
-    "replay": "profiler.devices.replay:ReplayDevice",
-    "simulated": "profiler.devices.simulated:SimulatedDevice",
+    "cpu": "trappm.profiler.devices.cpu:CpuDevice",
+    "cuda": "trappm.profiler.devices.cuda:CudaDevice",
+    "replay": "trappm.profiler.devices.replay:ReplayDevice",
+    "simulated": "trappm.profiler.devices.simulated:SimulatedDevice",
 }
 
 
@@ -61,7 +61,9 @@ def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
         key: of a device that may be on another machine.
         offered: keys of devices of other machines.
     """
-    from profiler.devices.names import nearest_device  # not needed by who opens what is there
+    from trappm.profiler.devices.names import (
+        nearest_device,  # not needed by who opens what is there
+    )
 
     if _kind(key) in _kinds().keys() - {"simulated"}:
         return None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
+from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
 
 if TYPE_CHECKING:
     import torch
@@ -150,8 +150,8 @@ class StepDevice(Device):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from profiler.measuring.stability import judge
-        from profiler.measuring.step import run_protocol
+        from trappm.profiler.measuring.stability import judge
+        from trappm.profiler.measuring.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.devices.base import MemoryReading, StepDevice, Window
-from profiler.errors import DeviceError, one_line
-from profiler.measuring import procfs
-from profiler.measuring.environment import host_facts
-from profiler.records import Configuration, Precision
+from trappm.profiler.devices.base import MemoryReading, StepDevice, Window
+from trappm.profiler.errors import DeviceError, one_line
+from trappm.profiler.measuring import procfs
+from trappm.profiler.measuring.environment import host_facts
+from trappm.profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:
     import torch

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
-from profiler.devices.gpu_neighbours import Neighbours
-from profiler.devices.gpu_watch import PERIOD_S, GpuWatch
-from profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
-from profiler.errors import DeviceError, one_line
-from profiler.measuring import procfs
-from profiler.measuring.environment import host_facts
-from profiler.records import Configuration, Precision
+from trappm.profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.gpu_neighbours import Neighbours
+from trappm.profiler.devices.gpu_watch import PERIOD_S, GpuWatch
+from trappm.profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
+from trappm.profiler.errors import DeviceError, one_line
+from trappm.profiler.measuring import procfs
+from trappm.profiler.measuring.environment import host_facts
+from trappm.profiler.records import Configuration, Precision
 
 if TYPE_CHECKING:
     import torch

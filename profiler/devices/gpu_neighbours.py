@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 
-from profiler.devices.nvml import Gpu
+from trappm.profiler.devices.nvml import Gpu
 
 _MIB = 2**20
 

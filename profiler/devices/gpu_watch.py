@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.devices.nvml import Gpu
+from trappm.profiler.devices.nvml import Gpu
 
 PERIOD_S = 0.1
 """NVML refreshes its energy counter about as often, and its utilisation less often."""

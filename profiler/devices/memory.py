@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from profiler.measuring import procfs
-from profiler.records import is_cpu_device
+from trappm.profiler.measuring import procfs
+from trappm.profiler.records import is_cpu_device
 
 MEMORY_MIB = {
     "a100-40gb": 40_536.0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from profiler.devices.memory import MEMORY_MIB
-from profiler.devices.simulated import SPECIFICATIONS
+from trappm.profiler.devices.memory import MEMORY_MIB
+from trappm.profiler.devices.simulated import SPECIFICATIONS
 
 _FURTHER_GPUS = (
     "a10", "a100x", "a10g", "a10m", "a16", "a2", "a30", "a30x", "a40", "a800", "b200", "b300",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from profiler.errors import DeviceError
+from trappm.profiler.errors import DeviceError
 
 _NOT_PART_OF_KEY = re.compile(
     r"\b(nvidia|tesla|geforce|quadro|graphics|device|pcie|nvl|hbm\w+|sxm\w*|\d+gb)\b"

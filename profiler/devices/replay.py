@@ -18,11 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from profiler.devices.base import Device, Findings
-from profiler.errors import DeviceError, InputError, UnsupportedModelError
-from profiler.measuring.environment import stack_difference
-from profiler.measuring.sampling import summarize
-from profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
+from trappm.profiler.devices.base import Device, Findings
+from trappm.profiler.errors import DeviceError, InputError, UnsupportedModelError
+from trappm.profiler.measuring.environment import stack_difference
+from trappm.profiler.measuring.sampling import summarize
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
 
 _MAX_BYTES = 512 << 20
 _CONFIGURATION = [f.name for f in dataclasses.fields(Configuration)]

@@ -17,17 +17,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler.devices.base import Device, Findings
-from profiler.errors import DeviceError, UnsupportedModelError
-from profiler.graphs.nodes import BYTES_PER_ELEMENT
-from profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
-from profiler.measuring.environment import SEED, host_facts
-from profiler.measuring.sampling import sample, summarize
-from profiler.records import Configuration, Graph, Outcome, Phase, Precision, Protocol, Provenance
-from profiler.simulation.memory_simulation import STATES_PER_PARAMETER
+from trappm.profiler.devices.base import Device, Findings
+from trappm.profiler.errors import DeviceError, UnsupportedModelError
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.measuring.environment import SEED, host_facts
+from trappm.profiler.measuring.sampling import sample, summarize
+from trappm.profiler.records import (
+    Configuration,
+    Graph,
+    Outcome,
+    Phase,
+    Precision,
+    Protocol,
+    Provenance,
+)
+from trappm.profiler.simulation.memory_simulation import STATES_PER_PARAMETER
 
 if TYPE_CHECKING:
-    from profiler.static import StaticProfile
+    from trappm.profiler.static import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -255,7 +263,7 @@ class SimulatedDevice(Device):
 
 @lru_cache(maxsize=8)
 def _profile(architecture: str, input_size: int) -> StaticProfile:
-    from profiler.static import static_profile
+    from trappm.profiler.static import static_profile
 
     return static_profile(architecture, input_size)
 

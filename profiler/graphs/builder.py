@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from profiler.graphs.macs import Shape
-from profiler.graphs.node_signature import IMAGE, Source
-from profiler.graphs.nodes import Node, Structure, assemble
-from profiler.records import Graph
+from trappm.profiler.graphs.macs import Shape
+from trappm.profiler.graphs.node_signature import IMAGE, Source
+from trappm.profiler.graphs.nodes import Node, Structure, assemble
+from trappm.profiler.records import Graph
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError
 
 
 def graph_hash(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from profiler.records import SHAPE_LENGTH, Graph
+from trappm.profiler.records import SHAPE_LENGTH, Graph
 
 OPERATORS: tuple[str, ...] = (
     "Abs", "Add", "And", "ArgMax", "ArgMin", "Attention", "AveragePool", "BatchNormalization",

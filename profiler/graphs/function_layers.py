@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from profiler.graphs.builder import Call, Value
-from profiler.graphs.function_tensors import transpose_of
+from trappm.profiler.graphs.builder import Call, Value
+from trappm.profiler.graphs.function_tensors import transpose_of
 
 
 def linear(call: Call) -> list[Value]:

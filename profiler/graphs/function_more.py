@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profiler.graphs.builder import Call, Value
-from profiler.graphs.function_tensors import Rule, scatter
+from trappm.profiler.graphs.builder import Call, Value
+from trappm.profiler.graphs.function_tensors import Rule, scatter
 
 
 def max_pool(axes: int) -> Rule:

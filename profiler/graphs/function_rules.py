@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from profiler.graphs import function_layers as layers
-from profiler.graphs import function_more as more
-from profiler.graphs import function_tensors as tensors
-from profiler.graphs.function_tensors import Rule, elementwise, first
+from trappm.profiler.graphs import function_layers as layers
+from trappm.profiler.graphs import function_more as more
+from trappm.profiler.graphs import function_tensors as tensors
+from trappm.profiler.graphs.function_tensors import Rule, elementwise, first
 
 __all__ = ["RULES", "Rule", "elementwise"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from profiler.graphs.builder import Call, Value
-from profiler.graphs.macs import Shape
+from trappm.profiler.graphs.builder import Call, Value
+from trappm.profiler.graphs.macs import Shape
 
 Rule = Callable[[Call], list[Value]]
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from profiler.errors import InputError, TrappmError
-from profiler.graphs.content_hash import graph_hash
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.graphs.content_hash import graph_hash
 
 IntArray = npt.NDArray[np.int64]
 

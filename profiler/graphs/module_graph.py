@@ -20,12 +20,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
-from profiler.graphs.builder import Call, GraphBuilder, Value
-from profiler.graphs.function_rules import RULES, Rule, elementwise
-from profiler.graphs.nodes import BATCH_SIZES
-from profiler.model_input import Sample
-from profiler.records import Graph, GraphTemplate
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.graphs.builder import Call, GraphBuilder, Value
+from trappm.profiler.graphs.function_rules import RULES, Rule, elementwise
+from trappm.profiler.graphs.nodes import BATCH_SIZES
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import Graph, GraphTemplate
 
 
 def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
@@ -71,7 +71,7 @@ def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:
             module that cannot be copied, or has no weights yet.
     """
     if isinstance(model, str):
-        from profiler.zoo import create_model
+        from trappm.profiler.zoo import create_model
 
         if not isinstance(input_size, int):
             raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler.graphs.macs import Attributes, Shape
+from trappm.profiler.graphs.macs import Attributes, Shape
 
 
 class Source(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from profiler.errors import UnsupportedModelError
-from profiler.graphs.macs import Shape, node_macs
-from profiler.graphs.node_signature import Source, edge_slots, node_signature
-from profiler.records import SHAPE_LENGTH, Graph, IntArray
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.macs import Shape, node_macs
+from trappm.profiler.graphs.node_signature import Source, edge_slots, node_signature
+from trappm.profiler.records import SHAPE_LENGTH, Graph, IntArray
 
 BATCH_SIZES = (2, 3, 5)
 """Shapes are taken at two batch sizes and checked at the third; 1 would hide broadcasts."""

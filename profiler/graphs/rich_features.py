@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from profiler.graphs.nodes import BYTES_PER_ELEMENT
-from profiler.records import Graph, IntArray
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.records import Graph, IntArray
 
 if TYPE_CHECKING:
-    from profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
 
 CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
 PRODUCTS = frozenset(

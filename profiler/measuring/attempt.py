@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from profiler.devices import Device, Findings, open_device
-from profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
-from profiler.measuring.environment import run_facts
-from profiler.measuring.stability import judge
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.devices import Device, Findings, open_device
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
+from trappm.profiler.measuring.environment import run_facts
+from trappm.profiler.measuring.stability import judge
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 WORKER = "worker"
 """The phase before the device is ready; what fails in it is not the configuration's doing."""

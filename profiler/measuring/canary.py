@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from profiler.errors import InputError
-from profiler.measuring.environment import stack_fingerprint
-from profiler.records import Configuration, Measurement, Outcome, is_cpu_device
+from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.records import Configuration, Measurement, Outcome, is_cpu_device
 
 SMALL = Configuration(architecture="resnet18", batch_size=4, input_size=224)
 LARGE = Configuration(architecture="resnet50", batch_size=32, input_size=224)

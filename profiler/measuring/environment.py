@@ -22,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.measuring import procfs
-from profiler.records import Configuration
+from trappm.profiler.measuring import procfs
+from trappm.profiler.records import Configuration
 
 MEASURING_VERSION = 1
 """The protocol's version: raised whenever a change to this room changes what a label means."""

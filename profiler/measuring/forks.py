@@ -26,8 +26,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from profiler.errors import TrappmError
-from profiler.measuring.fork_server import MAX_REQUEST_BYTES
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.measuring.fork_server import MAX_REQUEST_BYTES
 
 Message = dict[str, Any]
 
@@ -81,7 +81,7 @@ class ForkServer:
         try:
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; "
-                "from profiler.measuring.fork_server import serve; "
+                "from trappm.profiler.measuring.fork_server import serve; "
                 f"serve({theirs.fileno()}, {self._preload!r})"
             )
             self._process = subprocess.Popen(

@@ -17,19 +17,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from profiler.devices import Device, open_device
-from profiler.errors import storable
-from profiler.measuring import procfs
-from profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
-from profiler.measuring.environment import host_facts, utc_now
-from profiler.measuring.forks import Child, ForkServer, ForkServerError
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.devices import Device, open_device
+from trappm.profiler.errors import storable
+from trappm.profiler.measuring import procfs
+from trappm.profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
+from trappm.profiler.measuring.environment import host_facts, utc_now
+from trappm.profiler.measuring.forks import Child, ForkServer, ForkServerError
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
-_ATTEMPT = "profiler.measuring.attempt:attempt"
+_ATTEMPT = "trappm.profiler.measuring.attempt:attempt"
 _PRELOAD = (
-    "profiler.measuring.attempt",
-    "profiler.measuring.stability",
-    "profiler.measuring.step",
+    "trappm.profiler.measuring.attempt",
+    "trappm.profiler.measuring.stability",
+    "trappm.profiler.measuring.step",
     "filelock",
 )
 _GRACE_S = 15.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError
-from profiler.records import Protocol
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Protocol
 
 PAPER = Protocol(name="paper", warmup_steps=5, min_steps=50, max_steps=50)
 """5 warm-up and 50 timed steps, whatever the noise (TraPPM, section on data collection)."""

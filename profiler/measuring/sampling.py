@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from profiler.records import Protocol, StepSummary
+from trappm.profiler.records import Protocol, StepSummary
 
 _CHUNK = 4
 """Steps between two looks at the noise, at least: a look is a synchronisation on a GPU."""

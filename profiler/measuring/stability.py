@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler.devices.base import Findings, Window
-from profiler.measuring.sampling import summarize
-from profiler.records import Outcome, Protocol
+from trappm.profiler.devices.base import Findings, Window
+from trappm.profiler.measuring.sampling import summarize
+from trappm.profiler.records import Outcome, Protocol
 
 if TYPE_CHECKING:
-    from profiler.measuring.step import StepRun
+    from trappm.profiler.measuring.step import StepRun
 
 _DRIFT_SHARE = 0.5
 """Drift between the two halves may reach this share of the bound on the interquartile range."""

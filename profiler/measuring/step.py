@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import profiler.devices.cpu
-import profiler.devices.cuda  # noqa: F401  # both devices warm as well
-from profiler.devices.base import Mark, MemoryReading, StepDevice, Window
-from profiler.errors import UnsupportedModelError
-from profiler.measuring.environment import SEED, host_facts
-from profiler.measuring.sampling import sample
-from profiler.records import (
+import trappm.profiler.devices.cpu
+import trappm.profiler.devices.cuda  # noqa: F401  # both devices warm as well
+from trappm.profiler.devices.base import Mark, MemoryReading, StepDevice, Window
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.measuring.environment import SEED, host_facts
+from trappm.profiler.measuring.sampling import sample
+from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
     Optimizer,
@@ -32,7 +32,7 @@ from profiler.records import (
     Precision,
     Protocol,
 )
-from profiler.zoo import create_model
+from trappm.profiler.zoo import create_model
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 

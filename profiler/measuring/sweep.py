@@ -14,11 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from profiler.errors import InputError, TrappmError
-from profiler.json_lines import JsonLines
-from profiler.measuring.attempt import WORKER, others_had_memory
-from profiler.measuring.environment import stack_difference
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.measuring.attempt import WORKER, others_had_memory
+from trappm.profiler.measuring.environment import stack_difference
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 _MAX_WORKER_FAILURES = 3
 """So many in succession are no accident: the machine cannot measure."""

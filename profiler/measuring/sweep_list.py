@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, one_line
-from profiler.files import read_plain
-from profiler.pool import PoolGroup, PoolSpec, build_pool
-from profiler.records import Configuration
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.files import read_plain
+from trappm.profiler.pool import PoolGroup, PoolSpec, build_pool
+from trappm.profiler.records import Configuration
 
 _MAX_BYTES = 64 << 20
 _DOCUMENTS = {".yaml", ".yml", ".json"}

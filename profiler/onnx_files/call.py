@@ -11,8 +11,8 @@ import onnx
 import torch
 from torch import Tensor
 
-from profiler.errors import UnsupportedModelError
-from profiler.onnx_files.folding import Array
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.onnx_files.folding import Array
 
 Value = Tensor | Array | None
 """A tensor on the meta device, an array of known values, or None for an input left out."""

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.errors import InputError, UnsupportedModelError, one_line
-from profiler.onnx_files.opening import BUFFERS_KEY
-from profiler.onnx_files.symbolics import extra_symbolics
+from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+from trappm.profiler.onnx_files.opening import BUFFERS_KEY
+from trappm.profiler.onnx_files.symbolics import extra_symbolics
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -99,7 +99,7 @@ class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _uninitialised(architecture: str, input_size: int) -> nn.Module:
-    from profiler.zoo import create_model
+    from trappm.profiler.zoo import create_model
 
     with _NoRandomness():  # type: ignore[no-untyped-call]
         return create_model(architecture, input_size)

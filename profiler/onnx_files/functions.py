@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
-from profiler.errors import UnsupportedModelError
-from profiler.onnx_files.call import Call, Function
-from profiler.onnx_files.moves import MOVES
-from profiler.onnx_files.patterns import IN_PLACE
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.onnx_files.call import Call, Function
+from trappm.profiler.onnx_files.moves import MOVES
+from trappm.profiler.onnx_files.patterns import IN_PLACE
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:

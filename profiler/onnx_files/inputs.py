@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from profiler.errors import ModelFileError, UnsupportedModelError
-from profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size
 
 if TYPE_CHECKING:
-    from profiler.onnx_files.opening import Operation
+    from trappm.profiler.onnx_files.opening import Operation
 
 _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),

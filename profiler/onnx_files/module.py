@@ -18,13 +18,13 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from profiler.errors import TrappmError, UnsupportedModelError, one_line
-from profiler.onnx_files.call import Call, Value, torch_type
-from profiler.onnx_files.folding import Array, fold
-from profiler.onnx_files.functions import FUNCTIONS
-from profiler.onnx_files.opening import CheckedModel, Operation
-from profiler.onnx_files.patterns import Step, put_together
-from profiler.onnx_files.stored import Kind, value_of
+from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.onnx_files.call import Call, Value, torch_type
+from trappm.profiler.onnx_files.folding import Array, fold
+from trappm.profiler.onnx_files.functions import FUNCTIONS
+from trappm.profiler.onnx_files.opening import CheckedModel, Operation
+from trappm.profiler.onnx_files.patterns import Step, put_together
+from trappm.profiler.onnx_files.stored import Kind, value_of
 
 _STANDARD = ("", "ai.onnx")
 _NOTHING: Array = np.zeros(0)

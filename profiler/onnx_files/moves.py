@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
-from profiler.errors import UnsupportedModelError
-from profiler.onnx_files.call import Call, Function, Value, torch_type
-from profiler.onnx_files.folding import MAX_ELEMENTS
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.onnx_files.call import Call, Function, Value, torch_type
+from trappm.profiler.onnx_files.folding import MAX_ELEMENTS
 
 
 def _reshape(call: Call) -> Tensor:

@@ -18,15 +18,15 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
-from profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
-from profiler.files import read_plain
-from profiler.onnx_files.inputs import (
+from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
+from trappm.profiler.files import read_plain
+from trappm.profiler.onnx_files.inputs import (
     image_input,
     image_shape,
     refuse_what_is_no_weight,
     supplied_weights,
 )
-from profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size, constant
+from trappm.profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
 """Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from profiler.onnx_files.folding import Array
+from trappm.profiler.onnx_files.folding import Array
 
 Pattern = str | float | tuple[Any, ...]
 Bindings = Mapping[str, str]

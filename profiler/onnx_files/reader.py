@@ -15,17 +15,17 @@ from typing import Any
 
 import onnx
 
-from profiler.errors import (
+from trappm.profiler.errors import (
     InputError,
     ModelFileError,
     TrappmError,
     UnsupportedModelError,
 )
-from profiler.graphs.node_signature import IMAGE, Source
-from profiler.graphs.nodes import BATCH_SIZES, Node, Structure, assemble
-from profiler.onnx_files.opening import MAX_BYTES, CheckedModel, Operation, load_checked
-from profiler.onnx_files.shapes import ShapeInference
-from profiler.records import GraphTemplate
+from trappm.profiler.graphs.node_signature import IMAGE, Source
+from trappm.profiler.graphs.nodes import BATCH_SIZES, Node, Structure, assemble
+from trappm.profiler.onnx_files.opening import MAX_BYTES, CheckedModel, Operation, load_checked
+from trappm.profiler.onnx_files.shapes import ShapeInference
+from trappm.profiler.records import GraphTemplate
 
 
 def read_onnx(

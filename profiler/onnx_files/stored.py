@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from onnx import external_data_helper
 
-from profiler.errors import ModelFileError, UnsupportedModelError, one_line
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError, one_line
 
 MAX_RANK = 16
 MAX_ELEMENTS = 1 << 48

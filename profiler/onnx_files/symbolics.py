@@ -13,7 +13,7 @@ import torch
 from torch.onnx import symbolic_helper
 from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
 
-from profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError
 
 _SINCE_OPSET = 9
 

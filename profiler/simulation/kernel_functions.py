@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from profiler.simulation.autocast import Autocast
+from trappm.profiler.simulation.autocast import Autocast
 
 OnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 """Is told query, key, value, mask and output of each fused attention, forward and backward."""

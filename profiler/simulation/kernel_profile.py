@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from profiler.array_archive import pack, unpack
-from profiler.errors import TrappmError, one_line
-from profiler.records import IntArray, MemoryFormat, Phase, Precision
-from profiler.simulation.step_trace import ConvolutionKind, Pass
+from trappm.profiler.array_archive import pack, unpack
+from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from profiler.model_input import Sample
+    from trappm.profiler.model_input import Sample
 
 __all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
 
@@ -284,8 +284,8 @@ def kernel_profile(
         UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
         UnsupportedModelError: a step cannot be traced; the reason is told.
     """
-    from profiler.graphs.module_graph import on_meta
-    from profiler.simulation.kernel_recorder import trace_kernels
+    from trappm.profiler.graphs.module_graph import on_meta
+    from trappm.profiler.simulation.kernel_recorder import trace_kernels
 
     return trace_kernels(
         on_meta(model, input_size),

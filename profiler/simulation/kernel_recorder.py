@@ -20,13 +20,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler.errors import UnsupportedModelError, one_line
-from profiler.model_input import Sample
-from profiler.records import MemoryFormat, Phase, Precision
-from profiler.simulation.gpu_functions import ALLOCATIONS
-from profiler.simulation.kernel_functions import KernelFunctions
-from profiler.simulation.kernel_profile import KernelKind, KernelProfile, KernelTable, Pass, Size
-from profiler.simulation.kernel_rules import (
+from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.gpu_functions import ALLOCATIONS
+from trappm.profiler.simulation.kernel_functions import KernelFunctions
+from trappm.profiler.simulation.kernel_profile import (
+    KernelKind,
+    KernelProfile,
+    KernelTable,
+    Pass,
+    Size,
+)
+from trappm.profiler.simulation.kernel_rules import (
     Product,
     convolution,
     convolution_kind,
@@ -35,7 +41,7 @@ from profiler.simulation.kernel_rules import (
     product_of,
     shape_of,
 )
-from profiler.simulation.step_recorder import loss_of
+from trappm.profiler.simulation.step_recorder import loss_of
 
 TRACED_BATCH_SIZE = 10_007
 """A prime: no size in a model divides by it by chance."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profiler.simulation.kernel_profile import KernelKind, Pass
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
 
 
 @dataclass(frozen=True)

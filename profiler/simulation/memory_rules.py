@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from profiler.graphs.nodes import BYTES_PER_ELEMENT
-from profiler.records import Graph, IntArray, Optimizer
-from profiler.simulation.memory_simulation import (
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.records import Graph, IntArray, Optimizer
+from trappm.profiler.simulation.memory_simulation import (
     MIB,
     TEMPORARIES_PER_PARAMETER,
     Loop,

@@ -21,9 +21,9 @@ from enum import Enum
 
 import numpy as np
 
-from profiler.errors import InputError
-from profiler.records import IntArray, Optimizer
-from profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import IntArray, Optimizer
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
 
 MIB = 1 << 20
 _UNIT = 512

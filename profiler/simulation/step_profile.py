@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from profiler.array_archive import pack, unpack
-from profiler.errors import TrappmError, one_line
-from profiler.model_input import Sample
-from profiler.records import Optimizer
-from profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
-from profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
+from trappm.profiler.array_archive import pack, unpack
+from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import Optimizer
+from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
+from trappm.profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -136,8 +136,8 @@ def step_profile(
         UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
         UnsupportedModelError: the step cannot be traced; the reason is told.
     """
-    from profiler.graphs.module_graph import on_meta
-    from profiler.simulation.step_recorder import trace_step
+    from trappm.profiler.graphs.module_graph import on_meta
+    from trappm.profiler.simulation.step_recorder import trace_step
 
     module = on_meta(model, input_size)
     parameters = list(module.parameters())

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler.errors import UnsupportedModelError, one_line
-from profiler.model_input import Sample
-from profiler.records import IntArray
-from profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
-from profiler.simulation.step_profile import SavedBytes
-from profiler.simulation.step_trace import (
+from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import IntArray
+from trappm.profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
+from trappm.profiler.simulation.step_profile import SavedBytes
+from trappm.profiler.simulation.step_trace import (
     TRACED_BATCH_SIZES,
     ConvolutionKind,
     Event,

@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from profiler.errors import TrappmError
-from profiler.records import IntArray
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import IntArray
 
 MAX_EVENTS = 1_000_000
 """The longest steps of timm's models have about 40,000 events."""

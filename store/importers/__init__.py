@@ -11,11 +11,11 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from profiler.errors import InputError
-from store.exchange import ImportReport, Tally, Verdict, read_file
-from store.importers import gpumemnet, timm_results
-from store.recording import BATCH
-from store.store import Store
+from trappm.profiler.errors import InputError
+from trappm.store.exchange import ImportReport, Tally, Verdict, read_file
+from trappm.store.importers import gpumemnet, timm_results
+from trappm.store.recording import BATCH
+from trappm.store.store import Store
 
 SOURCES = ("gpumemnet", "timm")
 _CONFLICT = Verdict(kind="rejected", reason="conflicts with what is there under its attempt key")

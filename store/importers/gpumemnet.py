@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from profiler.errors import TrappmError, one_line
-from profiler.records import Configuration, Outcome, Protocol
-from store.exchange import Verdict
-from store.importers.sheets import known_input_size, published, read_sheet
+from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.records import Configuration, Outcome, Protocol
+from trappm.store.exchange import Verdict
+from trappm.store.importers.sheets import known_input_size, published, read_sheet
 
 DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0
@@ -152,7 +152,7 @@ def _judged(
 
 def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
     """Why the rows are not about timm's model; by the largest batch."""
-    from profiler.simulation.step_profile import step_profile
+    from trappm.profiler.simulation.step_profile import step_profile
 
     largest = runs[-1]
     try:

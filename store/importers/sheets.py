@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, UnknownArchitectureError
-from profiler.records import (
+from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.records import (
     Configuration,
     Measurement,
     Outcome,
@@ -18,7 +18,7 @@ from profiler.records import (
     Provenance,
     StepSummary,
 )
-from store.exchange import checked_size
+from trappm.store.exchange import checked_size
 
 MAX_SHEET_BYTES = 64 << 20
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
@@ -60,14 +60,14 @@ def read_sheet(
 
 def current_name(model: str) -> str:
     """What timm calls the architecture of this model today."""
-    from profiler.zoo import current_name
+    from trappm.profiler.zoo import current_name
 
     return current_name(model)
 
 
 def known_input_size(architecture: str) -> int | None:
     """timm's own input size of an architecture in pixels; None if timm does not know either."""
-    from profiler.zoo import native_input_size
+    from trappm.profiler.zoo import native_input_size
 
     try:
         return native_input_size(architecture)

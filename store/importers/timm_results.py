@@ -12,10 +12,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
-from profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision, Protocol
-from store.exchange import Verdict
-from store.importers.sheets import current_name, known_input_size, published, read_sheet
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    Protocol,
+)
+from trappm.store.exchange import Verdict
+from trappm.store.importers.sheets import current_name, known_input_size, published, read_sheet
 
 DEVICES = {"rtx3090": "NVIDIA GeForce RTX 3090", "rtx4090": "NVIDIA GeForce RTX 4090"}
 STACKS = {

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from store.schema import METADATA
+from trappm.store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

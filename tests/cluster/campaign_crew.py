@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import yaml
 
-from cluster.campaign import Campaign
-from cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
-from cluster.events import Worker
-from cluster.kernels import KernelCache, KernelKey, TracedKernels
-from cluster.launch import spec_of
-from cluster.spec import CampaignSpec, parse_spec
-from profiler.measuring.environment import utc_now
-from profiler.records import (
+from trappm.cluster.campaign import Campaign
+from trappm.cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
+from trappm.cluster.events import Worker
+from trappm.cluster.kernels import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.launch import spec_of
+from trappm.cluster.spec import CampaignSpec, parse_spec
+from trappm.profiler.measuring.environment import utc_now
+from trappm.profiler.records import (
     GraphTemplate,
     Measurement,
     Outcome,

@@ -42,13 +42,13 @@ from emulated_cluster import (
     wait_until,
 )  # fmt: skip
 
-import cluster.campaign
-from cluster.lock import is_running
-from cluster.orders import order_stop
-from cluster.ray_learner import LearnerProxy
-from cluster.stopping import StopRules
-from store import CampaignState, Home, Store
+import trappm.cluster.campaign
+from trappm.cluster.lock import is_running
+from trappm.cluster.orders import order_stop
+from trappm.cluster.ray_learner import LearnerProxy
+from trappm.cluster.stopping import StopRules
 from trappm.report import campaign_state
+from trappm.store import CampaignState, Home, Store
 
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 
@@ -136,7 +136,7 @@ def worker_killed(url):
 
 def worker_frozen(url):
     told = {}
-    cluster.campaign.LEASE_S = 30.0
+    trappm.cluster.campaign.LEASE_S = 30.0
     with emulated(NODES):
 
         def faults(recorded):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from store import Store
+from trappm.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -35,20 +35,20 @@ import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import cluster.actors  # noqa: E402
-import cluster.campaign  # noqa: E402
-import cluster.launch  # noqa: E402
-from cluster import shares  # noqa: E402
-from cluster.actors import CampaignActor  # noqa: E402
-from cluster.campaign import Campaign  # noqa: E402
-from cluster.crew import ProfiledGraph  # noqa: E402
-from cluster.kernels import KernelCache, TracedKernels  # noqa: E402
-from cluster.ray_crew import RayCrew, this_process  # noqa: E402
-from cluster.ray_learner import LearnerProxy  # noqa: E402
-from cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
-from cluster.spec import CampaignSpec  # noqa: E402
-from profiler.errors import DeviceError  # noqa: E402
-from store import Home, Patience, Store  # noqa: E402
+import trappm.cluster.actors  # noqa: E402
+import trappm.cluster.campaign  # noqa: E402
+import trappm.cluster.launch  # noqa: E402
+from trappm.cluster import shares  # noqa: E402
+from trappm.cluster.actors import CampaignActor  # noqa: E402
+from trappm.cluster.campaign import Campaign  # noqa: E402
+from trappm.cluster.crew import ProfiledGraph  # noqa: E402
+from trappm.cluster.kernels import KernelCache, TracedKernels  # noqa: E402
+from trappm.cluster.ray_crew import RayCrew, this_process  # noqa: E402
+from trappm.cluster.ray_learner import LearnerProxy  # noqa: E402
+from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from trappm.cluster.spec import CampaignSpec  # noqa: E402
+from trappm.profiler.errors import DeviceError  # noqa: E402
+from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
 POISON = "vgg11"
@@ -107,7 +107,7 @@ class MadeUpCampaignActor(CampaignActor):
 
     def _crew(self):
         shares.LOOK_S, shares.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
-        cluster.campaign.LEASE_S = float(os.environ.get("LEASE_S", "180"))
+        trappm.cluster.campaign.LEASE_S = float(os.environ.get("LEASE_S", "180"))
         devices = self._spec.devices.keys
         return MadeUpCrew(
             devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
@@ -281,11 +281,11 @@ def processes(name):
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    cluster.actors.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.actors.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
-    end = cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
-    assert end is cluster.launch.End.LEFT
+    end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
+    assert end is trappm.cluster.launch.End.LEFT
 
 
 def family(node):

@@ -18,15 +18,15 @@ from campaign_crew import (
     spec,
 )
 
-import cluster.launch
-import cluster.telling
-from cluster.kernels import KernelCache, TracedKernels
-from cluster.launch import check_spec, start_or_continue, to_resume
-from cluster.orders import order_retry, order_stop
-from cluster.telling import CampaignStopped
-from profiler.errors import CampaignError, InputError
-from profiler.pool import build_pool
-from store import CampaignState, Store
+import trappm.cluster.launch
+import trappm.cluster.telling
+from trappm.cluster.kernels import KernelCache, TracedKernels
+from trappm.cluster.launch import check_spec, start_or_continue, to_resume
+from trappm.cluster.orders import order_retry, order_stop
+from trappm.cluster.telling import CampaignStopped
+from trappm.profiler.errors import CampaignError, InputError
+from trappm.profiler.pool import build_pool
+from trappm.store import CampaignState, Store
 
 
 def test_a_campaign_spends_its_budget_once_and_publishes(store):
@@ -89,7 +89,7 @@ def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_start
 
 
 def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeypatch):
-    monkeypatch.setattr(cluster.launch, "gpus_known_to", lambda address: {"h1000", "gb200"})
+    monkeypatch.setattr(trappm.cluster.launch, "gpus_known_to", lambda address: {"h1000", "gb200"})
     too_much = {"initial": {"source": 9_999}}
 
     def launched_on(device):
@@ -232,7 +232,7 @@ class OrderedAbout(FakeCrew):
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
-    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
     crew = OrderedAbout(5, lambda: order_stop(store, None, state))
     run = campaign(store, crew)
     with pytest.raises(CampaignStopped):
@@ -261,7 +261,7 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
                 yield graph
                 order_stop(store, None, state)
 
-    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
     asked_for = []
     run = campaign(store, crew := OrderedAboutGraphs())
     with pytest.raises(CampaignStopped):
@@ -324,7 +324,7 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
             on_progress(2, 3)
             raise AssertionError("it goes on")
 
-    monkeypatch.setattr(cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
     run = campaign(store, FakeCrew(), OrderedAboutEncoder())
     with pytest.raises(CampaignStopped):
         run.run()
@@ -426,4 +426,4 @@ def test_why_a_campaigns_process_died_is_told():
     actor = SimpleNamespace(progress=SimpleNamespace(remote=die))
     told = r"died \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
     with pytest.raises(CampaignError, match=told):
-        cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)
+        trappm.cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)

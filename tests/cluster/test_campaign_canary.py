@@ -8,11 +8,11 @@ import math
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device, spec
 
-from cluster.canaries import Canaries
-from cluster.launch import spec_of
-from cluster.roster import CanaryStopError
-from profiler.errors import InputError
-from profiler.records import Provenance
+from trappm.cluster.canaries import Canaries
+from trappm.cluster.launch import spec_of
+from trappm.cluster.roster import CanaryStopError
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Provenance
 
 CANARY = {
     "configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64},

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device
 
-import cluster.campaign
-import store.database
-import store.leases
-from store import Assignment, Patience, Store
+import trappm.cluster.campaign
+import trappm.store.database
+import trappm.store.leases
+from trappm.store import Assignment, Patience, Store
 
 AWAY_S = 1.0
 
@@ -61,7 +61,7 @@ def fill_the_disk(opened):
 
 @pytest.mark.parametrize("fault", [lock, fill_the_disk])
 def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, monkeypatch, fault):
-    monkeypatch.setattr(store.database, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(trappm.store.database, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
     mends = []
     crew = FaultyAfter(4, lambda: mends.append(fault(opened)))
@@ -85,9 +85,9 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
 def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
     jumps = itertools.cycle([0.0, 3600.0, -7200.0, 1e6])
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + next(jumps))
-    monkeypatch.setattr(cluster.campaign, "time", clock)
+    monkeypatch.setattr(trappm.cluster.campaign, "time", clock)
     wall = SimpleNamespace(_time=lambda session: datetime.now(UTC) + timedelta(seconds=next(jumps)))
-    monkeypatch.setattr(store.leases, "_time", wall._time)
+    monkeypatch.setattr(trappm.store.leases, "_time", wall._time)
     crew = FakeCrew()
     with Store.open(new_store()) as opened:
         run = campaign(opened, crew)
@@ -98,7 +98,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
 
 
 def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
-    listen = cluster.campaign.Campaign._what_happened
+    listen = trappm.cluster.campaign.Campaign._what_happened
 
     def fail(campaign, finished):
         if isinstance(finished.task, Assignment):
@@ -106,7 +106,7 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
         return listen(campaign, finished)
 
     run = campaign(store, FakeCrew())
-    monkeypatch.setattr(cluster.campaign.Campaign, "_what_happened", fail)
+    monkeypatch.setattr(trappm.cluster.campaign.Campaign, "_what_happened", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
     counts = store.outcome_counts(run.id)

@@ -17,15 +17,15 @@ from campaign_crew import (
     made_up,
 )
 
-from cluster.crew import Choice, ChoiceRequest, TrainingLabel
-from cluster.kernels import KernelKey, trace_kernels
-from cluster.learning import CampaignLearner
-from learner.acquisition import STRATEGIES
-from learner.networks.presets import LAPTOP, PRESETS
-from profiler.measuring import procfs
-from profiler.measuring.protocols import protocol_named
-from profiler.records import Configuration, GraphTemplate, Phase, Precision
-from profiler.static import static_profile
+from trappm.cluster.crew import Choice, ChoiceRequest, TrainingLabel
+from trappm.cluster.kernels import KernelKey, trace_kernels
+from trappm.cluster.learning import CampaignLearner
+from trappm.learner.acquisition import STRATEGIES
+from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.profiler.measuring import procfs
+from trappm.profiler.measuring.protocols import protocol_named
+from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
+from trappm.profiler.static import static_profile
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
 BATCHES = (1, 8, 64, 512)

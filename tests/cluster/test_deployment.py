@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.runtime import placement
+from trappm.cluster.runtime import placement
 
 ROOT = Path(__file__).parents[2]
 CHARACTERS_OF_A_SECRET = re.compile(r"(AUTH_TOKEN|PASSWORD)\S*\s*[=:]\s*['\"]?[0-9a-zA-Z]{8}")

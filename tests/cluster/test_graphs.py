@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-import profiler.static
-from cluster import graphs, processes
-from cluster.crew import ProfiledGraph
-from cluster.graphs import profile_graph, profile_in_processes
-from profiler.records import GraphTemplate
-from profiler.simulation.step_profile import StepProfile
+import trappm.profiler.static
+from trappm.cluster import graphs, processes
+from trappm.cluster.crew import ProfiledGraph
+from trappm.cluster.graphs import profile_graph, profile_in_processes
+from trappm.profiler.records import GraphTemplate
+from trappm.profiler.simulation.step_profile import StepProfile
 
 PAIRS = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 67), ("test_efficientnet", 64)]
 
@@ -71,12 +71,12 @@ def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
 ):
     monkeypatch.setattr(processes, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
-    monkeypatch.setattr(profiler.static, "step_profile", fault)
+    monkeypatch.setattr(trappm.profiler.static, "step_profile", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is not None
     assert result.step is None
     assert told in result.step_refusal
-    monkeypatch.setattr(profiler.static, "module_template", fault)
+    monkeypatch.setattr(trappm.profiler.static, "module_template", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is result.step is result.step_refusal is None
     assert told in result.refusal

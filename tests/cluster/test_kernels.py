@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.kernels import KernelCache, KernelKey
-from profiler.records import MemoryFormat, Precision
-from profiler.simulation.kernel_profile import KernelProfile
+from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile
 
 
 def key(architecture="test_resnet", **changes):

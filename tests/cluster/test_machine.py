@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import Ledger, VirtualCluster, Weather
 
-from cluster.allowance import Allowance
-from cluster.events import (
+from trappm.cluster.allowance import Allowance
+from trappm.cluster.events import (
     CanaryMeasured,
     Close,
     Course,
@@ -40,10 +40,10 @@ from cluster.events import (
     Waiting,
     Worker,
 )
-from cluster.machine import LONGEST_STEP_S, Machine
-from cluster.stopping import StopRules
-from cluster.workforce import RESTART_S
-from profiler.records import Outcome
+from trappm.cluster.machine import LONGEST_STEP_S, Machine
+from trappm.cluster.stopping import StopRules
+from trappm.cluster.workforce import RESTART_S
+from trappm.profiler.records import Outcome
 
 TWO = ("a100", "v100")
 

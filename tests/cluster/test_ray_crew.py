@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from unittest import mock
 
-from cluster.crew import Finished
-from cluster.events import Worker
-from cluster.ray_crew import RayCrew, _Profiler
+from trappm.cluster.crew import Finished
+from trappm.cluster.events import Worker
+from trappm.cluster.ray_crew import RayCrew, _Profiler
 
 
 def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
     """Between two looks at the workers the machine may still think that it is there."""
-    with mock.patch("cluster.ray_crew.ray") as ray:
+    with mock.patch("trappm.cluster.ray_crew.ray") as ray:
         ray.nodes.return_value = []
         ray.wait.return_value = [], []
         crew = RayCrew(["a100"], may_grow=True)
@@ -24,7 +24,10 @@ def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
 
 
 def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while():
-    with mock.patch("cluster.ray_crew.ray") as ray, mock.patch("cluster.ray_crew.time") as clock:
+    with (
+        mock.patch("trappm.cluster.ray_crew.ray") as ray,
+        mock.patch("trappm.cluster.ray_crew.time") as clock,
+    ):
         ray.nodes.return_value = []
         clock.monotonic.return_value = 0.0
         crew = RayCrew(["a100"], may_grow=True)

@@ -28,17 +28,17 @@ sys.stdin.read()
 
 CRASHES = """
 import json, os, signal, sys
-from cluster.runtime import ray_runtime
+from trappm.cluster.runtime import ray_runtime
 
 def crash_on_vit(job):
-    from cluster.graphs import profile_graph
+    from trappm.cluster.graphs import profile_graph
     architecture, input_size, step_refusal = job
     if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
     return [profile_graph(*job)]
 
 with ray_runtime(sys.argv[1]):
-    from cluster import ray_profiles
+    from trappm.cluster import ray_profiles
     ray_profiles._profile = crash_on_vit
     pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
     made = list(ray_profiles.profile_on_ray(pairs))
@@ -51,12 +51,12 @@ print(json.dumps({
 
 TRACES = """
 import json, os, signal, sys
-from cluster.kernels import KernelKey
-from cluster.runtime import ray_runtime
-from profiler.records import MemoryFormat, Precision
+from trappm.cluster.kernels import KernelKey
+from trappm.cluster.runtime import ray_runtime
+from trappm.profiler.records import MemoryFormat, Precision
 
 def crash_on_fp16(keys):
-    from cluster.kernels import trace_kernels
+    from trappm.cluster.kernels import trace_kernels
     if any(key.precision == "amp-fp16" for key in keys):
         os.kill(os.getpid(), signal.SIGKILL)
     return trace_kernels(keys)
@@ -65,7 +65,7 @@ keys = [KernelKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
         for precision in (Precision.FP32, Precision.AMP_FP16)]
 keys.append(KernelKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
 with ray_runtime(sys.argv[1]):
-    from cluster import ray_profiles
+    from trappm.cluster import ray_profiles
     ray_profiles.trace_kernels = crash_on_fp16
     made = list(ray_profiles.trace_on_ray(keys))
 print(json.dumps({
@@ -159,7 +159,7 @@ def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
 
 def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
     code = (
-        "import json, sys; from cluster.runtime import gpus_known_to;"
+        "import json, sys; from trappm.cluster.runtime import gpus_known_to;"
         "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
     )
     told = told_by(code)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from cluster.ray_tuning import tune_on_ray
-from learner.judging.benchmarking import Samples
-from learner.judging.tuning import Tuning
-from learner.workload import Workload
-from profiler.records import Configuration, Graph
-from store import Store
+from trappm.cluster.ray_tuning import tune_on_ray
+from trappm.learner.judging.benchmarking import Samples
+from trappm.learner.judging.tuning import Tuning
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Configuration, Graph
+from trappm.store import Store
 
 
 def chain(length, batch_size):

@@ -8,10 +8,10 @@ import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign
 from test_campaign_canary import CANARY
 
-from cluster.telling import CampaignStopped
-from store import Home
 from trappm import watching
+from trappm.cluster.telling import CampaignStopped
 from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
+from trappm.store import Home
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from campaign_crew import BUDGET, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.shares import Claim, Claims, fair_shares
-from profiler.records import Configuration
-from store import PlannedAssignment
+from trappm.cluster.shares import Claim, Claims, fair_shares
+from trappm.profiler.records import Configuration
+from trappm.store import PlannedAssignment
 
 CLAIMS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3),

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.pool import load_pool_file
-from cluster.spec import load_preset, load_spec, parse_spec, presets
-from profiler.errors import InputError
-from profiler.families import FAMILIES, family_of
-from profiler.pool import build_pool
+from trappm.cluster.pool import load_pool_file
+from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import FAMILIES, family_of
+from trappm.profiler.pool import build_pool
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.stopping import (
+from trappm.cluster.stopping import (
     Judged,
     RoundResult,
     StopRules,
@@ -17,7 +17,7 @@ from cluster.stopping import (
     stopped,
     upper_bound,
 )
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 
 SERIES = ("a100", "step_time_ms")
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)

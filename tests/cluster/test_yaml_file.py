@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from cluster.pool import parse_pool_file
-from cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
-from profiler.errors import InputError
+from trappm.cluster.pool import parse_pool_file
+from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
+from trappm.profiler.errors import InputError
 
 GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.allowance import Allowance
-from cluster.events import (
+from trappm.cluster.allowance import Allowance
+from trappm.cluster.events import (
     Close,
     Course,
     Dismiss,
@@ -38,9 +38,9 @@ from cluster.events import (
     Waiting,
     Worker,
 )
-from cluster.machine import Machine
-from cluster.stopping import StopRules
-from profiler.records import Outcome
+from trappm.cluster.machine import Machine
+from trappm.cluster.stopping import StopRules
+from trappm.profiler.records import Outcome
 
 TICK_S = 10.0
 

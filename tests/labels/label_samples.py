@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
 
 DEVICE = "cpu-2t"
 

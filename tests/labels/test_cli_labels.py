@@ -11,9 +11,9 @@ import pytest
 from label_samples import DEVICE, measurement
 
 import trappm
-from profiler.errors import InputError
-from store import Home, Store
 from trappm import cli
+from trappm.profiler.errors import InputError
+from trappm.store import Home, Store
 
 
 @pytest.fixture

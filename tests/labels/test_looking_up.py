@@ -11,20 +11,20 @@ import torch
 from label_samples import DEVICE, measurement
 
 import trappm
-from learner.heads import train_heads
-from learner.networks.gae import train_encoder
-from learner.networks.presets import LAPTOP
-from learner.predictions import TrainedHeads
-from learner.snapshot import save_snapshot
-from learner.workload import Workload
-from profiler import zoo
-from profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
-from profiler.onnx_files.export import export_onnx
-from profiler.records import Phase, Protocol
-from profiler.simulation.step_profile import step_profile
-from profiler.static import static_profile
-from store import Home, LabelFilter, Store
 from trappm import cli
+from trappm.learner.heads import train_heads
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.predictions import TrainedHeads
+from trappm.learner.snapshot import save_snapshot
+from trappm.learner.workload import Workload
+from trappm.profiler import zoo
+from trappm.profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.records import Phase, Protocol
+from trappm.profiler.simulation.step_profile import step_profile
+from trappm.profiler.static import static_profile
+from trappm.store import Home, LabelFilter, Store
 
 torch.set_num_threads(1)
 MODEL, SIZE = "test_resnet", 64

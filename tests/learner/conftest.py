@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.networks.gae import train_encoder
-from learner.networks.presets import LAPTOP
-from learner.workload import Workload
-from profiler.records import Graph
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph
 
 torch.set_num_threads(1)
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.acquisition import (
+from trappm.learner.acquisition import (
     NOISE_VARIANCE,
     STRATEGIES,
     AcquisitionRequest,
     Covariance,
     strategy_named,
 )
-from learner.acquisition.covariance import narrow
-from learner.acquisition.coverage import Representation
-from learner.acquisition.kernel import LANDMARKS, matern, pool_features
-from learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
-from profiler.errors import InputError
+from trappm.learner.acquisition.covariance import narrow
+from trappm.learner.acquisition.coverage import Representation
+from trappm.learner.acquisition.kernel import LANDMARKS, matern, pool_features
+from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
+from trappm.profiler.errors import InputError
 
 
 def request(n=60, seed=0, count=8, **options):
@@ -255,7 +255,7 @@ def test_density_leaves_loners_for_later():
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    from learner.acquisition.kernel import matern
+    from trappm.learner.acquisition.kernel import matern
 
     asked = request(n=300, count=10)
 
@@ -283,7 +283,7 @@ def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
 def test_lcmd_is_what_bmdal_reg_chooses():
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
-    from learner.judging.peers import PEERS
+    from trappm.learner.judging.peers import PEERS
 
     asked = request(n=200, count=12)
     theirs = [pick.index for pick in PEERS[0].select(asked)]

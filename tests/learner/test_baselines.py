@@ -7,14 +7,14 @@ import pytest
 import torch
 from workload_samples import mape, targets, workloads
 
-from learner.baselines.dippm import dippm
-from learner.baselines.dnnperf import dnnperf
-from learner.baselines.faketensor import FakeTensor
-from learner.baselines.nnlqp import nnlqp
-from learner.baselines.sizes import LAPTOP_SIZE, PAPER_SIZE
-from learner.baselines.tabular import mlp, xgboost
-from learner.networks.dataset import batches, to_data
-from profiler.errors import InputError
+from trappm.learner.baselines.dippm import dippm
+from trappm.learner.baselines.dnnperf import dnnperf
+from trappm.learner.baselines.faketensor import FakeTensor
+from trappm.learner.baselines.nnlqp import nnlqp
+from trappm.learner.baselines.sizes import LAPTOP_SIZE, PAPER_SIZE
+from trappm.learner.baselines.tabular import mlp, xgboost
+from trappm.learner.networks.dataset import batches, to_data
+from trappm.profiler.errors import InputError
 
 QUICK = replace(
     LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, epochs=100, batch_nodes=1024)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.estimator import Estimate
-from learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
-from learner.judging.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
-from learner.judging.kept_runs import KeptRuns
-from learner.judging.scoring import score, summarize
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.families import family_of
-from profiler.records import Configuration
+from trappm.learner.estimator import Estimate
+from trappm.learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
+from trappm.learner.judging.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
+from trappm.learner.judging.kept_runs import KeptRuns
+from trappm.learner.judging.scoring import score, summarize
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import family_of
+from trappm.profiler.records import Configuration
 
 NAMES = [
     "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",

@@ -8,8 +8,8 @@ import pytest
 from registry_samples import write_sample
 
 import trappm
-from learner.registry import Registry
 from trappm.cli import run
+from trappm.learner.registry import Registry
 from trappm.published import SHIPPED
 
 SHARED_ID = json.loads((SHIPPED / "manifest.json").read_text())["id"]

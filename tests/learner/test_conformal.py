@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.conformal import LEVELS, Calibration, Familiarity
-from profiler.errors import InputError
+from trappm.learner.conformal import LEVELS, Calibration, Familiarity
+from trappm.profiler.errors import InputError
 
 
 def errors(architectures, seed, labels=4):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from learner.networks.dataset import batches, to_data
-from learner.networks.distinct import (
+from trappm.learner.networks.dataset import batches, to_data
+from trappm.learner.networks.distinct import (
     MAX_DEPTH,
     DistinctSAGEConv,
     Dropout,

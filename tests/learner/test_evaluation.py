@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.judging.evaluation import (
+from trappm.learner.judging.evaluation import (
     MAX_PAIRED,
     accuracy,
     kendall_tau,
     projected,
     split_architectures,
 )
-from profiler.errors import InputError
-from profiler.families import family_of
-from profiler.records import Configuration
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import family_of
+from trappm.profiler.records import Configuration
 
 
 def test_errors_of_a_small_example():

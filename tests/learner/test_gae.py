@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.networks.dataset import batches, to_data
-from learner.networks.gae import (
+from trappm.learner.networks.dataset import batches, to_data
+from trappm.learner.networks.gae import (
     Encoder,
     EncoderNetwork,
     edge_scores,
@@ -15,9 +15,9 @@ from learner.networks.gae import (
     sample_negatives,
     train_encoder,
 )
-from learner.networks.presets import LAPTOP, PAPER, preset_named
-from learner.networks.regressor import HeadNetwork
-from profiler.errors import InputError
+from trappm.learner.networks.presets import LAPTOP, PAPER, preset_named
+from trappm.learner.networks.regressor import HeadNetwork
+from trappm.profiler.errors import InputError
 
 
 def whole_batch(zoo):

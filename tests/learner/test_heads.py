@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.heads import USABLE_SHARE, heads_from_tensors, train_heads
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.heads import USABLE_SHARE, heads_from_tensors, train_heads
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 
 def train(zoo, rows, targets, preset, seed=0, **options):

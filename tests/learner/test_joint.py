@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from learner.acquisition.joint import Ground, Joint
-from learner.estimator import Targets
-from learner.priors.graph_prior import GraphPrior
-from profiler.errors import InputError
+from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.estimator import Targets
+from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.profiler.errors import InputError
 
 METRIC = "step_time_ms"
 

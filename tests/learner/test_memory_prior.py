@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from learner.acquisition.joint import Ground, Joint
-from learner.estimator import Targets
-from learner.head import Head, Ours
-from learner.priors.device_specs import UNKNOWN_GPU, spec_of
-from learner.priors.graph_prior import GraphPrior
-from learner.priors.memory_prior import MemoryPrior
-from learner.priors.step_memory import step_memory
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import Optimizer, Phase, Precision
-from profiler.simulation.memory_simulation import Loop
-from profiler.static import static_profile
+from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.estimator import Targets
+from trappm.learner.head import Head, Ours
+from trappm.learner.priors.device_specs import UNKNOWN_GPU, spec_of
+from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.priors.step_memory import step_memory
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer, Phase, Precision
+from trappm.profiler.simulation.memory_simulation import Loop
+from trappm.profiler.static import static_profile
 
 NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")
 

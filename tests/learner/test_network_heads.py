@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner.heads import heads_from_tensors, train_heads
-from learner.networks.presets import PAPER
-from learner.workload import Workload
-from profiler.errors import InputError
+from trappm.learner.heads import heads_from_tensors, train_heads
+from trappm.learner.networks.presets import PAPER
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
 
 
 def train(zoo, rows, targets, preset, groups=None, **options):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learner.priors.physics import PRIORS, fit_coefficients, log_prior, term_matrix
-from profiler.records import METRICS
+from trappm.learner.priors.physics import PRIORS, fit_coefficients, log_prior, term_matrix
+from trappm.profiler.records import METRICS
 
 
 def mape(predicted_log, values):

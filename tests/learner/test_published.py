@@ -7,10 +7,10 @@ import pytest
 import torch
 from workload_samples import mape, targets, workloads
 
-from learner.networks.estimator import relative_squared
-from learner.networks.presets import PAPER
-from learner.networks.published import TrappmAsPublished, random_encoder
-from profiler.errors import InputError
+from trappm.learner.networks.estimator import relative_squared
+from trappm.learner.networks.presets import PAPER
+from trappm.learner.networks.published import TrappmAsPublished, random_encoder
+from trappm.profiler.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry_samples import write_sample
 
-from learner.registry import Registry
-from learner.regressions import promote
-from profiler.errors import SnapshotError
+from trappm.learner.registry import Registry
+from trappm.learner.regressions import promote
+from trappm.profiler.errors import SnapshotError
 
 KILLS = 12
 
@@ -146,7 +146,7 @@ PULL = "registry.pull(Path(sys.argv[2]).name, Path(sys.argv[2]))"
 PROGRAM = """
 import sys
 from pathlib import Path
-from learner.registry import Registry
+from trappm.learner.registry import Registry
 registry = Registry(sys.argv[1])
 print("ready", flush=True)
 {work}

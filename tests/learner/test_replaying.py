@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from learner.acquisition import STRATEGIES
-from learner.judging.benchmarking import Samples
-from learner.judging.peers import PEERS
-from learner.judging.replaying import Bench, named_strategy, probability_above, replay
-from learner.priors.graph_prior import GraphPrior
-from profiler.errors import InputError
-from profiler.records import Configuration
+from trappm.learner.acquisition import STRATEGIES
+from trappm.learner.judging.benchmarking import Samples
+from trappm.learner.judging.peers import PEERS
+from trappm.learner.judging.replaying import Bench, named_strategy, probability_above, replay
+from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ class Watching:
         return self
 
     def predict(self, workloads):
-        from learner.estimator import Estimate
+        from trappm.learner.estimator import Estimate
 
         return Estimate(np.ones(len(workloads)))
 
@@ -58,7 +58,7 @@ class Watching:
 def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
     watching = Watching()
     points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
-    from learner.judging.evaluation import split_architectures
+    from trappm.learner.judging.evaluation import split_architectures
 
     held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
     assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]
@@ -101,7 +101,7 @@ def test_runs_that_die_cost_a_label_and_are_avoided(samples):
 
 
 def test_probability_above_is_of_a_normal_logarithm():
-    from learner.estimator import Estimate
+    from trappm.learner.estimator import Estimate
 
     said = Estimate(np.array([100.0, 50.0, 400.0]), log_std=np.full(3, 0.2))
     found = probability_above(said, 100.0)

@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from learner.residuals.gaussian_process import fit_process
-from learner.residuals.residual import Residual, fit_residual, grouped_folds
-from profiler.errors import InputError
+from trappm.learner.residuals.gaussian_process import fit_process
+from trappm.learner.residuals.residual import Residual, fit_residual, grouped_folds
+from trappm.profiler.errors import InputError
 
 
 def data(rows, seed=0, noise=0.02, outliers=0.0):

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner import manifest as manifests
-from learner.heads import train_heads
-from learner.manifest import label_set_hash, sealed
-from learner.predictions import StepSettings, TrainedHeads
-from learner.snapshot import copy_snapshot, load_snapshot, save_snapshot
-from profiler.errors import SnapshotError
-from profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.learner import manifest as manifests
+from trappm.learner.heads import train_heads
+from trappm.learner.manifest import label_set_hash, sealed
+from trappm.learner.predictions import StepSettings, TrainedHeads
+from trappm.learner.snapshot import copy_snapshot, load_snapshot, save_snapshot
+from trappm.profiler.errors import SnapshotError
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 
 
 @dataclass(frozen=True)

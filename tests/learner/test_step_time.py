@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from learner.priors.device_specs import DEVICE_SPECS, spec_of
-from learner.priors.kernel_terms import PASSES, terms_of
-from learner.priors.kernel_times import group_rows, spreads
-from learner.priors.step_time import StepTimePrior
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from profiler.simulation.kernel_profile import (
+from trappm.learner.priors.device_specs import DEVICE_SPECS, spec_of
+from trappm.learner.priors.kernel_terms import PASSES, terms_of
+from trappm.learner.priors.kernel_times import group_rows, spreads
+from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
     KernelTable,

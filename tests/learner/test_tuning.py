@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.judging.benchmarking import Samples, SplitKind, splits_of
-from learner.judging.tuning import Tuning, run_trials, space_of
-from learner.networks.presets import LAPTOP
-from learner.workload import Workload
-from profiler.errors import InputError
-from profiler.records import Configuration
-from store import Store
+from trappm.learner.judging.benchmarking import Samples, SplitKind, splits_of
+from trappm.learner.judging.tuning import Tuning, run_trials, space_of
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Configuration
+from trappm.store import Store
 
 NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
 
@@ -82,7 +82,7 @@ def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("learner.judging.tuning._error", interrupted)
+        patch.setattr("trappm.learner.judging.tuning._error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_trials(tuning, 2, silent)
     report = run_trials(tuning, 2, silent)

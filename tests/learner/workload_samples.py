@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from learner.estimator import Targets
-from learner.workload import Workload
+from trappm.learner.estimator import Targets
+from trappm.learner.workload import Workload
 
 
 def workloads(zoo):

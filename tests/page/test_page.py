@@ -17,12 +17,12 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.lock import campaign_lock
-from learner.networks.presets import LAPTOP, PRESETS
-from profiler.measuring import attempt
-from store import Store
+from trappm.cluster.lock import campaign_lock
+from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import api, maps
 from trappm.page.mounting import FILES
+from trappm.profiler.measuring import attempt
+from trappm.store import Store
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict")
 TOKEN = "0123456789abcdef-token"  # noqa: S105

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from profiler.devices import open_device
-from profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices import open_device
+from trappm.profiler.devices.cuda import CudaDevice
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from profiler.devices import Device, MemoryReading, Window
-from profiler.measuring.step import StepRun, run_protocol
-from profiler.records import Configuration, Protocol
+from trappm.profiler.devices import Device, MemoryReading, Window
+from trappm.profiler.measuring.step import StepRun, run_protocol
+from trappm.profiler.records import Configuration, Protocol
 
 TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
 """Names the file in which a fault leaves its process id, or its times."""

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper
 
-from profiler.errors import ModelFileError, UnsupportedModelError
-from profiler.onnx_files.reader import read_onnx
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.profiler.onnx_files.reader import read_onnx
 
 CASE, EXAMPLES, SEED = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 MODELS = [Path(name).read_bytes() for name in sys.argv[4:]]

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.devices import Findings, open_device
-from profiler.devices.simulated import SPECIFICATIONS, SimulatedDevice
-from profiler.errors import DeviceError, UnsupportedModelError
-from profiler.measuring.protocols import ADAPTIVE, PAPER
-from profiler.records import (
+from trappm.profiler.devices import Findings, open_device
+from trappm.profiler.devices.simulated import SPECIFICATIONS, SimulatedDevice
+from trappm.profiler.errors import DeviceError, UnsupportedModelError
+from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER
+from trappm.profiler.records import (
     Configuration,
     Measurement,
     Optimizer,

@@ -11,13 +11,13 @@ import torch
 from fake_cuda import Cuda, install_cuda
 from fake_nvml import GIB, Board, Process, install
 
-from profiler.devices.cpu import CpuDevice
-from profiler.devices.cuda import CudaDevice
-from profiler.errors import DeviceError
-from profiler.measuring.attempt import attempt, others_had_memory
-from profiler.measuring.isolation import _host_ran_out, _Progress
-from profiler.measuring.sweep import may_pass
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.devices.cpu import CpuDevice
+from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.measuring.attempt import attempt, others_had_memory
+from trappm.profiler.measuring.isolation import _host_ran_out, _Progress
+from trappm.profiler.measuring.sweep import may_pass
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 HERE = "test_attempt:fail"
 CONFIGURATION = Configuration(architecture="resnet18", batch_size=1, input_size=32)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from profiler.records import Measurement, Outcome
+from trappm.profiler.records import Measurement, Outcome
 
 ABSENT = (
     "alembic", "onnx", "onnx_tool", "optuna", "pandas", "plotext", "pydantic", "ray", "rich",

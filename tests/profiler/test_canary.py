@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.errors import InputError
-from profiler.measuring.canary import (
+from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.canary import (
     LARGE,
     SMALL,
     Canary,
@@ -21,8 +21,8 @@ from profiler.measuring.canary import (
     CanaryReading,
     read_canary,
 )
-from profiler.measuring.sampling import summarize
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.measuring.sampling import summarize
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 OK, DRIFTING, STOP = CanaryDecision
 PLAN = CanaryPlan(drifting_relative=0.05, stop_relative=0.15, reference_readings=3)

@@ -13,17 +13,17 @@ from fake_cuda import install_cuda, prepared
 from fake_nvml import GIB, Board, FakeNvml, Process, error, install, own
 from test_gpu_listing import machine
 
-from profiler.devices import MemoryReading, Window, local_devices, open_device
-from profiler.devices.cuda import _EVENT_BATCH, CudaDevice
-from profiler.devices.gpu_watch import GpuWatch
-from profiler.devices.nvml import visible_gpus
-from profiler.errors import DeviceError
-from profiler.measuring import procfs
-from profiler.measuring.environment import stack_fingerprint
-from profiler.measuring.protocols import PAPER
-from profiler.measuring.stability import judge
-from profiler.measuring.step import StepRun
-from profiler.records import Configuration, Outcome
+from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
+from trappm.profiler.devices.cuda import _EVENT_BATCH, CudaDevice
+from trappm.profiler.devices.gpu_watch import GpuWatch
+from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.measuring import procfs
+from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.measuring.protocols import PAPER
+from trappm.profiler.measuring.stability import judge
+from trappm.profiler.measuring.step import StepRun
+from trappm.profiler.records import Configuration, Outcome
 
 
 def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from profiler.__main__ import _summary as summary
-from profiler.devices import local_devices, open_device
-from profiler.devices.cuda import CudaDevice
-from profiler.errors import DeviceError
-from profiler.measuring.environment import stack_fingerprint
-from profiler.measuring.isolation import Measurer
-from profiler.records import (
+from trappm.profiler.__main__ import _summary as summary
+from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.records import (
     METRICS,
     Configuration,
     Measurement,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.devices import local_devices, meant_device, open_device
-from profiler.devices.cpu import CpuDevice
-from profiler.devices.nvml import Gpu, select_visible
-from profiler.errors import DeviceError
+from trappm.profiler.devices import local_devices, meant_device, open_device
+from trappm.profiler.devices.cpu import CpuDevice
+from trappm.profiler.devices.nvml import Gpu, select_visible
+from trappm.profiler.errors import DeviceError
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -78,8 +78,8 @@ def test_a_device_that_cannot_be_opened_is_told_with_the_nearest() -> None:
 def test_devices_open_without_importing_torch() -> None:
     answer = in_a_new_process(
         "import sys\n"
-        "import profiler.measuring.isolation\n"
-        "from profiler.devices import open_device\n"
+        "import trappm.profiler.measuring.isolation\n"
+        "from trappm.profiler.devices import open_device\n"
         "open_device('cpu-1t').environment()\n"
         "answer = {'torch': 'torch' in sys.modules, 'timm': 'timm' in sys.modules}"
     )
@@ -90,7 +90,7 @@ def test_devices_open_without_importing_torch() -> None:
 def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
     answer = in_a_new_process(
         "import os, torch\n"
-        "from profiler.devices import open_device\n"
+        "from trappm.profiler.devices import open_device\n"
         f"device = open_device('cpu-{threads}t')\n"
         "facts = device.prepare()\n"
         "answer = {'facts': facts, 'threads': torch.get_num_threads(),\n"
@@ -108,7 +108,7 @@ def test_cpu_takes_its_threads_whatever_ray_says(threads: int) -> None:
 def test_cpu_memory_is_the_peak_above_the_baseline() -> None:
     answer = in_a_new_process(
         "import torch\n"
-        "from profiler.devices import open_device\n"
+        "from trappm.profiler.devices import open_device\n"
         "kept = torch.ones(200 << 20, dtype=torch.uint8)\n"  # before the baseline: not counted
         "device = open_device('cpu-1t')\n"
         "device.prepare()\n"
@@ -125,7 +125,7 @@ def test_cpu_memory_is_the_peak_above_the_baseline() -> None:
 def test_cpu_window_notices_lost_time() -> None:
     answer = in_a_new_process(
         "import os, signal, time\n"
-        "from profiler.devices import open_device\n"
+        "from trappm.profiler.devices import open_device\n"
         "device = open_device('cpu-1t')\n"
         "device.prepare()\n"
         "rivals = []\n"

@@ -14,9 +14,9 @@ import pytest
 from fake_cuda import install_cuda, prepared
 from fake_nvml import Board, install
 
-from profiler.devices import open_device
-from profiler.measuring import environment as environment_module
-from profiler.measuring.environment import (
+from trappm.profiler.devices import open_device
+from trappm.profiler.measuring import environment as environment_module
+from trappm.profiler.measuring.environment import (
     _code_version,
     host_facts,
     run_facts,
@@ -24,7 +24,7 @@ from profiler.measuring.environment import (
     stack_fingerprint,
     utc_now,
 )
-from profiler.records import Configuration, Measurement, Outcome
+from trappm.profiler.records import Configuration, Measurement, Outcome
 
 CONFIGURATION = Configuration(
     architecture="mobilenetv3_small_050", batch_size=2, input_size=64, optimizer="adam"

@@ -8,9 +8,9 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from profiler import zoo
-from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from profiler.onnx_files.export import export_onnx
+from trappm.profiler import zoo
+from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from trappm.profiler.onnx_files.export import export_onnx
 
 
 def stored(path):

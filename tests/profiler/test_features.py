@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.graphs.features import (
+from trappm.profiler.graphs.features import (
     NODE_FEATURES,
     OPERATORS,
     STATIC_FEATURES,
     node_features,
     static_features,
 )
-from profiler.static import graph_template
+from trappm.profiler.static import graph_template
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from profiler.errors import UnsupportedModelError
-from profiler.graphs.module_graph import module_template
-from profiler.onnx_files.export import export_onnx
-from profiler.onnx_files.reader import read_onnx
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.module_graph import module_template
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.reader import read_onnx
 
 
 class Function(nn.Module):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from profiler.devices import open_device
-from profiler.devices.cuda import CudaDevice
-from profiler.errors import DeviceError
-from profiler.measuring.isolation import Measurer
-from profiler.measuring.protocols import QUICK
-from profiler.records import (
+from trappm.profiler.devices import open_device
+from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import (
     Configuration,
     Measurement,
     MemoryFormat,

@@ -5,7 +5,7 @@ import threading
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from profiler.simulation.gpu_functions import GpuFunctions
+from trappm.profiler.simulation.gpu_functions import GpuFunctions
 
 TOKENS = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
 FUSED = "_FusedAttentionBackward"

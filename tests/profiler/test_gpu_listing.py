@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fake_nvml import GIB, Board, FakeNvml, error, install
 
-from profiler.devices import local_devices, open_device
-from profiler.devices.nvml import visible_gpus
-from profiler.errors import DeviceError
+from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.errors import DeviceError
 
 MIG_1G = Board(
     "MIG-11111111-0",

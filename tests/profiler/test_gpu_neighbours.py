@@ -9,7 +9,7 @@ import pytest
 from fake_cuda import Cuda, install_cuda, prepared
 from fake_nvml import GIB, Board, Process, error, install, own
 
-from profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.cuda import CudaDevice
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.errors import TrappmError
-from profiler.graphs.content_hash import graph_hash
-from profiler.records import GraphTemplate
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.graphs.content_hash import graph_hash
+from trappm.profiler.records import GraphTemplate
 
 SIZES = ("input_shapes", "output_shapes", "macs", "memory_bytes")
 

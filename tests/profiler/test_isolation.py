@@ -19,13 +19,13 @@ import psutil
 import pytest
 from filelock import FileLock
 
-import profiler.measuring.forks
-import profiler.measuring.isolation
-from profiler.errors import DeviceError, TrappmError
-from profiler.measuring.attempt import lock_path, others_had_memory
-from profiler.measuring.environment import stack_fingerprint
-from profiler.measuring.isolation import Measurer
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+import trappm.profiler.measuring.forks
+import trappm.profiler.measuring.isolation
+from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.profiler.measuring.attempt import lock_path, others_had_memory
+from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 # Other work on the machine that runs the tests must not decide how they end.
 TRUSTING = Protocol(
@@ -243,8 +243,8 @@ def test_death_of_the_fork_server_is_told_and_mended(measurer: Measurer) -> None
 def test_process_that_cannot_be_killed_holds_nobody_up(
     measurer: Measurer, touched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler.measuring.forks, "_ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(profiler.measuring.forks, "_STOP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trappm.profiler.measuring.forks, "_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trappm.profiler.measuring.forks, "_STOP_TIMEOUT_S", 1.0)
     touched.unlink(missing_ok=True)
     measurement = measurer.measure(
         named("fault-stop-server"), "cpu-1t", dataclasses.replace(TRUSTING, timeout_s=2.0)
@@ -296,7 +296,7 @@ def test_waiting_for_the_lock_is_no_timeout(measurer: Measurer, lock_dir: Path) 
 
 def test_lock_that_is_never_free_is_told(lock_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        profiler.measuring.isolation, "_PRELOAD", ()
+        trappm.profiler.measuring.isolation, "_PRELOAD", ()
     )  # it never comes to need torch
     with (
         FileLock(lock_path(lock_dir, "cpu")),
@@ -342,8 +342,8 @@ def test_measurements_of_one_host_never_overlap(
 WORKER = """
 import sys
 from pathlib import Path
-from profiler.measuring.isolation import Measurer
-from profiler.records import Configuration, Protocol
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.records import Configuration, Protocol
 Measurer(lock_dir=Path(sys.argv[1]), run="measuring_faults:run").measure(
     Configuration(architecture="fault-hang", batch_size=1, input_size=64), "cpu-1t", Protocol()
 )
@@ -376,7 +376,7 @@ def test_killed_worker_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
 
 
 def test_fingerprint_is_known_before_measuring(measurer: Measurer) -> None:
-    from profiler.devices import open_device
+    from trappm.profiler.devices import open_device
 
     measurement = measurer.measure(named("fault-exception"), "cpu-1t", TRUSTING)
     before = open_device("cpu-1t").environment()

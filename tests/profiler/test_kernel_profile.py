@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler.array_archive import pack
-from profiler.errors import TrappmError
-from profiler.records import MemoryFormat, Phase, Precision
-from profiler.simulation.kernel_profile import (
+from trappm.profiler.array_archive import pack
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
     KernelTable,
@@ -136,6 +136,7 @@ def test_an_archive_that_promises_too_much_or_carries_objects_is_refused(profile
 
 
 def test_reading_a_profile_needs_no_torch():
-    code = "import sys; import profiler.simulation.kernel_profile; print('torch' in sys.modules)"
+    module = "trappm.profiler.simulation.kernel_profile"
+    code = f"import sys; import {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.errors import UnsupportedModelError
-from profiler.records import MemoryFormat, Phase, Precision
-from profiler.simulation.kernel_profile import KernelKind, Pass, Size, kernel_profile
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size, kernel_profile
 
 
 class Tiny(nn.Module):
@@ -98,7 +98,7 @@ def test_an_optimizer_works_on_what_gets_a_gradient():
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
 def test_operations_of_inference_are_those_of_the_flop_counter(name):
-    from profiler.graphs.module_graph import on_meta
+    from trappm.profiler.graphs.module_graph import on_meta
 
     profile = kernel_profile(name, 96, fused_attention=False)
     model = on_meta(name, 96).eval()

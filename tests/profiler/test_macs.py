@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.graphs.macs import node_macs
-from profiler.onnx_files.reader import read_onnx
-from profiler.zoo import create_model
+from trappm.profiler.graphs.macs import node_macs
+from trappm.profiler.onnx_files.reader import read_onnx
+from trappm.profiler.zoo import create_model
 
 size = st.integers(1, 6)
 

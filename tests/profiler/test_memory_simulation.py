@@ -18,13 +18,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler.errors import InputError
-from profiler.model_input import Sample
-from profiler.records import Optimizer
-from profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
-from profiler.simulation.step_recorder import trace_step
-from profiler.simulation.step_trace import Event, StepTrace
-from profiler.zoo import create_model
+from trappm.profiler.errors import InputError
+from trappm.profiler.model_input import Sample
+from trappm.profiler.records import Optimizer
+from trappm.profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
+from trappm.profiler.simulation.step_recorder import trace_step
+from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.zoo import create_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

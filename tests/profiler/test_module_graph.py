@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler import zoo
-from profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from profiler.graphs.module_graph import module_graph, module_template
-from profiler.onnx_files.export import export_onnx
-from profiler.onnx_files.reader import read_onnx
+from trappm.profiler import zoo
+from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from trappm.profiler.graphs.module_graph import module_graph, module_template
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.reader import read_onnx
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 

@@ -20,10 +20,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.graphs.features import OPERATORS, node_features
-from profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
-from profiler.onnx_files.export import export_onnx
-from profiler.onnx_files.reader import read_onnx
+from trappm.profiler.graphs.features import OPERATORS, node_features
+from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.reader import read_onnx
 
 DATA = Path(__file__).with_name("data")
 LATEST = onnx.defs.onnx_opset_version()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from torch import nn
 
-from profiler.errors import InputError, ModelFileError, UnsupportedModelError
-from profiler.onnx_files.export import BUFFERS_KEY, export_onnx
-from profiler.onnx_files.reader import read_onnx
+from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
+from trappm.profiler.onnx_files.export import BUFFERS_KEY, export_onnx
+from trappm.profiler.onnx_files.reader import read_onnx
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])

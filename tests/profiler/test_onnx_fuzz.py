@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.export import export_onnx
 
 FUZZER = Path(__file__).with_name("onnx_fuzzer.py")
 

@@ -10,12 +10,12 @@ from onnx import TensorProto, helper
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
-from profiler.errors import UnsupportedModelError
-from profiler.model_input import Sample
-from profiler.onnx_files.export import export_onnx
-from profiler.onnx_files.module import RebuiltModule
-from profiler.onnx_files.opening import load_checked
-from profiler.simulation.step_profile import step_profile
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.model_input import Sample
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.module import RebuiltModule
+from trappm.profiler.onnx_files.opening import load_checked
+from trappm.profiler.simulation.step_profile import step_profile
 
 # Norms, attention, squeeze and excitation, activations of every kind.
 ARCHITECTURES = (

@@ -3,9 +3,9 @@
 import onnx
 import pytest
 
-from profiler.onnx_files.export import export_onnx
-from profiler.onnx_files.opening import load_checked
-from profiler.onnx_files.shapes import ShapeInference
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.onnx_files.opening import load_checked
+from trappm.profiler.onnx_files.shapes import ShapeInference
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from profiler import pool as pool_module
-from profiler.errors import InputError, UnknownArchitectureError
-from profiler.pool import PoolGroup, PoolSpec, build_pool
-from profiler.records import MAX_SIZE, Configuration, Optimizer, Precision
+from trappm.profiler import pool as pool_module
+from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.pool import PoolGroup, PoolSpec, build_pool
+from trappm.profiler.records import MAX_SIZE, Configuration, Optimizer, Precision
 
 
 def group(**changes):

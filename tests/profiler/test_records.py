@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.errors import InputError, TrappmError
-from profiler.records import (
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.records import (
     Configuration,
     Graph,
     GraphTemplate,

@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.graphs.module_graph import module_template
-from profiler.graphs.rich_features import (
+from trappm.profiler.graphs.module_graph import module_template
+from trappm.profiler.graphs.rich_features import (
     MAC_CLASSES,
     RICH_FEATURES,
     STEP_FEATURES,
     critical_path_nodes,
     rich_features,
 )
-from profiler.model_input import Sample
-from profiler.static import static_profile
-from profiler.zoo import create_model
+from trappm.profiler.model_input import Sample
+from trappm.profiler.static import static_profile
+from trappm.profiler.zoo import create_model
 
 
 class Branches(nn.Module):

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from profiler.devices import MemoryReading, Window
-from profiler.devices.cpu import CpuDevice
-from profiler.errors import UnsupportedModelError
-from profiler.measuring import step as step_module
-from profiler.measuring.step import StepRun, make_step, run_protocol
-from profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
+from trappm.profiler.devices import MemoryReading, Window
+from trappm.profiler.devices.cpu import CpuDevice
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.measuring import step as step_module
+from trappm.profiler.measuring.step import StepRun, make_step, run_protocol
+from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
 
 
 def tiny(**changes: object) -> Configuration:

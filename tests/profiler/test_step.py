@@ -10,13 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.devices.cpu import CpuDevice
-from profiler.errors import InputError, UnsupportedModelError
-from profiler.measuring import step as step_module
-from profiler.measuring.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
-from profiler.measuring.sampling import has_stopped_falling, relative_error, sample, summarize
-from profiler.measuring.step import make_step, run_protocol
-from profiler.records import (
+from trappm.profiler.devices.cpu import CpuDevice
+from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.measuring import step as step_module
+from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
+from trappm.profiler.measuring.sampling import (
+    has_stopped_falling,
+    relative_error,
+    sample,
+    summarize,
+)
+from trappm.profiler.measuring.step import make_step, run_protocol
+from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
     Optimizer,

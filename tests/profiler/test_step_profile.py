@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from profiler.errors import TrappmError, UnsupportedModelError
-from profiler.records import Optimizer
-from profiler.simulation.step_profile import StepProfile, step_profile
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
+from trappm.profiler.records import Optimizer
+from trappm.profiler.simulation.step_profile import StepProfile, step_profile
 
 
 class Tiny(nn.Module):
@@ -127,8 +127,8 @@ def test_a_header_that_promises_a_giant_allocates_nothing(profile):
             target.writestr(entry.filename, content.getvalue() if giant else source.read(entry))
     program = (
         "import resource, sys\n"
-        "from profiler.simulation.step_profile import StepProfile\n"
-        "from profiler.errors import TrappmError\n"
+        "from trappm.profiler.simulation.step_profile import StepProfile\n"
+        "from trappm.profiler.errors import TrappmError\n"
         "assert 'torch' not in sys.modules\n"
         "limit = 1 << 30\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from profiler import zoo
-from profiler.errors import UnsupportedModelError
-from profiler.graphs.module_graph import on_meta
-from profiler.simulation import step_recorder
-from profiler.simulation.step_recorder import trace_step
-from profiler.simulation.step_trace import Event
+from trappm.profiler import zoo
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.module_graph import on_meta
+from trappm.profiler.simulation import step_recorder
+from trappm.profiler.simulation.step_recorder import trace_step
+from trappm.profiler.simulation.step_trace import Event
 
 
 def meta(architecture, input_size=64):

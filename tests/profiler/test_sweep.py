@@ -18,14 +18,14 @@ import test_canary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.__main__ import main
-from profiler.devices import local_devices
-from profiler.errors import InputError, TrappmError
-from profiler.json_lines import JsonLines
-from profiler.measuring.canary import CanaryReading
-from profiler.measuring.sampling import summarize
-from profiler.measuring.sweep import Sweep, duration
-from profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.__main__ import main
+from trappm.profiler.devices import local_devices
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.measuring.canary import CanaryReading
+from trappm.profiler.measuring.sampling import summarize
+from trappm.profiler.measuring.sweep import Sweep, duration
+from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 KEY, PROTOCOL = "cpu-1t", Protocol(name="test")
 STACK = {"device": KEY, "torch": "2.13.0"}
@@ -306,7 +306,7 @@ def assert_goes_on_after_a_full_disk(path: Path, *make_room: str) -> None:
 def test_full_disk_ends_with_one_error_and_loses_nothing(small_disk: Path) -> None:
     path = small_disk / "out"
     _, error = start_sweep(path, 100).communicate()
-    assert error.splitlines()[-1].startswith("profiler.errors.TrappmError: cannot write to")
+    assert error.splitlines()[-1].startswith("trappm.profiler.errors.TrappmError: cannot write to")
     assert "No space left on device" in error
     make_room = ("mount", "-o", "remount,size=8m", str(small_disk))
     assert_goes_on_after_a_full_disk(path, *make_room)

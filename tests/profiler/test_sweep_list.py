@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.errors import InputError
-from profiler.families import FAMILIES, family_of
-from profiler.measuring.sweep_list import read_configurations
-from profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.errors import InputError
+from trappm.profiler.families import FAMILIES, family_of
+from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
 
 ROOT = Path(__file__).parents[2]
 

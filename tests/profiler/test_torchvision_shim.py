@@ -15,7 +15,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchvision_can_be_imported_after_the_shim_twice():
     result = run(
-        "from profiler.torchvision_shim import register_missing_operators as register\n"
+        "from trappm.profiler.torchvision_shim import register_missing_operators as register\n"
         "register(); register()\n"
         "import torch, torchvision\n"
         "register()\n"
@@ -32,7 +32,7 @@ def test_operators_that_are_there_keep_their_implementation():
         "for name in ('nms', 'qnms'):\n"
         "    library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
         "    library.impl(name, lambda dets, scores, iou: dets + 41, 'CPU')\n"
-        "from profiler.torchvision_shim import register_missing_operators\n"
+        "from trappm.profiler.torchvision_shim import register_missing_operators\n"
         "register_missing_operators()\n"
         "one = torch.ones(1)\n"
         "print(torch.ops.torchvision.nms(one, one, 0.5).item())"

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from profiler import zoo
-from profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler import zoo
+from trappm.profiler.errors import InputError, UnknownArchitectureError
 
 
 def test_globs_and_names_give_each_architecture_once_and_sorted():

@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from learner.manifest import MANIFEST, manifest_bytes, read_whole, sealed, write_folder
+from trappm.learner.manifest import MANIFEST, manifest_bytes, read_whole, sealed, write_folder
 from trappm.published import SHIPPED
 from trappm.serving.app import create_app
 from trappm.serving.settings import ServingSettings

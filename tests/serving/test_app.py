@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from serving_samples import QUESTION, Asker, other_snapshot
 
 import trappm
-from learner.registry import Registry
-from profiler.errors import InputError, SnapshotError
+from trappm.learner.registry import Registry
+from trappm.profiler.errors import InputError, SnapshotError
 from trappm.serving.running import address_of, hosts_for, token_for
 from trappm.serving.settings import ServingSettings
 

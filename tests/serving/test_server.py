@@ -15,8 +15,8 @@ import pytest
 from serving_samples import QUESTION, other_snapshot
 
 import trappm
-from learner.registry import Registry
-from profiler.onnx_files.export import export_onnx
+from trappm.learner.registry import Registry
+from trappm.profiler.onnx_files.export import export_onnx
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]

@@ -17,7 +17,7 @@ import pytest
 import store_whole
 from sqlalchemy import URL, create_engine, make_url
 
-from store import Store
+from trappm.store import Store
 
 BACK_ENDS = ("sqlite", "postgresql")
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from sqlalchemy import create_engine, make_url, text
 from store_samples import template
 
-from store import Store
+from trappm.store import Store
 
 
 def inject(url, *statements, **values):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from sqlalchemy import create_engine, select
 
-from profiler.records import (
+from trappm.profiler.records import (
     Configuration,
     GraphTemplate,
     Measurement,
@@ -15,10 +15,10 @@ from profiler.records import (
     Protocol,
     StepSummary,
 )
-from profiler.simulation.step_profile import SavedBytes, StepProfile
-from profiler.simulation.step_trace import Event, StepTrace
-from store import PlannedAssignment
-from store.schema import METADATA
+from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
+from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.store import PlannedAssignment
+from trappm.store.schema import METADATA
 
 DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}

@@ -11,7 +11,7 @@ from store_samples import (
     template,
 )
 
-from profiler.measuring.canary import CanaryReading
+from trappm.profiler.measuring.canary import CanaryReading
 
 
 def fill(store):

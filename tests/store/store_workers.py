@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from store_samples import DEVICE, configuration, measurement
 
-from store import Store
+from trappm.store import Store
 
 
 def open_store(url, barrier, results):

@@ -14,10 +14,10 @@ import pytest
 import store_whole
 from sqlalchemy import create_engine
 
-from cluster.lock import campaign_lock, is_running
-from store import Home, Store
-from store.migrate import REVISIONS
 from trappm import cli
+from trappm.cluster.lock import campaign_lock, is_running
+from trappm.store import Home, Store
+from trappm.store.migrate import REVISIONS
 
 SECRET = "hunter2secret"  # noqa: S105
 COMMANDS = (["upgrade"], ["check"], ["stats"], ["backup"])

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import campaign_with, configuration, contents, measure_next, measurement
 
-from profiler.errors import InputError
-from profiler.records import Precision
-from store import LabelFilter
-from store.times import point_in_time
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Precision
+from trappm.store import LabelFilter
+from trappm.store.times import point_in_time
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import store_workers
 from sqlalchemy import create_engine, make_url, text
 from store_samples import configuration, contents, measurement
 
-from profiler.errors import InputError, StoreError
-from store import Store
-from store.backup import back_up
+from trappm.profiler.errors import InputError, StoreError
+from trappm.store import Store
+from trappm.store.backup import back_up
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")

@@ -16,9 +16,9 @@ from store_samples import (
     states,
 )
 
-from profiler.errors import CampaignError, InputError, SnapshotError, StoreError
-from profiler.records import Precision
-from store import LabelFilter
+from trappm.profiler.errors import CampaignError, InputError, SnapshotError, StoreError
+from trappm.profiler.records import Precision
+from trappm.store import LabelFilter
 
 
 def test_a_campaign_is_kept_with_its_spec_and_the_latest_comes_first(store):

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from store_samples import campaign_with, configuration, measurement
 
-from profiler.errors import StoreError
-from profiler.measuring.canary import CanaryPlan, read_canary
+from trappm.profiler.errors import StoreError
+from trappm.profiler.measuring.canary import CanaryPlan, read_canary
 
 PLAN = CanaryPlan(configuration=configuration(4))
 

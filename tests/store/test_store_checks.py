@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, make_url, text
 from store_faults import FAULTS, IN_OTHER_WORDS, VALUES, findings, inject
 from store_samples import configuration, measurement
 
-from store import Store
+from trappm.store import Store
 
 
 def test_nothing_is_found_in_a_whole_store(whole_url):

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import configuration, contents, measurement
 
-from profiler.errors import InputError
-from profiler.records import Measurement, Provenance, StepSummary
-from store import LabelFilter
-from store.exchange import export_file, read_file
-from store.importers import import_file
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Measurement, Provenance, StepSummary
+from trappm.store import LabelFilter
+from trappm.store.exchange import export_file, read_file
+from trappm.store.importers import import_file
 
 FORMATS = ("parquet", "csv", "jsonl")
 

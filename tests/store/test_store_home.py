@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from store_samples import measurement
 
-from profiler.errors import InputError
-from store import Home, Store
-from store.exchange import export_file
 from trappm import cli
+from trappm.profiler.errors import InputError
+from trappm.store import Home, Store
+from trappm.store.exchange import export_file
 
 
 @pytest.fixture(autouse=True)

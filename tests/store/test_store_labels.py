@@ -17,8 +17,8 @@ from store_samples import (
     states,
 )
 
-from profiler.errors import InputError, StoreError
-from store import LabelFilter
+from trappm.profiler.errors import InputError, StoreError
+from trappm.store import LabelFilter
 
 
 def test_a_measurement_comes_back_as_it_was(store):

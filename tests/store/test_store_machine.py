@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 from store_samples import DEVICE, ENVIRONMENT, campaign_with, configuration, measurement
 
-from profiler.records import Outcome
+from trappm.profiler.records import Outcome
 
 MAX_ATTEMPTS = 3
 LIMIT = {"unstable": 3, "error": 3, "timeout": 2}

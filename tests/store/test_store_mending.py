@@ -7,8 +7,8 @@ from sqlalchemy import create_engine, text
 from store_faults import FAULTS, IN_OTHER_WORDS, findings, inject
 from store_samples import contents
 
-from store import Store
 from trappm import cli
+from trappm.store import Store
 
 OF_LABELS = [
     "links without a label",

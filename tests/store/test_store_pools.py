@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from store_samples import configuration, step_profile, template
 
-from profiler.errors import InputError
-from profiler.records import Precision
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Precision
 
 
 def test_a_pool_is_exactly_what_was_saved_last(store):

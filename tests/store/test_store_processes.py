@@ -17,7 +17,7 @@ import store_workers
 from sqlalchemy import create_engine
 from store_samples import DEVICE, campaign_with, configuration, measurement
 
-from store import Store
+from trappm.store import Store
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from store_samples import configuration, contents, measurement
 
-from profiler.errors import InputError, StoreError
-from store import Home, LabelFilter, Store
+from trappm.profiler.errors import InputError, StoreError
+from trappm.store import Home, LabelFilter, Store
 
 NOBODY = 65534
 
@@ -95,8 +95,8 @@ def test_a_file_that_is_no_database_is_told(tmp_path):
 
 ASK = """
 import os, sqlite3, sys
-from store import LabelFilter, Store
-from profiler.errors import TrappmError
+from trappm.store import LabelFilter, Store
+from trappm.profiler.errors import TrappmError
 import pandas, sqlalchemy.dialects.sqlite.pysqlite, alembic
 os.setgid({nobody}), os.setuid({nobody})
 try:

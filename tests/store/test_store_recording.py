@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from store_samples import campaign_with, configuration, contents, measure_next, measurement, states
 
-import store.recording as store_recording
-from profiler.errors import StoreError
+import trappm.store.recording as store_recording
+from trappm.profiler.errors import StoreError
 
 # Censored labels.
 

@@ -10,10 +10,10 @@ import store_whole
 from sqlalchemy import make_url
 from store_samples import configuration, contents, measurement
 
-from profiler.errors import InputError, StoreError
-from store import Store
-from store.backup import back_up
-from store.restore import restore
+from trappm.profiler.errors import InputError, StoreError
+from trappm.store import Store
+from trappm.store.backup import back_up
+from trappm.store.restore import restore
 
 
 @pytest.fixture

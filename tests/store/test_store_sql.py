@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import create_engine, make_url
 from store_samples import configuration, contents, measurement
 
-from profiler.errors import InputError
-from store import Store
+from trappm.profiler.errors import InputError
+from trappm.store import Store
 
 TIMEOUT_S = 20.0
 
@@ -273,7 +273,7 @@ def test_the_walls_stand_each_by_itself(asked, database_url, monkeypatch):
     """Without the check of functions, the READ ONLY transaction and the role still hold."""
     if not is_postgresql(database_url):
         pytest.skip("only PostgreSQL needs the check")
-    monkeypatch.setattr("store.sql._volatile_functions", lambda *_: [])
+    monkeypatch.setattr("trappm.store.sql._volatile_functions", lambda *_: [])
     before = contents(database_url)
     for statement, reason in [
         ("SELECT pg_read_file('/etc/passwd')", "permission denied"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Integer, MetaData, create_engine, func, make_url, select
 
-from profiler.errors import InputError
-from store import LabelFilter, Store
-from store.migrate import REVISIONS
-from store.upkeep import upgrade_store
+from trappm.profiler.errors import InputError
+from trappm.store import LabelFilter, Store
+from trappm.store.migrate import REVISIONS
+from trappm.store.upkeep import upgrade_store
 
 FOLDER = Path(__file__).parent / "schemas"
 STORED = sorted({path.name.split(".")[0] for path in FOLDER.glob("*.sql")})

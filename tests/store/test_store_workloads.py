@@ -10,9 +10,9 @@ from store_samples import (
     template,
 )
 
-from profiler.errors import TrappmError
-from profiler.records import GraphTemplate
-from store.schema import METADATA
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import GraphTemplate
+from trappm.store.schema import METADATA
 
 
 def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):

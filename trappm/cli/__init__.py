@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from profiler.errors import TrappmError
 from trappm import __version__
 from trappm.cli import campaign, evaluate, labels, pool, predict, serve, snapshot, store, tune, ui
+from trappm.profiler.errors import TrappmError
 
 app = typer.Typer(
     name="trappm",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.errors import InputError
 from trappm.cli import explain, replay
 from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
-    from cluster.spec import CampaignSpec
-    from store import Home
+    from trappm.cluster.spec import CampaignSpec
+    from trappm.store import Home
 
 app = typer.Typer(
     help="Launch labelling campaigns and follow them.",
@@ -55,11 +55,11 @@ def launch(
     """
     if (file is None) == (preset is None):
         raise InputError("name one of a campaign file or --preset; for example --preset laptop")
-    from store import Home, Store
+    from trappm.store import Home, Store
 
     home = Home.open()
-    from cluster.launch import check_spec, start_or_continue
-    from cluster.spec import load_preset, load_spec
+    from trappm.cluster.launch import check_spec, start_or_continue
+    from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
     with Store.open(home.database_url) as store:
@@ -74,10 +74,10 @@ def launch(
 @app.command(epilog="Example: trappm campaign resume")
 def resume(campaign_id: CampaignId = None, address: Address = None, detach: Detach = False) -> None:
     """Go on with a campaign that was stopped or killed; no label is lost or measured twice."""
-    from store import Home, Store
+    from trappm.store import Home, Store
 
     home = Home.open()
-    from cluster.launch import spec_of, to_resume
+    from trappm.cluster.launch import spec_of, to_resume
 
     with Store.open(home.database_url) as store:
         campaign = to_resume(store, campaign_id)
@@ -91,9 +91,9 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow a campaign that runs, on this machine or a cluster: rates, errors, time to go."""
-    from store import Home
     from trappm import watching
     from trappm.asking import store_to_read
+    from trappm.store import Home
 
     home = Home.find()
     with store_to_read(home) as store:
@@ -129,8 +129,8 @@ def retry(
     ] = "error",
 ) -> None:
     """Give what a campaign gave up another chance, and measure it with the next `resume`."""
-    from cluster.orders import order_retry
-    from store import Home, Store
+    from trappm.cluster.orders import order_retry
+    from trappm.store import Home, Store
 
     with Store.open(Home.open().database_url) as store:
         campaign, count = order_retry(store, campaign_id, outcome)
@@ -145,9 +145,9 @@ def retry(
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
-    from store import Home
     from trappm import report
     from trappm.asking import store_or_none_yet
+    from trappm.store import Home
 
     home = Home.find()
     with store_or_none_yet(home) as store:
@@ -161,9 +161,9 @@ def list_campaigns(as_json: AsJson = False) -> None:
 @app.command(epilog="Example: trappm campaign status")
 def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Tell where a campaign stands: assignments, outcomes, errors by round, last events."""
-    from store import Home
     from trappm import report
     from trappm.asking import store_or_none_yet
+    from trappm.store import Home
 
     home = Home.find()
     with store_or_none_yet(home) as store:
@@ -177,9 +177,9 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
 @app.command("report", epilog="Example: trappm campaign report")
 def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
-    from store import Home
     from trappm import report
     from trappm.asking import store_or_none_yet
+    from trappm.store import Home
 
     home = Home.find()
     with store_or_none_yet(home) as store:
@@ -191,8 +191,8 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 
 
 def _stop(campaign_id: str | None, state: str, told: str) -> None:
-    from cluster.orders import order_stop
-    from store import CampaignState, Home, Store
+    from trappm.cluster.orders import order_stop
+    from trappm.store import CampaignState, Home, Store
 
     with Store.open(Home.open().database_url) as store:
         campaign = order_stop(store, campaign_id, CampaignState(state))
@@ -202,9 +202,9 @@ def _stop(campaign_id: str | None, state: str, told: str) -> None:
 def _run(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
-    from cluster.launch import End, run_campaign
     from trappm import report
     from trappm.asking import store_to_read
+    from trappm.cluster.launch import End, run_campaign
     from trappm.display import Display
 
     with Display(campaign_id, spec) as display:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from profiler.errors import InputError
 from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError
 
 MAX_SEEDS = 20
 MAX_COUNTS = 10
@@ -77,10 +77,10 @@ def evaluate(
     _check("suite", suite, ("paper",))
     counts = _counts(label_counts)
 
-    from learner.baselines.sizes import SIZES
-    from learner.estimators import check_names
-    from learner.judging.benchmarking import PAPER_SEEDS, SplitKind
     from trappm.label_files import metric_column, read_usable
+    from trappm.learner.baselines.sizes import SIZES
+    from trappm.learner.estimators import check_names
+    from trappm.learner.judging.benchmarking import PAPER_SEEDS, SplitKind
 
     column = metric_column(metric)
     _check("size", size, tuple(SIZES))

@@ -31,9 +31,9 @@ def export(
     until: options.Until = None,
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
-    from store import LabelFilter
-    from store.exchange import export_file
     from trappm.asking import store_to_read
+    from trappm.store import LabelFilter
+    from trappm.store.exchange import export_file
 
     wanted = LabelFilter(
         architecture=architecture,
@@ -74,9 +74,9 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Record what stands in a file; one bad row refuses it whole, and twice changes nothing."""
-    from store import Home, Store
-    from store.exchange import checked_size
-    from store.importers import import_file
+    from trappm.store import Home, Store
+    from trappm.store.exchange import checked_size
+    from trappm.store.importers import import_file
     from trappm.tables import print_table
 
     checked_size(file)  # before a store is made

@@ -26,10 +26,10 @@ def explain(
     """Tell why a campaign measured what it measured, and what it wants next, with a map."""
     from rich.console import Console
 
-    from store import Home
     from trappm.asking import store_to_read
     from trappm.explaining import draw_map, print_explanation
     from trappm.explaining import explain as facts_of
+    from trappm.store import Home
 
     home = Home.find()
     busy = Console(stderr=True).status("training on the labels so far, then choosing")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.errors import InputError
 from trappm.cli.options import print_json
 from trappm.frames import records
+from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd

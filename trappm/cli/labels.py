@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from profiler.errors import InputError
 from trappm.cli import exchange, label, options
 from trappm.cli.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
 from trappm.cli.options import AsJson
+from trappm.profiler.errors import InputError
 
 app = typer.Typer(
     help="Ask the label store.",

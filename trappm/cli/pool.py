@@ -31,12 +31,12 @@ def build(
 
     Stopped or killed, the same command goes on where it was: no profile is made twice.
     """
-    from cluster.pool import build as build_pool
-    from cluster.pool import load_pool_file
+    from trappm.cluster.pool import build as build_pool
+    from trappm.cluster.pool import load_pool_file
 
     file = load_pool_file(spec)
-    from store import Home, Store
     from trappm.pools import BuildDisplay, pool_facts, print_pool
+    from trappm.store import Home, Store
 
     with Store.open(Home.open().database_url) as store:
         display = BuildDisplay()
@@ -64,9 +64,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count a pool by family, and list refusals by reason."""
-    from store import Home
     from trappm.asking import store_or_none_yet
     from trappm.pools import pool_facts, print_pool
+    from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
         facts = pool_facts(store, name)

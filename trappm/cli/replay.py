@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from profiler.errors import InputError
 from trappm.cli.options import AsJson, print_json
+from trappm.profiler.errors import InputError
 
 MAX_SEEDS = 200
 FIRST_SEED = 1337
@@ -48,11 +48,11 @@ def replay(
 
     Whole architectures are held out of every campaign, and errors are those on them.
     """
-    from learner.acquisition import STRATEGIES
-    from learner.judging.peers import PEERS
-    from learner.judging.replaying import BUDGETS, named_strategy
     from trappm.evaluation_tables import EvaluationDisplay
     from trappm.label_files import metric_column
+    from trappm.learner.acquisition import STRATEGIES
+    from trappm.learner.judging.peers import PEERS
+    from trappm.learner.judging.replaying import BUDGETS, named_strategy
     from trappm.replay_tables import draw, print_summary, summary
     from trappm.replays import QUICK, Plan, Results, run
 
@@ -65,7 +65,7 @@ def replay(
             f"the baseline {baseline!r} is not replayed; add it to --strategy, "
             f"or give one of these with --baseline: {', '.join(strategies)}"
         )
-    from learner.estimators import check_names
+    from trappm.learner.estimators import check_names
 
     learners = _names(learner)
     check_names([name for name in learners if name != QUICK])

@@ -11,7 +11,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from learner.registry import Registry
+    from trappm.learner.registry import Registry
 
 app = typer.Typer(
     help="List, pull, push, name and check published snapshots.",
@@ -69,7 +69,7 @@ def pull(
 
     A name that is pulled means the same snapshot here from then on.
     """
-    from learner.snapshot import copy_snapshot
+    from trappm.learner.snapshot import copy_snapshot
     from trappm.published import folder_of, local_registry
 
     if registry is None:
@@ -110,7 +110,7 @@ def push(
 
     One that regressed is published, but the name stays where it is.
     """
-    from learner.regressions import promote
+    from trappm.learner.regressions import promote
     from trappm.published import folder_of
 
     if registry is None:
@@ -178,8 +178,8 @@ def verify(
 
     Of snapshots of this machine also that they load.
     """
-    from learner.snapshot import load_snapshot
-    from profiler.errors import SnapshotError
+    from trappm.learner.snapshot import load_snapshot
+    from trappm.profiler.errors import SnapshotError
     from trappm.published import DEFAULT, folder_of
 
     if registry is None and name is not None:
@@ -235,14 +235,14 @@ def _check_alias(alias: str) -> None:
 
 
 def _registry(location: str | None) -> Registry:
-    from learner.registry import Registry
+    from trappm.learner.registry import Registry
     from trappm.published import local_registry
 
     return local_registry() if location is None else Registry(location)
 
 
 def _manifest(name: str, location: str | None) -> dict[str, object]:
-    from learner.manifest import read_manifest
+    from trappm.learner.manifest import read_manifest
     from trappm.published import folder_of
 
     if location is None:

@@ -30,7 +30,7 @@ Database = Annotated[
 @app.command(epilog="Example: trappm store upgrade")
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Bring the store to the schema of this version; a SQLite file is copied first."""
-    from store.upkeep import upgrade_store
+    from trappm.store.upkeep import upgrade_store
 
     done = upgrade_store(_url(database))
     if as_json:
@@ -50,7 +50,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 
     Exit status 0: nothing was found; 1: something was, told with how to mend it.
     """
-    from store import Store
+    from trappm.store import Store
 
     with Store.open_to_read(_url(database)) as store:
         findings = store.check()
@@ -72,7 +72,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: trappm store backup before.db && trappm store mend")
 def mend(database: Database = None, as_json: AsJson = False) -> None:
     """Make labels that are wrong or lost again from what was measured, all or nothing."""
-    from store import Store
+    from trappm.store import Store
 
     url = _url(database)
     Store.open_to_read(url).close()  # or there is none, and none is made
@@ -99,9 +99,9 @@ def profile(
 
     About a second each. Stopped or killed, the same command goes on where it was.
     """
-    from cluster.pool import make_profiles
-    from store import Store
+    from trappm.cluster.pool import make_profiles
     from trappm.pools import BuildDisplay
+    from trappm.store import Store
 
     url = _url(database)
     with Store.open_to_read(url) as store:  # or there is none, and none is made
@@ -131,7 +131,7 @@ def profile(
 @app.command(epilog="Example: trappm store stats --json")
 def stats(database: Database = None, as_json: AsJson = False) -> None:
     """Count rows, labels and bytes."""
-    from store import Store
+    from trappm.store import Store
 
     with Store.open_to_read(_url(database)) as store:
         facts = store.stats()
@@ -165,7 +165,7 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Copy the store, as it is now, into one SQLite file; campaigns may go on meanwhile."""
-    from store.backup import back_up
+    from trappm.store.backup import back_up
 
     done = back_up(_url(database), file)
     if as_json:
@@ -182,8 +182,8 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Load a backup into an empty database, all or nothing; SQLite or PostgreSQL."""
-    from store import Home
-    from store.restore import restore as load
+    from trappm.store import Home
+    from trappm.store.restore import restore as load
 
     done = load(file, Home.open().database_url if database is None else database)
     if as_json:
@@ -195,6 +195,6 @@ def restore(
 def _url(database: str | None) -> str:
     if database is not None:
         return database
-    from store import Home
+    from trappm.store import Home
 
     return Home.find().database_url

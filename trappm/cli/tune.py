@@ -41,9 +41,9 @@ def tune(
 
     The study is kept in the label store's database: stopped or killed, the same command goes on.
     """
-    from learner.judging.tuning import space_of
     from trappm.evaluation_tables import EvaluationDisplay
     from trappm.label_files import metric_column
+    from trappm.learner.judging.tuning import space_of
     from trappm.tables import console, print_table
     from trappm.tuning import tune as run_study
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response
 
-from profiler.errors import InputError
-from store import Home, LabelFilter, Store
 from trappm.page import campaigns, label_pages, snapshots
 from trappm.page.maps import Maps
+from trappm.profiler.errors import InputError
+from trappm.store import Home, LabelFilter, Store
 
 router = APIRouter(prefix="/api", tags=["page"])
 _maps = Maps()

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from profiler.records import METRICS
 from trappm import report, watching
+from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
-    from store import CampaignRecord, Home, Store
+    from trappm.store import CampaignRecord, Home, Store
 
 MOST_ATTEMPTS = 20_000
 """So many of the latest attempts tell the pace."""
@@ -136,7 +136,7 @@ def _errors(number: int, purpose: object, told: Mapping[str, Any]) -> dict[str, 
 
 def _pace(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
     """Attempts that ended well by the minute, for each device, over the time of the campaign."""
-    from store import LabelFilter
+    from trappm.store import LabelFilter
 
     frame = store.query_labels(
         LabelFilter(outcome="any", campaign=campaign.id),

@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from profiler.errors import InputError
-from profiler.records import (
+from trappm.frames import records
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
     METRICS,
     MemoryFormat,
     Optimizer,
@@ -16,10 +17,9 @@ from profiler.records import (
     Precision,
     Provenance,
 )
-from trappm.frames import records
 
 if TYPE_CHECKING:
-    from store import LabelFilter, Store
+    from trappm.store import LabelFilter, Store
 
 LARGEST_PAGE = 200
 COUNTED = 100_000

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError
 
 if TYPE_CHECKING:
-    from store import Home, Store
+    from trappm.store import Home, Store
 
 WANTED = 10
 """So many of the next picks are shown."""
@@ -106,7 +106,7 @@ def _nobody_measures_here() -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    from profiler.measuring.attempt import LOCK_DIR, lock_path
+    from trappm.profiler.measuring.attempt import LOCK_DIR, lock_path
 
     try:
         with FileLock(lock_path(LOCK_DIR, "cpu"), timeout=LOCK_TIMEOUT_S):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learner.manifest import read_manifest
-from profiler.families import family_of
+from trappm.learner.manifest import read_manifest
+from trappm.profiler.families import family_of
 from trappm.published import DEFAULT, SHIPPED, local_registry
 from trappm.snapshot_tables import head_rows, snapshot_rows
 
 if TYPE_CHECKING:
-    from store import Store
+    from trappm.store import Store
 
 
 def rows() -> list[dict[str, Any]]:

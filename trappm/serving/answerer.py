@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.errors import InputError, TrappmError
 from trappm.answering import Question, answers
 from trappm.costs import prices_version
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.batching import Batcher
 from trappm.serving.metrics import Metrics
 from trappm.serving.schemas import Settings
@@ -26,7 +26,7 @@ from trappm.serving.tracing import Model, Tracers
 from trappm.subjects import UnprofiledError, known_subject, name_key
 
 if TYPE_CHECKING:
-    from learner.predictions import StepSettings
+    from trappm.learner.predictions import StepSettings
     from trappm.prediction import Prediction
 
 MAX_KNOWN = 4096

@@ -14,10 +14,10 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from profiler.errors import InputError, TrappmError
 from trappm import __version__
 from trappm.comparing import verdicts
 from trappm.page.mounting import mount
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answerer import Answer, Answerer, named_model
 from trappm.serving.gate import Gate
 from trappm.serving.metrics import Metrics

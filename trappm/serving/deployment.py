@@ -52,7 +52,7 @@ def deploy(
     Raises:
         KeyboardInterrupt, InputError, CampaignError: as `cluster.ray_serving.serve_replicas`.
     """
-    from cluster.ray_serving import serve_replicas
+    from trappm.cluster.ray_serving import serve_replicas
 
     # Ray's proxy has its own queue, so a replica never has more than its share.
     each = max(-(-settings.max_requests // replicas), 1)

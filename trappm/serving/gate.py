@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError
 from trappm.serving.metrics import Metrics
 from trappm.serving.problems import (
     MEDIA_TYPE,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import (
+from trappm.profiler.errors import (
     InputError,
     ModelFileError,
     SnapshotError,

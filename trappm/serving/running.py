@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.errors import InputError
+from trappm.profiler.errors import InputError
 from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from profiler.errors import InputError
-from profiler.records import MAX_SIZE
 from trappm.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import MAX_SIZE
 
 MAX_NAME = 256
 MAX_LIST = 64

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from learner.manifest import NAME
-from profiler.errors import SnapshotError, TrappmError
+from trappm.learner.manifest import NAME
+from trappm.profiler.errors import SnapshotError, TrappmError
 from trappm.published import DEFAULT, local_registry, snapshots_that_answer
 from trappm.serving.metrics import Metrics
 
 if TYPE_CHECKING:
-    from learner.snapshot import Snapshot
+    from trappm.learner.snapshot import Snapshot
 
 _log = logging.getLogger("trappm.serving")
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.predictions import StepSettings
-from profiler import errors
-from profiler.errors import ModelFileError, TrappmError
-from profiler.measuring.forks import ForkServer, ForkServerError
-from profiler.records import MemoryFormat, Optimizer, Precision
+from trappm.learner.predictions import StepSettings
+from trappm.profiler import errors
+from trappm.profiler.errors import ModelFileError, TrappmError
+from trappm.profiler.measuring.forks import ForkServer, ForkServerError
+from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 from trappm.serving.problems import BusyError, ServingError, TimeoutExceededError
 
-_PRELOAD = ("profiler.zoo", "onnx", "trappm.serving.tracing", "profiler.static")
+_PRELOAD = ("trappm.profiler.zoo", "onnx", "trappm.serving.tracing", "trappm.profiler.static")
 _log = logging.getLogger("trappm.serving")
 MAX_WAITING = 16
 """Traces that wait for a process; more are told to come back."""
@@ -143,7 +143,7 @@ def profile(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     """Profiles what the request names, in a process of its own, and sends how that went."""
     import torch
 
-    from profiler.measuring.procfs import memory_status_kib
+    from trappm.profiler.measuring.procfs import memory_status_kib
     from trappm.subjects import subject_of
 
     limit = (memory_status_kib()["VmSize"] << 10) + (request["memory_mib"] << 20)

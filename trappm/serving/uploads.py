@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
-from profiler.errors import ModelFileError
+from trappm.profiler.errors import ModelFileError
 from trappm.serving.problems import TooLargeError
 from trappm.serving.tracing import Model
 from trappm.subjects import file_key
