@@ -91,8 +91,8 @@ def measurement_line(measurement: Measurement) -> str:
         result = f"{measurement.outcome}: {measurement.message}"
     else:
         memory = measurement.memory_mib
-        result = f"{measurement.step.median_ms:8.1f} ms"
-        result += "" if memory is None else f" {memory:7.0f} MiB"
+        result = f"{measurement.step.median_ms:,.1f} ms"
+        result += "" if memory is None else f", {memory:,.0f} MiB"
         result += "" if measurement.outcome == "ok" else f"  {measurement.outcome}"
     return f"{measurement.device}  {measurement.configuration}  {result}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from terminal import Terminal
 
 SPEC = {
     "name": "tiny",
@@ -71,6 +73,7 @@ def campaign(tmp_path_factory):
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(folder)
     run.kill_after_labels(1, run.driver)
+    run.kill_after_labels(3, run.watch_and_go_on)
     run.kill_after_labels(4, run.profiler_and_go_on)
     run.kill_after_labels(7, run.measurement_and_go_on)
     run.kill_after_labels(9, run.interrupt)
@@ -84,7 +87,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / "home"
-        self.process: subprocess.Popen[str] | None = None
+        self.terminal: Terminal | None = None
         self.started = False
         self.output = ""
 
@@ -99,19 +102,17 @@ class Run:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "TRAPPM_HOME": str(self.home), "COLUMNS": "160"}
 
-    def go_on(self) -> subprocess.Popen[str]:
-        if self.process is None:
+    def go_on(self) -> Terminal:
+        """The campaign's command, typed in a terminal unless it runs there already."""
+        if self.terminal is None:
             command = (
                 ["campaign", "resume"] if self.started else ["campaign", "launch", "tiny.yaml"]
             )
-            self.process = subprocess.Popen(
+            self.terminal = Terminal(
                 [Path(sys.executable).with_name("trappm"), *command],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 env=self.environment, cwd=self.folder,
-                # Whoever runs the tests in the background may have told them to ignore it.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )  # fmt: skip
-        return self.process
+        return self.terminal
 
     def attempts(self) -> int:
         database = self.home / "labels.db"
@@ -124,39 +125,50 @@ class Run:
             return 0
 
     def kill_after_labels(self, count: int, kill) -> None:
-        process = self.go_on()
+        terminal = self.go_on()
         deadline = time.monotonic() + 900
         while self.attempts() < count:
-            assert process.poll() is None, process.stdout.read()
+            assert terminal.process.poll() is None, terminal.raw
             assert time.monotonic() < deadline, "the campaign measures nothing"
             time.sleep(0.05)
         self.started = True
-        kill(process)
+        kill(terminal)
 
-    def interrupt(self, process) -> None:
+    def interrupt(self, terminal) -> None:
         """Ctrl-C, and what is then told."""
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 130, output
-        assert "trappm campaign resume" in output
-        assert "Traceback" not in output
+        terminal.type("\x03")
+        assert terminal.wait(120) == 130, terminal.raw
+        assert "trappm campaign resume" in terminal.screen
+        assert "Traceback" not in terminal.raw
         states = [c["state"] for c in json.loads(self.trappm("campaign", "list", "--json").stdout)]
         assert states == ["paused"]
-        self.process = None
+        self.terminal = None
 
-    def driver(self, process) -> None:
-        process.kill()
-        process.wait()
-        self.process = None
+    def driver(self, terminal) -> None:
+        terminal.process.kill()
+        terminal.process.wait()
+        self.terminal = None
         deadline = time.monotonic() + 120  # its loop ends a moment after it
         while "interrupted" not in self.trappm("campaign", "list", "--json").stdout:
             assert time.monotonic() < deadline, "the campaign's loop outlives its driver"
             time.sleep(0.5)
 
-    def profiler_and_go_on(self, process) -> None:
-        self._kill_one(process, lambda p: p.name().startswith("ray::Profil"))
+    def watch_and_go_on(self, _terminal) -> None:
+        """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign goes on."""
+        other = Terminal(
+            [Path(sys.executable).with_name("trappm"), "campaign", "watch"],
+            env=self.environment, cwd=self.folder,
+        )  # fmt: skip
+        other.wait_for("running")
+        other.wait_for("attempts/min")
+        other.type("\x03")
+        assert other.wait(60) == 130, other.raw
+        assert "Traceback" not in other.raw
 
-    def measurement_and_go_on(self, process) -> None:
+    def profiler_and_go_on(self, terminal) -> None:
+        self._kill_one(terminal.process, lambda p: p.name().startswith("ray::Profil"))
+
+    def measurement_and_go_on(self, terminal) -> None:
         def measures(p: psutil.Process) -> bool:
             parent = p.parent()
             return (
@@ -164,7 +176,7 @@ class Run:
                 and not p.children()
             )
 
-        self._kill_one(process, measures)
+        self._kill_one(terminal.process, measures)
 
     def _kill_one(self, process, wanted) -> None:
         deadline = time.monotonic() + 120
@@ -180,8 +192,11 @@ class Run:
         raise AssertionError("found nothing to kill")
 
     def finish(self) -> None:
-        self.output, _ = self.go_on().communicate(timeout=1200)
-        assert self.process.returncode == 0, self.output
+        terminal = self.go_on()
+        status = terminal.wait(1200)
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.raw)
+        self.output, self.frames = plain.replace("\r\n", "\n"), terminal.frames
+        assert status == 0, self.output
 
     def query(self, sql: str) -> list[tuple]:
         with sqlite3.connect(self.home / "labels.db") as connection:
@@ -197,6 +212,14 @@ def test_every_assignment_was_measured_once_though_processes_were_killed(campaig
     assert labels == BUDGET
     states = campaign.query("SELECT state, count(*) FROM assignments GROUP BY state")
     assert states == [("done", sum(BUDGET.values()))]
+
+
+def test_the_terminal_shows_how_far_it_is_and_how_long_the_rest_takes(campaign):
+    total = sum(BUDGET.values())
+    lines = [line for line in campaign.frames.split("\n") if re.search(rf"\d+/{total} ", line)]
+    assert any(re.search(r"round 2 of 2 .*\d+/20 +\d:\d\d:\d\d +\d+:\d\d to go$", x) for x in lines)
+    assert "cpu-2t: " in campaign.frames  # what is being measured, in the line below
+    assert "the display failed" not in campaign.output
 
 
 def test_measurements_are_real(campaign):

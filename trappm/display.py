@@ -5,7 +5,13 @@ from __future__ import annotations
 import datetime
 
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from trappm.cluster.progress import Progress
 from trappm.cluster.spec import CampaignSpec
@@ -20,7 +26,7 @@ class Display(LiveBar):
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[eta]}"),
         )
@@ -28,12 +34,16 @@ class Display(LiveBar):
         self._stage = ""
         budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
         self._console.print(
-            f"campaign [bold]{campaign_id}[/] ({spec.name}, seed {spec.seed}): "
-            f"{budget} configurations to measure",
+            f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
+            f"to measure {budget}",
             soft_wrap=True,
         )
 
     def show(self, progress: Progress) -> None:
+        """Shows the news and how far it is; never raises what a screen can make it raise."""
+        self._safely(lambda: self._show(progress))
+
+    def _show(self, progress: Progress) -> None:
         for line in progress.lines:
             now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
             self._console.print(f"{now} {escape(line)}", soft_wrap=True)
@@ -41,10 +51,10 @@ class Display(LiveBar):
             left = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
             self._console.print(f"[dim]{progress.stage}{left}[/]")
         self._stage = progress.stage
-        current = f"  {'; '.join(progress.current)}" if progress.current else ""
+        self._bar.line_below = "; ".join(progress.current)
         self._bar.update(
             self._task,
-            description=escape(f"{progress.stage}{current}"),
+            description=escape(progress.stage),
             completed=progress.done,
             total=progress.total or None,
             eta="" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go",

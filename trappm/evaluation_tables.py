@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -30,7 +29,6 @@ class EvaluationDisplay(LiveBar):
 
     def __init__(self) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -38,14 +36,19 @@ class EvaluationDisplay(LiveBar):
             TimeRemainingColumn(),
             to=Console(stderr=True, highlight=False),
         )
-        self._task = self._bar.add_task("reading", total=None)
+        self._task = self._bar.add_task("", total=None)
+        self._bar.line_below = "reading"
         self._total, self._told_percent = 0, 0
 
     def show(self, done: int, total: int, what: str) -> None:
+        self._safely(lambda: self._show(done, total, what))
+
+    def _show(self, done: int, total: int, what: str) -> None:
         if total != self._total:  # another stage, whose pace is its own
             self._bar.reset(self._task, total=total)
             self._total, self._told_percent = total, 0
-        self._bar.update(self._task, completed=done, description=escape(what))
+        self._bar.line_below = what
+        self._bar.update(self._task, completed=done)
         percent = 100 * done // max(total, 1)
         if not self._console.is_terminal and percent >= self._told_percent + 10:
             self._told_percent = percent

@@ -139,15 +139,15 @@ class BuildDisplay(LiveBar):
 
     def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
         self._done = done, total
+        self._safely(lambda: self._show(done, total, latest))
+
+    def _show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
         if latest is None:
             self._console.print(f"static profiles: {done} of {total} are there")
             self._bar.reset(self._task, total=total, completed=done)
             return
-        self._bar.update(
-            self._task,
-            completed=done,
-            description=escape(f"{latest.architecture} at {latest.input_size} px"),
-        )
+        self._bar.line_below = f"{latest.architecture} at {latest.input_size} px"
+        self._bar.update(self._task, completed=done)
         for part, refusal in (("graph", latest.refusal), ("step profile", latest.step_refusal)):
             if refusal is not None:
                 what = f"no {part} of {latest.architecture} at {latest.input_size} px: {refusal}"
