@@ -42,7 +42,6 @@ from trappm.cluster.events import (
     Plan,
     Planned,
     Quarantine,
-    Renew,
     Seen,
     Settled,
     Spent,
@@ -60,12 +59,12 @@ from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.telling import CampaignStopped, Teller
 from trappm.cluster.thinking import Thinker, training_labels
 from trappm.profiler.errors import CampaignError, StoreError
-from trappm.store import Assignment, CampaignState, PlannedAssignment, Store
+from trappm.store import Assignment, CampaignState, NotOwnerError, PlannedAssignment, Store
 from trappm.store.label_rows import makes_label
 from trappm.store.records import is_final
 
 LEASE_S = 180.0
-"""How long a worker may be silent. Leases of a campaign that died are released when it resumes."""
+"""How long a worker may be silent."""
 
 TICK_S = 1.0
 
@@ -126,11 +125,8 @@ class Campaign:
         self._tell(news=message)
         self._notes.append((kind, message))
 
-    def run(self, *, is_begun: bool = False) -> str | None:
+    def run(self) -> str | None:
         """Runs to the end.
-
-        Args:
-            is_begun: the store says already that it runs, unless an order to stop has come since.
 
         Returns:
             The snapshot's id; None if its labels are of no hardware, and nothing is published.
@@ -139,10 +135,9 @@ class Campaign:
             CampaignStopped: it was asked to stop, by `stop` or by its state in the store, which
                 says then whether it is paused or cancelled.
             CanaryStopError: no worker is left that may measure; the campaign is paused.
+            NotOwnerError: another process has taken the campaign over; nothing more is written.
             TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
         """
-        if not is_begun:
-            self.store.set_campaign_state(self.id, "running")
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
             with self._thinker:
@@ -151,17 +146,20 @@ class Campaign:
                 kernels = self._planner.make_kernels(self._kernels, self.crew, self._teller)
                 self._thinker.prepare(self.store, self._planner.pool, kernels)
                 self._drive()
+                self._write_notes()
                 errors = self._report.get("devices", {})
-                published = publish(
+                snapshot_id = publish(
                     self.store, self._thinker, self._teller, self.id, self.snapshots, errors
                 )
+        except NotOwnerError:
+            raise  # all that follows is the other's
         except CampaignStopped:
             self._keep(self.crew.wait(timeout_s=0))  # what has come back is not thrown away
             self._write([])
-            self._end_early("stopped on request")
+            self._end(CampaignState.PAUSED, "stopped on request")
             raise
         except CanaryStopError as stop:
-            self._end_early(str(stop))
+            self._end(CampaignState.PAUSED, str(stop))
             raise
         except Exception as error:
             # If it is the store that fails, its first error is the one to tell.
@@ -170,8 +168,8 @@ class Campaign:
             with contextlib.suppress(StoreError):
                 self._end(CampaignState.FAILED, str(error))
             raise
-        self._end(CampaignState.FINISHED, published.told)
-        return published.snapshot_id
+        self._tell(str(CampaignState.FINISHED), eta_s=None, current=())
+        return snapshot_id
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
@@ -244,9 +242,6 @@ class Campaign:
         match command:
             case MeasureCanary(worker):
                 self.crew.start(worker, self._canaries.check(worker), self.protocol)
-            case Renew(_, assignment_id):
-                if assignment_id in self._leases:  # not settled by a late result meanwhile
-                    self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
                 self._roster.forget(worker)
                 self.crew.dismiss(worker)
@@ -287,7 +282,7 @@ class Campaign:
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
         if results or wanted:
             leases = self.store.record_and_lease(
-                results, wanted, LEASE_S, max_attempts=self.spec.max_attempts
+                results, wanted, max_attempts=self.spec.max_attempts
             )
             self._unwritten.clear()
             for command, lease in zip(commands, leases, strict=True):
@@ -383,22 +378,16 @@ class Campaign:
     # Telling what happens.
 
     def _end(self, state: CampaignState, message: str) -> None:
+        """In this state, unless an order has set another; nothing is with a worker any more."""
         self._write_notes()
-        self.store.set_campaign_state(self.id, state)
-        self.store.log_event(self.id, state, {"message": message})
-        self._tell(str(state), eta_s=None, current=())
+        now = self.store.end_campaign(self.id, state, message)
+        self._tell(str(now), eta_s=None, current=())
 
     def _write_notes(self) -> None:
         while self._notes:
             kind, message = self._notes[0]
             self.store.log_event(self.id, kind, {"message": message})
             self._notes.popleft()
-
-    def _end_early(self, message: str) -> None:
-        """Paused, unless the order to stop was to cancel; nothing is with a worker any more."""
-        self.store.release_leases(self.id)
-        state = self.store.campaign_state(self.id)
-        self._end(CampaignState.PAUSED if state is CampaignState.RUNNING else state, message)
 
     def _show_counts(self) -> None:
         number = self._machine.round_number

@@ -129,6 +129,10 @@ class Thinker:
         }
         return self._learner.publish(registry, fields)
 
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Makes a snapshot the latest one; None, or why another one stays so."""
+        return self._learner.promote(registry, snapshot_id)
+
     def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         self._asked = self._thread.submit(question), answer
 

@@ -11,19 +11,19 @@ from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
     from trappm.profiler.measuring.canary import CanaryReading
-    from trappm.store import CampaignRecord, Home, Store
+    from trappm.store import CampaignRecord, Store
 
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def campaign_rows(store: Store, home: Home) -> list[dict[str, Any]]:
+def campaign_rows(store: Store) -> list[dict[str, Any]]:
     return [
         {
             "id": campaign.id,
             "name": campaign.name,
-            "state": campaign_state(campaign, home),
+            "state": campaign_state(campaign),
             "labels": len(store.campaign_labels(campaign.id)),
             "seed": campaign.seed,
             "created_at": campaign.created_at,
@@ -40,7 +40,7 @@ def print_campaigns(rows: list[dict[str, Any]]) -> None:
     console().print(table("campaigns", list(rows[0]), [list(_short(row).values()) for row in rows]))
 
 
-def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
+def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
     from trappm.cluster.ending import end_of
     from trappm.cluster.rehearsal import runs_nothing
@@ -51,7 +51,7 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
     return {
         "id": campaign.id,
         "name": campaign.name,
-        "state": campaign_state(campaign, home),
+        "state": campaign_state(campaign),
         "seed": campaign.seed,
         "spec": campaign.spec,
         "assignments": store.assignment_counts(campaign_id),
@@ -96,11 +96,11 @@ def canary_rows(readings: Iterable[CanaryReading]) -> list[dict[str, Any]]:
     ]
 
 
-def campaign_state(campaign: CampaignRecord, home: Home) -> str:
+def campaign_state(campaign: CampaignRecord) -> str:
     """Its state; one that says it is running, but whose process is gone, was interrupted."""
-    from trappm.cluster.lock import is_running
+    from trappm.cluster.ownership import runs
 
-    if campaign.state == "running" and not is_running(home, campaign.id):
+    if campaign.state == "running" and not runs(campaign):
         return f"interrupted; go on with: trappm campaign resume {campaign.id}"
     return str(campaign.state)
 
