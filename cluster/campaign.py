@@ -19,6 +19,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ from trappm.cluster.resuming import course_so_far, waiting
 from trappm.cluster.roster import CanaryStopError, Roster
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.telling import CampaignStopped, Teller
-from trappm.cluster.thinking import Thinker, training_labels
+from trappm.cluster.thinking import LeftOut, Thinker, training_labels
 from trappm.profiler.errors import CampaignError, StoreError
 from trappm.store import Assignment, CampaignState, NotOwnerError, PlannedAssignment, Store
 from trappm.store.label_rows import makes_label
+from trappm.store.possible import recordable
 from trappm.store.records import is_final
 
 LEASE_S = 180.0
@@ -113,6 +115,7 @@ class Campaign:
         """Measurements that came back, for the next transaction."""
         self._ended: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
+        self._left_out: Sequence[LeftOut] = ()
         self._notes: deque[tuple[str, str]] = deque()
         self._next_tick = 0.0
 
@@ -154,7 +157,7 @@ class Campaign:
         except NotOwnerError:
             raise  # all that follows is the other's
         except CampaignStopped:
-            self._keep(self.crew.wait(timeout_s=0))  # what has come back is not thrown away
+            self._keep(self._wait(timeout_s=0))  # what has come back is not thrown away
             self._write([])
             self._end(CampaignState.PAUSED, "stopped on request")
             raise
@@ -194,7 +197,7 @@ class Campaign:
                 self._roster.require(stalled)
                 self._tell(f"waiting for a node with {', '.join(sorted(stalled))}", total=0)
             patience_s = THINKING_S if self._thinker.is_busy else TICK_S
-            self._take(self.crew.wait(timeout_s=patience_s))
+            self._take(self._wait(timeout_s=patience_s))
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
 
     def _obey(self) -> None:
@@ -253,8 +256,7 @@ class Campaign:
             case Plan(device, number, count):
                 self._plan(device, number, count)
             case Learn(initial_ended):
-                labels = training_labels(self.store, self.id)
-                self._thinker.learn(labels, initial_ended, is_alone=not self._machine.measuring)
+                self._learn(initial_ended)
             case Close(number):
                 self.store.close_round(self.id, number, self._report if number else {})
                 if number:
@@ -292,6 +294,18 @@ class Campaign:
         for measurement, _ in results:
             self._pace.measured(measurement.device, measurement.duration_s)
             self._tell(news=measurement_line(measurement))
+
+    def _wait(self, timeout_s: float) -> Sequence[Finished]:
+        """What has come back; what cannot be recorded, as an error with the reason."""
+        return [
+            one
+            if one.measurement is None
+            else replace(one, measurement=recordable(
+                one.measurement, one.task.configuration, one.worker.device, self.protocol,
+                one.task.attempt_key, one.worker.fingerprint,
+            ))
+            for one in self.crew.wait(timeout_s)
+        ]  # fmt: skip
 
     def _take(self, finished: Sequence[Finished]) -> None:
         """Keeps what has come back, and goes on."""
@@ -340,7 +354,15 @@ class Campaign:
         self._ended[command.device] += 1
         self._tell(news=told)
 
-    # What the learner answered.
+    # What the learner is asked and answered.
+
+    def _learn(self, initial_ended: bool) -> None:
+        known = training_labels(self.store, self.id)
+        for one in known.left_out:
+            if one not in self._left_out:
+                self.note("stack", str(one))
+        self._left_out = known.left_out
+        self._thinker.learn(known.labels, initial_ended, is_alone=not self._machine.measuring)
 
     def _plan(self, device: str, number: int, count: int) -> None:
         if number == 0:
@@ -371,7 +393,8 @@ class Campaign:
                 f"(attempts: {told}); when the machine is quiet, go on with: "
                 f"trappm campaign resume {self.id}"
             )
-        self._report, enough = self._ending.ask(report)
+        left_out = [asdict(one) for one in self._left_out]
+        self._report, enough = self._ending.ask({**report, "left_out": left_out})
         self._tell(news=enough)
         self._handle(Learned(has_heads, self._ending.has_come))
 

@@ -33,7 +33,7 @@ def publish(
         CampaignStopped: it was paused or cancelled meanwhile; no name was moved.
         TrappmError: the learner or the store failed.
     """
-    labels = training_labels(store, campaign_id)
+    labels = training_labels(store, campaign_id).labels
     unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
     if unfit:
         teller.tell(news=f"no snapshot is published: {unfit}")

@@ -30,6 +30,7 @@ from trappm.store.records import (
     RoundState,
 )
 from trappm.store.schema import (
+    AssignmentLabelRow,
     AssignmentRow,
     CampaignRow,
     ConfigurationRow,
@@ -279,6 +280,24 @@ class Campaigns(Database):
                 counts.setdefault(device, {})[outcome.value] = count
         return counts
 
+    def label_counts(self, campaign_id: str | None = None) -> dict[str, int]:
+        """How many assignments have a label, by campaign; of one campaign alone if it is named."""
+        query = (
+            select(AssignmentRow.campaign_id, func.count().label("labels"))
+            .join(AssignmentLabelRow, AssignmentLabelRow.assignment_id == AssignmentRow.id)
+            .group_by(AssignmentRow.campaign_id)
+        )
+        if campaign_id is not None:
+            query = query.where(AssignmentRow.campaign_id == campaign_id)
+        with self._reading() as session:
+            return {row.campaign_id: row.labels for row in session.execute(query)}
+
+    def device_environments(self, device: str) -> dict[str, Mapping[str, Any]]:
+        """What the first measurement of each stack of a device told of it, by fingerprint."""
+        query = select(DeviceRow.fingerprint, DeviceRow.environment).filter_by(key=device)
+        with self._reading() as session:
+            return {row.fingerprint: row.environment for row in session.execute(query)}
+
     def device_memory_mib(self, device: str) -> float | None:
         """The least memory that measurements on this device, on any stack, have told of it.
 
@@ -320,13 +339,23 @@ class Campaigns(Database):
         with self._writing() as session:
             add_event(session, campaign_id, kind, message)
 
-    def events(self, campaign_id: str) -> list[EventRecord]:
-        """What happened to a campaign, the earliest first."""
+    def events(
+        self, campaign_id: str, *, kind: str | None = None, last: int | None = None
+    ) -> list[EventRecord]:
+        """What happened to a campaign, the earliest first.
+
+        Args:
+            campaign_id: of the campaign.
+            kind: only events of this kind.
+            last: only so many, the latest.
+        """
+        query = select(EventRow).where(EventRow.campaign_id == campaign_id)
+        if kind is not None:
+            query = query.where(EventRow.kind == kind)
+        query = query.order_by(EventRow.id.desc()).limit(last)
         with self._reading() as session:
-            rows = session.scalars(
-                select(EventRow).where(EventRow.campaign_id == campaign_id).order_by(EventRow.id)
-            )
-            return [EventRecord(at=row.at, kind=row.kind, message=row.message) for row in rows]
+            rows = session.scalars(query).all()
+            return [EventRecord(at=r.at, kind=r.kind, message=r.message) for r in reversed(rows)]
 
 
 AS_PLANNED = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.configuration_id)

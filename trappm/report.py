@@ -19,12 +19,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def campaign_rows(store: Store) -> list[dict[str, Any]]:
+    labels = store.label_counts()
     return [
         {
             "id": campaign.id,
             "name": campaign.name,
             "state": campaign_state(campaign),
-            "labels": len(store.campaign_labels(campaign.id)),
+            "labels": labels.get(campaign.id, 0),
             "seed": campaign.seed,
             "created_at": campaign.created_at,
             "finished_at": campaign.finished_at,
@@ -66,8 +67,9 @@ def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
         "end": end_of(store, campaign),
         "cost": cost_so_far(store, campaign),
         "events": [
-            {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
-        ][-5:],
+            {"at": e.at, "kind": e.kind, "message": e.message}
+            for e in store.events(campaign_id, last=5)
+        ],
     }
 
 
@@ -128,6 +130,7 @@ def print_report(facts: dict[str, Any]) -> None:
     _print_rounds(facts)
     learned = [r["report"] for r in facts["rounds"] if r["report"]]
     if learned:
+        _print_left_out(learned[-1])
         _print_transfer(learned[-1])
         _print_scatter(learned[-1])
     if facts["rehearsal_on"]:
@@ -216,6 +219,15 @@ def _print_end(facts: dict[str, Any]) -> None:
             f"at {at} UTC: {end['told']}"
         )
     console().print(text, soft_wrap=True, markup=False)
+
+
+def _print_left_out(report: dict[str, Any]) -> None:
+    """Labels of another software stack or card than most of their device."""
+    for one in report.get("left_out", []):
+        told = (
+            f"{one['device']}: {one['labels']} labels are left out, of another device: {one['why']}"
+        )
+        console().print(told, soft_wrap=True, markup=False)
 
 
 def _print_transfer(report: dict[str, Any]) -> None:

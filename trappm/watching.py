@@ -69,8 +69,8 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         ],
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
-            for e in store.events(campaign_id)
-        ][-5:],
+            for e in store.events(campaign_id, last=5)
+        ],
     }
 
 

@@ -43,12 +43,12 @@ from emulated_cluster import (
 )  # fmt: skip
 
 import trappm.cluster.campaign
-from trappm.cluster.lock import is_running
 from trappm.cluster.orders import order_stop
+from trappm.cluster.ownership import runs
 from trappm.cluster.ray_learner import LearnerProxy
 from trappm.cluster.stopping import StopRules
 from trappm.report import campaign_state
-from trappm.store import CampaignState, Home, Store
+from trappm.store import CampaignState, Store
 
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 
@@ -220,7 +220,6 @@ def campaign_killed(url):
 def paused_and_resumed_at_once(url):
     """Before it has begun, when it has just ended, and before it has seen that it is to stop."""
     plan = spec(100)
-    home = Home(Path(os.environ["TRAPPM_HOME"]))
     with emulated(NODES), Store.open(url) as store:
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
@@ -232,7 +231,7 @@ def paused_and_resumed_at_once(url):
             wait_until(lambda count=count: attempts(store, record.id) >= count)
             order_stop(store, record.id, CampaignState.PAUSED)
             if count == 20:
-                wait_until(lambda: not is_running(home, record.id))
+                wait_until(lambda: not runs(store.campaign(record.id)))
             launch(url, record.id, plan)
         wait_until(lambda: store.campaign_state(record.id) == "finished")
         return summary(store, record.id, plan)
@@ -269,9 +268,8 @@ def head_restarted(url):
         with emulated(NODES):
             launch(url, record.id, plan)
             wait_until(lambda: attempts(store, record.id) >= 20)
-        home = Home(Path(os.environ["TRAPPM_HOME"]))
-        wait_until(lambda: not is_running(home, record.id))
-        between = campaign_state(store.campaign(record.id), home)
+        wait_until(lambda: not runs(store.campaign(record.id)))
+        between = campaign_state(store.campaign(record.id))
         begin = time.monotonic()
         with emulated(NODES):
             before = attempts(store, record.id)

@@ -32,7 +32,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, made_up, template  # noqa: E402
+from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors  # noqa: E402
@@ -220,8 +220,9 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
 
         Campaign._keep = note
         campaign = Campaign(
-            store=store, campaign_id=record.id, spec=plan, crew=crew, snapshots=Path("unused"),
-            learner=learner or FakeLearner(), kernels=KernelCache(Home.find().kernel_profiles),
+            store=owned(store, record.id), campaign_id=record.id, spec=plan, crew=crew,
+            snapshots=Path("unused"), learner=learner or FakeLearner(),
+            kernels=KernelCache(Home.find().kernel_profiles),
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)

@@ -14,7 +14,6 @@ from trappm.cluster.orders import order_retry
 from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import InputError
 from trappm.report import campaign_facts, print_status
-from trappm.store import Home
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"

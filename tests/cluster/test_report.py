@@ -11,7 +11,7 @@ from test_campaign_canary import CANARY
 from trappm import watching
 from trappm.cluster.telling import CampaignStopped
 from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
-from trappm.store import Home
+from trappm.store.schema import CampaignRow
 
 
 @pytest.fixture
@@ -47,9 +47,14 @@ def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):
 
 
 def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, finished, tmp_path):
-    store.set_campaign_state(finished.id, "running")
-    (row,) = campaign_rows(store)
-    assert row["state"] == f"interrupted; go on with: trappm campaign resume {finished.id}"
+    run = campaign(store, FakeCrew())  # begun, with this process for its owner
+    assert campaign_rows(store)[0]["state"] == "running"
+    with store._writing() as session:
+        row = session.get(CampaignRow, run.id)
+        row.owner_process = row.owner_process | {"began": 1}  # of an earlier process of this id
+    assert campaign_rows(store)[0]["state"] == (
+        f"interrupted; go on with: trappm campaign resume {run.id}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,4 +101,4 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert facts["minutes_to_go"] is None
     assert {n["done"] for n in facts["devices"].values()} == {0}
     watching.watch(store, run.id, once=True)
-    assert "paused" in capsys.readouterr().out
+    assert "running" in capsys.readouterr().out
