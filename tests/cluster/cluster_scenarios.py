@@ -262,6 +262,7 @@ def two_hosts(_url):
 SECOND_HOST = """
 import platform, sys
 import trappm.cluster.ownership, trappm.store.owners
+from trappm.cli import run
 trappm.cluster.ownership.machine = lambda: "the second host"
 platform.node = lambda: "second"
 """
@@ -271,8 +272,7 @@ def second_host(url, *command):
     """What a command says there, and how it ends."""
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(
-            [sys.executable, "-c", SECOND_HOST + "from trappm.cli import run; sys.exit(run(sys.argv[1:]))",
-             *command],
+            [sys.executable, "-c", SECOND_HOST + "sys.exit(run(sys.argv[1:]))", *command],
             env=os.environ | {"TRAPPM_HOME": home, "TRAPPM_DATABASE": url, "COLUMNS": "300"},
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
