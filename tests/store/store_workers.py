@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
+import time
 
 from store_samples import configuration, measurement, process
 
@@ -39,6 +41,7 @@ def run_turns(url, campaign_id, name, barrier, results, turns=5):
                     mine.release_leases(campaign_id)
                     if not _turns(mine, campaign_id, name, turns, results):
                         break
+                time.sleep(random.random())
         results.put((name, None))
     except BaseException as error:
         results.put((name, repr(error)))
