@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trappm.cluster.campaign import Campaign
 from trappm.cluster.crew import Crew, Learner
 from trappm.cluster.kernels import KernelCache
 from trappm.cluster.learning import CampaignLearner
-from trappm.cluster.lock import campaign_lock
+from trappm.cluster.ownership import ownership
 from trappm.cluster.progress import Progress
 from trappm.cluster.ray_crew import RayCrew, this_process
 from trappm.cluster.ray_learner import LearnerProxy
@@ -32,7 +33,7 @@ from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import CampaignState, Home, Patience, Store
+from trappm.store import Home, Patience, Store
 
 LINGER_S = 60.0
 """How long a detached campaign that has ended answers its watchers."""
@@ -132,7 +133,7 @@ class CampaignActor:
             self._campaign.stop()
 
     def progress(self, life: str, lines_seen: int) -> dict[str, Any]:
-        """The progress, with only the lines that the watcher has not seen, and whether it ended.
+        """The progress, with only the lines that the watcher has not seen; whether it began, ended.
 
         Args:
             life: as it was told last; lines seen in an earlier life do not count.
@@ -142,6 +143,7 @@ class CampaignActor:
         lines = progress.lines_after(lines_seen if life == self._life else 0)
         return {
             "life": self._life,
+            "begun": self._campaign is not None or ended,
             "ended": ended,
             "lines_seen": progress.lines_told,
             "progress": asdict(replace(progress, lines=lines)),
@@ -162,12 +164,9 @@ class CampaignActor:
 
     def _run(self) -> bool:
         patience = Patience(tell=self._note_store)
-        with (
-            campaign_lock(self._home, self._campaign_id),
-            Store.open(self._database_url, patience) as store,
-        ):
-            state = store.campaign_state(self._campaign_id)
-            if self._may_grow and state is not CampaignState.RUNNING:
+        open_store = partial(Store.open, self._database_url, patience)
+        with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
+            if store is None:
                 return False  # it was stopped before it began, or while it was not there
             self._campaign = Campaign(
                 store=store,
@@ -182,7 +181,7 @@ class CampaignActor:
             if self._stop.is_set():
                 self._campaign.stop()
             try:
-                self._campaign.run(is_begun=self._may_grow)
+                self._campaign.run()
             except CampaignStopped:
                 return False
             return True
@@ -211,6 +210,8 @@ class CampaignActor:
     def _note_store(self, message: str) -> None:
         if self._campaign is not None:
             self._campaign.note("store", message)
+        else:  # it is not open yet
+            self._progress = Progress(stage="label store", lines=(message,), lines_told=1)
 
     def _note_crew(self, message: str) -> None:
         if self._campaign is not None:

@@ -19,6 +19,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from trappm.cluster.events import (
     Plan,
     Planned,
     Quarantine,
-    Renew,
     Seen,
     Settled,
     Spent,
@@ -58,14 +58,15 @@ from trappm.cluster.resuming import course_so_far, waiting
 from trappm.cluster.roster import CanaryStopError, Roster
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.telling import CampaignStopped, Teller
-from trappm.cluster.thinking import Thinker, training_labels
+from trappm.cluster.thinking import LeftOut, Thinker, training_labels
 from trappm.profiler.errors import CampaignError, StoreError
-from trappm.store import Assignment, CampaignState, PlannedAssignment, Store
+from trappm.store import Assignment, CampaignState, NotOwnerError, PlannedAssignment, Store
 from trappm.store.label_rows import makes_label
+from trappm.store.possible import recordable
 from trappm.store.records import is_final
 
 LEASE_S = 180.0
-"""How long a worker may be silent. Leases of a campaign that died are released when it resumes."""
+"""How long a worker may be silent."""
 
 TICK_S = 1.0
 
@@ -114,6 +115,7 @@ class Campaign:
         """Measurements that came back, for the next transaction."""
         self._ended: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
+        self._left_out: Sequence[LeftOut] = ()
         self._notes: deque[tuple[str, str]] = deque()
         self._next_tick = 0.0
 
@@ -126,11 +128,8 @@ class Campaign:
         self._tell(news=message)
         self._notes.append((kind, message))
 
-    def run(self, *, is_begun: bool = False) -> str | None:
+    def run(self) -> str | None:
         """Runs to the end.
-
-        Args:
-            is_begun: the store says already that it runs, unless an order to stop has come since.
 
         Returns:
             The snapshot's id; None if its labels are of no hardware, and nothing is published.
@@ -139,10 +138,9 @@ class Campaign:
             CampaignStopped: it was asked to stop, by `stop` or by its state in the store, which
                 says then whether it is paused or cancelled.
             CanaryStopError: no worker is left that may measure; the campaign is paused.
+            NotOwnerError: another process has taken the campaign over; nothing more is written.
             TrappmError: the campaign cannot go on; its state says failed, and it can be resumed.
         """
-        if not is_begun:
-            self.store.set_campaign_state(self.id, "running")
         self._tell(news=rehearsal_line(self.spec.devices.keys))
         try:
             with self._thinker:
@@ -151,17 +149,20 @@ class Campaign:
                 kernels = self._planner.make_kernels(self._kernels, self.crew, self._teller)
                 self._thinker.prepare(self.store, self._planner.pool, kernels)
                 self._drive()
+                self._write_notes()
                 errors = self._report.get("devices", {})
-                published = publish(
+                snapshot_id = publish(
                     self.store, self._thinker, self._teller, self.id, self.snapshots, errors
                 )
+        except NotOwnerError:
+            raise  # all that follows is the other's
         except CampaignStopped:
-            self._keep(self.crew.wait(timeout_s=0))  # what has come back is not thrown away
+            self._keep(self._wait(timeout_s=0))  # what has come back is not thrown away
             self._write([])
-            self._end_early("stopped on request")
+            self._end(CampaignState.PAUSED, "stopped on request")
             raise
         except CanaryStopError as stop:
-            self._end_early(str(stop))
+            self._end(CampaignState.PAUSED, str(stop))
             raise
         except Exception as error:
             # If it is the store that fails, its first error is the one to tell.
@@ -170,8 +171,8 @@ class Campaign:
             with contextlib.suppress(StoreError):
                 self._end(CampaignState.FAILED, str(error))
             raise
-        self._end(CampaignState.FINISHED, published.told)
-        return published.snapshot_id
+        self._tell(str(CampaignState.FINISHED), eta_s=None, current=())
+        return snapshot_id
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
@@ -196,7 +197,7 @@ class Campaign:
                 self._roster.require(stalled)
                 self._tell(f"waiting for a node with {', '.join(sorted(stalled))}", total=0)
             patience_s = THINKING_S if self._thinker.is_busy else TICK_S
-            self._take(self.crew.wait(timeout_s=patience_s))
+            self._take(self._wait(timeout_s=patience_s))
             self._thinker.follow(patience_s=0.0 if self.crew.running() else TICK_S)
 
     def _obey(self) -> None:
@@ -244,9 +245,6 @@ class Campaign:
         match command:
             case MeasureCanary(worker):
                 self.crew.start(worker, self._canaries.check(worker), self.protocol)
-            case Renew(_, assignment_id):
-                if assignment_id in self._leases:  # not settled by a late result meanwhile
-                    self.store.heartbeat(self._leases[assignment_id], LEASE_S)
             case Dismiss(worker, why):
                 self._roster.forget(worker)
                 self.crew.dismiss(worker)
@@ -258,8 +256,7 @@ class Campaign:
             case Plan(device, number, count):
                 self._plan(device, number, count)
             case Learn(initial_ended):
-                labels = training_labels(self.store, self.id)
-                self._thinker.learn(labels, initial_ended, is_alone=not self._machine.measuring)
+                self._learn(initial_ended)
             case Close(number):
                 self.store.close_round(self.id, number, self._report if number else {})
                 if number:
@@ -287,7 +284,7 @@ class Campaign:
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
         if results or wanted:
             leases = self.store.record_and_lease(
-                results, wanted, LEASE_S, max_attempts=self.spec.max_attempts
+                results, wanted, max_attempts=self.spec.max_attempts
             )
             self._unwritten.clear()
             for command, lease in zip(commands, leases, strict=True):
@@ -297,6 +294,18 @@ class Campaign:
         for measurement, _ in results:
             self._pace.measured(measurement.device, measurement.duration_s)
             self._tell(news=measurement_line(measurement))
+
+    def _wait(self, timeout_s: float) -> Sequence[Finished]:
+        """What has come back; what cannot be recorded, as an error with the reason."""
+        return [
+            one
+            if one.measurement is None
+            else replace(one, measurement=recordable(
+                one.measurement, one.task.configuration, one.worker.device, self.protocol,
+                one.task.attempt_key, one.worker.fingerprint,
+            ))
+            for one in self.crew.wait(timeout_s)
+        ]  # fmt: skip
 
     def _take(self, finished: Sequence[Finished]) -> None:
         """Keeps what has come back, and goes on."""
@@ -345,7 +354,15 @@ class Campaign:
         self._ended[command.device] += 1
         self._tell(news=told)
 
-    # What the learner answered.
+    # What the learner is asked and answered.
+
+    def _learn(self, initial_ended: bool) -> None:
+        known = training_labels(self.store, self.id)
+        for one in known.left_out:
+            if one not in self._left_out:
+                self.note("stack", str(one))
+        self._left_out = known.left_out
+        self._thinker.learn(known.labels, initial_ended, is_alone=not self._machine.measuring)
 
     def _plan(self, device: str, number: int, count: int) -> None:
         if number == 0:
@@ -376,29 +393,24 @@ class Campaign:
                 f"(attempts: {told}); when the machine is quiet, go on with: "
                 f"trappm campaign resume {self.id}"
             )
-        self._report, enough = self._ending.ask(report)
+        left_out = [asdict(one) for one in self._left_out]
+        self._report, enough = self._ending.ask({**report, "left_out": left_out})
         self._tell(news=enough)
         self._handle(Learned(has_heads, self._ending.has_come))
 
     # Telling what happens.
 
     def _end(self, state: CampaignState, message: str) -> None:
+        """In this state, unless an order has set another; nothing is with a worker any more."""
         self._write_notes()
-        self.store.set_campaign_state(self.id, state)
-        self.store.log_event(self.id, state, {"message": message})
-        self._tell(str(state), eta_s=None, current=())
+        now = self.store.end_campaign(self.id, state, message)
+        self._tell(str(now), eta_s=None, current=())
 
     def _write_notes(self) -> None:
         while self._notes:
             kind, message = self._notes[0]
             self.store.log_event(self.id, kind, {"message": message})
             self._notes.popleft()
-
-    def _end_early(self, message: str) -> None:
-        """Paused, unless the order to stop was to cancel; nothing is with a worker any more."""
-        self.store.release_leases(self.id)
-        state = self.store.campaign_state(self.id)
-        self._end(CampaignState.PAUSED if state is CampaignState.RUNNING else state, message)
 
     def _show_counts(self) -> None:
         number = self._machine.round_number

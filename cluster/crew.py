@@ -197,3 +197,7 @@ class Learner(Protocol):
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves a snapshot of encoder and heads; its id, folder and manifest."""
         ...
+
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        ...

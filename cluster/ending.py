@@ -56,7 +56,7 @@ class Ending:
         Returns:
             The report, and what is to be told: that a rule holds, when it does for the first time.
         """
-        labels = len(self._store.campaign_labels(self._id))
+        labels = self._store.label_counts(self._id).get(self._id, 0)
         spent = {
             "labels": labels,
             "gpu_seconds": self._store.measuring_seconds(self._id),
@@ -75,7 +75,7 @@ class Ending:
 
 def rule_held(store: Store, campaign_id: str) -> Stop | None:
     """The rule that has ended a campaign, or is just ending it."""
-    told = [e.message for e in store.events(campaign_id) if e.kind == ENOUGH]
+    told = [e.message for e in store.events(campaign_id, kind=ENOUGH)]
     # Earlier versions wrote it into the reports of the rounds.
     told += [(r.report or {}).get("stop", {}) for r in store.rounds(campaign_id)]
     return next((Stop(one["rule"], one["told"]) for one in told if "rule" in one), None)

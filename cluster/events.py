@@ -193,14 +193,6 @@ class MeasureCanary:
 
 
 @dataclass(frozen=True)
-class Renew:
-    """The worker of this lease lives: prolong it."""
-
-    worker: Worker
-    assignment_id: str
-
-
-@dataclass(frozen=True)
 class Dismiss:
     """A worker has been silent for the length of a lease: end it, and count it as lost."""
 
@@ -265,15 +257,5 @@ class Publish:
 
 
 Command = (
-    Measure
-    | MeasureCanary
-    | Renew
-    | Dismiss
-    | GiveUp
-    | Quarantine
-    | Plan
-    | Learn
-    | Close
-    | Spent
-    | Publish
+    Measure | MeasureCanary | Dismiss | GiveUp | Quarantine | Plan | Learn | Close | Spent | Publish
 )

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trappm.cluster.budget import check_budget, check_stop, pool_of, without_refused
-from trappm.cluster.lock import campaign_lock
+from trappm.cluster.ownership import begin
 from trappm.cluster.progress import Progress
 from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.runtime import (
@@ -149,8 +149,8 @@ def run_campaign(
         CampaignError: it runs elsewhere, or cannot go on; nothing recorded is lost.
     """
     if address is None:
-        with campaign_lock(home, campaign_id):
-            pass  # nobody runs it; the campaign's own process takes the lock from here
+        with Store.open(home.database_url) as store:
+            begin(store, campaign_id)
     with ray_runtime(address), _sigterm_as_interrupt():
         return _run(home, campaign_id, spec, address, watch, detach)
 
@@ -206,6 +206,9 @@ def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -
     One that has ended answers watchers for a while, and one that was asked to stop needs a moment:
     neither goes on by being asked again. The campaign counts as running from now on, so that an
     order to stop holds even if it comes before the next actor begins.
+
+    Raises:
+        OwnedError: it runs elsewhere, on another cluster.
     """
     import ray
     from ray.exceptions import RayActorError
@@ -215,7 +218,7 @@ def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -
             try:
                 actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
             except ValueError:  # there is none
-                store.set_campaign_state(campaign_id, CampaignState.RUNNING)
+                begin(store, campaign_id)
                 return
             with contextlib.suppress(RayActorError):  # it goes just now, or is started again
                 if ray.get(actor.progress.remote("", 0))["ended"]:
@@ -238,7 +241,7 @@ def _follow(
     """Watches a campaign until it ends, or until Ctrl-C.
 
     Args:
-        leave: only see that it has begun.
+        leave: only see that it has begun, or why it cannot.
     """
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
@@ -252,7 +255,7 @@ def _follow(
             watch(Progress(**told["progress"]))
             if told["ended"]:
                 return End.FINISHED if ray.get(actor.result.remote()) else End.STOPPED
-            if leave:
+            if leave and told["begun"]:
                 return End.LEFT
             time.sleep(POLL_S)
         except KeyboardInterrupt:

@@ -218,12 +218,9 @@ class CampaignLearner:
         return None if said is None else probability_above(said, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves encoder and heads as a snapshot in the registry, and calls it the latest one there.
+        """Saves encoder and heads as a snapshot in the registry; its id, folder and manifest.
 
-        Its `parent` is what was the latest before.
-
-        Returns:
-            id, folder, manifest; promoted: whether it is the latest now; news: what is to be told.
+        Its `parent` is what is the latest there.
         """
         before = Registry(registry).history(LATEST)
         info = save_snapshot(
@@ -235,14 +232,12 @@ class CampaignLearner:
             labels=self._training_labels,
             fields={**fields, "parent": before[-1].snapshot if before else None},
         )
-        promotion = promote(Registry(registry), LATEST, info.id)
-        return {
-            "id": info.id,
-            "folder": info.folder.name,
-            "manifest": info.manifest,
-            "promoted": promotion.moved,
-            "news": promotion.told,
-        }
+        return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
+
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        promotion = promote(Registry(registry), LATEST, snapshot_id)
+        return None if promotion.moved else promotion.told
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
         """A device's heads under each phase that its labels had; one fit serves both."""

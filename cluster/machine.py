@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Leaving, Seen    -->  workforce  --> Measure, MeasureCanary, Renew, Dismiss
+    Joined, Lost, Leaving, Seen    -->  workforce  --> Measure, MeasureCanary, Dismiss
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  thoughts   --> Plan, Learn, Close, Publish
 
@@ -45,7 +45,6 @@ from trappm.cluster.events import (
     Planned,
     Publish,
     Quarantine,
-    Renew,
     Seen,
     Settled,
     Spent,
@@ -276,7 +275,7 @@ class Machine:
         self._knows_all = False
 
     def _look_at_leases(self) -> None:
-        """Prolongs the leases of those who answer, and dismisses who was silent for a whole one."""
+        """Dismisses who was silent for the length of a lease."""
         self._workforce.forget_hosts(self._time)
         for seat in self._workforce.due(self._time):
             silent_s = self._time - seat.seen_at
@@ -285,8 +284,6 @@ class Machine:
                 self._commands.append(Dismiss(seat.worker, why))
                 self._lose(seat.worker, why)
                 continue
-            if seat.running is not None:
-                self._commands.append(Renew(seat.worker, seat.running.id))
             self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
 
     # Handing out.

@@ -7,7 +7,6 @@ when that does not say that it is running.
 from __future__ import annotations
 
 from trappm.cluster.ending import rule_held
-from trappm.cluster.launch import ENDED
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome
 from trappm.store import CampaignRecord, CampaignState, Store
@@ -26,11 +25,7 @@ def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> C
         InputError: there is no such campaign, or it has ended; or several run, and none is named.
     """
     campaign = store.campaign(campaign_id or _running(store))
-    if campaign.state in ENDED:
-        raise InputError(f"campaign {campaign.id} is {campaign.state} already")
-    store.set_campaign_state(campaign.id, state)
-    store.log_event(campaign.id, "order", {"message": f"asked to be {state}"})
-    store.release_leases(campaign.id)
+    store.stop_campaign(campaign.id, state)
     return store.campaign(campaign.id)
 
 
@@ -51,11 +46,6 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
         raise InputError(f"no attempt that can be tried again ends as {outcome!r}, but as {known}")
     campaign = store.campaign(campaign_id)
-    if campaign.state in {CampaignState.CANCELLED, CampaignState.RUNNING}:
-        raise InputError(
-            f"campaign {campaign.id} is {campaign.state}; pause a running one first, with: "
-            f"trappm campaign pause {campaign.id}"
-        )
     held = rule_held(store, campaign.id)
     if held is not None:
         raise InputError(
@@ -64,7 +54,6 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         )
     count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
     if count:
-        store.set_campaign_state(campaign.id, CampaignState.PAUSED)
         told = f"{count} assignments wait again whose last attempt ended as {outcome}"
         store.log_event(campaign.id, "order", {"message": told})
     return store.campaign(campaign.id), count

@@ -1,24 +1,19 @@
-"""The end of a campaign: a snapshot of what it learned, or the reason why there is none."""
+"""The end of a campaign: a snapshot of what it learned, or the reason why there is none.
+
+An order to stop may come until the last moment. So the files are written first, which nobody sees;
+then the store ends the campaign and registers them, unless it was stopped; then names are moved.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trappm.cluster.rehearsal import unfit_to_publish
-from trappm.cluster.telling import Teller
+from trappm.cluster.telling import CampaignStopped, Teller
 from trappm.cluster.thinking import Thinker, training_labels
-from trappm.store import Store
-
-
-@dataclass(frozen=True)
-class Published:
-    """What came of it."""
-
-    snapshot_id: str | None
-    """None if its labels are of no hardware."""
-    told: str
+from trappm.profiler.measuring.environment import utc_now
+from trappm.store import SnapshotRecord, Store
 
 
 def publish(
@@ -28,24 +23,40 @@ def publish(
     campaign_id: str,
     snapshots: Path,
     errors: dict[str, Any],
-) -> Published:
-    """Publishes the heads with these errors, and makes them the latest unless they regressed.
+) -> str | None:
+    """Finishes a campaign: publishes the heads with these errors, the latest unless they regressed.
+
+    Returns:
+        The snapshot's id; None if its labels are of no hardware.
 
     Raises:
+        CampaignStopped: it was paused or cancelled meanwhile; no name was moved.
         TrappmError: the learner or the store failed.
     """
-    labels = training_labels(store, campaign_id)
+    labels = training_labels(store, campaign_id).labels
     unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
     if unfit:
         teller.tell(news=f"no snapshot is published: {unfit}")
-        return Published(None, f"no snapshot: {unfit}")
+        _finish(store, campaign_id, f"no snapshot: {unfit}", None)
+        return None
     teller.tell("publishing", total=0)
     info = thinker.publish(snapshots, campaign_id, labels, errors)
-    store.register_snapshot(
-        info["id"], campaign_id=campaign_id, location=info["folder"], manifest=info["manifest"]
+    snapshot = SnapshotRecord(
+        id=info["id"],
+        campaign_id=campaign_id,
+        location=info["folder"],
+        manifest=info["manifest"],
+        created_at=utc_now(),
     )
-    if info.get("promoted", True):
-        store.set_alias("latest", info["id"])
+    _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)
+    kept = thinker.promote(snapshots, snapshot.id)
+    if kept is None:
+        store.set_alias("latest", snapshot.id)
     else:
-        teller.tell(news=info["news"])
-    return Published(str(info["id"]), f"snapshot {info['id']}")
+        teller.tell(news=kept)
+    return snapshot.id
+
+
+def _finish(store: Store, campaign_id: str, told: str, snapshot: SnapshotRecord | None) -> None:
+    if not store.finish_campaign(campaign_id, told, snapshot):
+        raise CampaignStopped

@@ -26,9 +26,16 @@ from trappm.cluster.crew import Finished, ProfiledGraph, Task
 from trappm.cluster.events import Worker
 from trappm.cluster.kernels import KernelKey, TracedKernels
 from trappm.cluster.ray_profiles import profile_on_ray, trace_on_ray
-from trappm.cluster.runtime import CAMPAIGN_ACTOR, Placement, first_line, on_node, placement
+from trappm.cluster.runtime import (
+    CAMPAIGN_ACTOR,
+    Placement,
+    first_line,
+    last_line,
+    on_node,
+    placement,
+)
 from trappm.cluster.shares import Claim, fair_shares, in_turn
-from trappm.profiler.errors import TrappmError
+from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 POLL_S = 0.2
@@ -43,7 +50,11 @@ RELEASE_S = 10.0
 """So long nothing must be left to do on a kind of GPU before idle ones are given back."""
 
 REFUSED_S = 60.0
-"""So long no profiler of a kind is started after one found its device out of order."""
+"""So long no profiler of a kind is started after one found its device out of order; and at most,
+after one that could not be started."""
+
+STARTS = 3
+"""Where no other node can come, so many profilers of a kind may fail to start in a row."""
 
 MANY = 1 << 30
 
@@ -106,7 +117,8 @@ class RayCrew:
         self._may_grow = may_grow
         self._campaign_id = campaign_id
         self._tell = tell
-        self._refused_at: dict[str, float] = {}
+        self._refused_until: dict[str, float] = {}
+        self._failed_starts: Counter[str] = Counter()
         self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
         self._class = ray.remote(profiler or ProfilerActor)
@@ -135,6 +147,7 @@ class RayCrew:
 
     def awaited(self) -> Sequence[str]:
         joining = [profiler.device for profiler in self._joining.values()]
+        joining += [device for device in self._refused_until if self._is_refused(device)]
         there = {profiler.device for profiler in self._profilers.values()}
         absent = [device for device in self._devices if device not in there]
         return joining + (absent if self._may_grow else [])
@@ -150,7 +163,7 @@ class RayCrew:
         self._recruited_at = time.monotonic()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         for device in self._devices:
-            if self._recruited_at - self._refused_at.get(device, -REFUSED_S) < REFUSED_S:
+            if self._is_refused(device):
                 continue
             where = placement(device)
             if where.needs_gpu:
@@ -226,8 +239,8 @@ class RayCrew:
         profiler = self._joining[reference]
         try:
             facts = _result(reference)
-        except RayActorError:  # it died before it had joined: the next one is recruited
-            del self._joining[reference]
+        except RayActorError as error:  # it died before it had joined
+            self._note_failed_start(reference, error)
             return
         except (TrappmError, RayTaskError) as error:
             if not self._may_grow:
@@ -238,6 +251,7 @@ class RayCrew:
         if name in self._profilers:
             return  # one that died there has not been noticed yet
         del self._joining[reference]
+        del self._failed_starts[profiler.device]
         profiler.node_id, profiler.process = facts["host"], facts["process"]
         profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
         self._profilers[name] = profiler
@@ -246,9 +260,32 @@ class RayCrew:
         """One node that is out of order, such as by its driver, does not end what others do."""
         profiler = self._joining.pop(reference)
         ray.kill(profiler.actor)
-        self._refused_at[profiler.device] = time.monotonic()
+        self._refused_until[profiler.device] = time.monotonic() + REFUSED_S
         why = error.cause if isinstance(error, RayTaskError) else error
         self._tell(f"{profiler.device}: a node cannot measure; it is tried again later: {why}")
+
+    def _note_failed_start(self, reference: Any, error: RayActorError) -> None:
+        """Waits longer and longer for the next one: what is not installed will not be in a second.
+
+        Raises:
+            DeviceError: on this machine alone, once it has failed often enough.
+        """
+        device = self._joining.pop(reference).device
+        if self._is_refused(device):
+            return  # others, started with one that has failed, fail alike
+        self._failed_starts[device] += 1
+        count, why = self._failed_starts[device], last_line(error)
+        if count == STARTS and not self._may_grow:
+            raise DeviceError(f"the profiler of {device} cannot be started: {why}")
+        pause_s = min(RECRUIT_S * 2**count, REFUSED_S)
+        self._refused_until[device] = time.monotonic() + pause_s
+        self._tell(
+            f"{device}: a profiler ended before it could measure ({why}); "
+            f"the next one is started in {pause_s:.0f} s"
+        )
+
+    def _is_refused(self, device: str) -> bool:
+        return time.monotonic() < self._refused_until.get(device, 0.0)
 
     def answering(self) -> Sequence[Worker]:
         """Asks everybody now and then; who is gone though it had nothing to do is found so."""

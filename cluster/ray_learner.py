@@ -75,6 +75,10 @@ class LearnerProxy:
         info: dict[str, Any] = self._call("publish", registry, fields)
         return info
 
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        kept: str | None = self._call("promote", registry, snapshot_id)
+        return kept
+
     def _start(self) -> Any:
         options = {**here(), "max_concurrency": 2}
         return self._class.options(**options).remote(**self._arguments)

@@ -80,7 +80,7 @@ def _allowance(store: Store, campaign_id: str, spec: CampaignSpec) -> Allowance:
     attempts = store.outcome_counts(campaign_id)
     return Allowance(
         spec.stop,
-        labels=len(store.campaign_labels(campaign_id)),
+        labels=store.label_counts(campaign_id).get(campaign_id, 0),
         seconds=sum(seconds.values()),
         mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
         limit_s=spec.measuring_protocol.timeout_s,

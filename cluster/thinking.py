@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from trappm.cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
 from trappm.cluster.kernels import KernelKey
 from trappm.cluster.progress import Pace
 from trappm.cluster.telling import Teller
+from trappm.profiler.measuring.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
 
@@ -129,13 +131,65 @@ class Thinker:
         }
         return self._learner.publish(registry, fields)
 
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Makes a snapshot the latest one; None, or why another one stays so."""
+        return self._learner.promote(registry, snapshot_id)
+
     def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         self._asked = self._thread.submit(question), answer
 
 
-def training_labels(store: Store, campaign_id: str) -> list[TrainingLabel]:
-    """All labels that a campaign has by now."""
-    return [
+@dataclass(frozen=True)
+class LeftOut:
+    """Labels that heads do not learn from, and are not judged by."""
+
+    device: str
+    fingerprint: str
+    """Of the stack that they were measured on."""
+    labels: int
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device}: {self.labels} labels are left out of learning, since they are of "
+            f"another device than most here: {self.why}"
+        )
+
+
+@dataclass(frozen=True)
+class TrainingLabels:
+    """What a campaign's heads learn from and are judged by: one software stack and card a key."""
+
+    labels: Sequence[TrainingLabel]
+    left_out: Sequence[LeftOut]
+
+
+def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
+    """The labels that a campaign has by now, of each device key those of one device.
+
+    The same key on another software stack, or another card, is another device, whose labels would
+    make one head of two things. That of most labels counts, of two alike the one planned first.
+    """
+    everything = store.campaign_labels(campaign_id)
+    stacks: dict[str, Counter[str]] = defaultdict(Counter)
+    for label in everything:
+        stacks[label.device][label.fingerprint] += 1
+    most = {device: counts.most_common(1)[0][0] for device, counts in stacks.items()}
+    left_out = []
+    for device, counts in sorted(stacks.items()):
+        if len(counts) > 1:
+            known = store.device_environments(device)
+            left_out += [
+                LeftOut(
+                    device,
+                    stack,
+                    count,
+                    stack_difference(known[stack], known[most[device]]) or f"stack {stack}",
+                )
+                for stack, count in counts.items()
+                if stack != most[device]
+            ]
+    labels = [
         TrainingLabel(
             configuration_id=label.configuration.id,
             device=label.device,
@@ -144,5 +198,7 @@ def training_labels(store: Store, campaign_id: str) -> list[TrainingLabel]:
             provenance=label.provenance,
             memory_above_mib=label.memory_above_mib,
         )
-        for label in store.campaign_labels(campaign_id)
+        for label in everything
+        if label.fingerprint == most[label.device]
     ]
+    return TrainingLabels(labels, tuple(left_out))

@@ -1,13 +1,14 @@
 """The label store: everything a campaign knows, in SQL, and the data folder that it stands in.
 
 This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
-the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, leases,
-recording, canaries, labels, asking, snapshots. `schema` says what is true of the data, `migrations`
-how older data gets there.
+the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, owners,
+leases, recording, canaries, labels, asking, snapshots. `schema` says what is true of the data,
+`migrations` how older data gets there.
 """
 
 from trappm.store.asking import LabelFilter
 from trappm.store.home import Home
+from trappm.store.owners import NotOwnerError
 from trappm.store.reading import NoLabelStoreError
 from trappm.store.records import (
     Assignment,
@@ -16,6 +17,8 @@ from trappm.store.records import (
     CampaignState,
     EventRecord,
     LabelRecord,
+    Owner,
+    OwnerProcess,
     PlannedAssignment,
     PoolPart,
     PoolRecord,
@@ -40,6 +43,9 @@ __all__ = [
     "LabelFilter",
     "LabelRecord",
     "NoLabelStoreError",
+    "NotOwnerError",
+    "Owner",
+    "OwnerProcess",
     "Patience",
     "PlannedAssignment",
     "PoolPart",

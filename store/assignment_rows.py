@@ -23,7 +23,7 @@ WHOLE_ASSIGNMENT = select(
 ).join_from(AssignmentRow, ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
 """Assignments with what `assignment_of` needs."""
 
-_CHANGING = ("state", "attempts", "failures", "worker", "lease_expires_at")
+_CHANGING = ("state", "attempts", "failures", "worker")
 _LOCKED = (
     WHOLE_ASSIGNMENT.where(AssignmentRow.id.in_(bindparam("ids", expanding=True)))
     # In one order, so that two who write at once wait for each other, and never in a ring.
@@ -53,7 +53,6 @@ def assignment_of(row: Row[Any]) -> Assignment:
         attempts=row.attempts,
         failures=row.failures,
         worker=row.worker,
-        lease_expires_at=row.lease_expires_at,
     )
 
 
@@ -66,20 +65,14 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
     return {row.id: assignment_of(row) for row in rows}
 
 
-def leased(one: Assignment, worker: str, until: str) -> Assignment:
-    """Given to a worker until a time, ISO 8601."""
-    return replace(
-        one,
-        state=AssignmentState.LEASED,
-        attempts=one.attempts + 1,
-        worker=worker,
-        lease_expires_at=until,
-    )
+def leased(one: Assignment, worker: str) -> Assignment:
+    """Given to a worker."""
+    return replace(one, state=AssignmentState.LEASED, attempts=one.attempts + 1, worker=worker)
 
 
 def ended(one: Assignment, state: AssignmentState) -> Assignment:
     """With nobody any more."""
-    return replace(one, state=state, worker=None, lease_expires_at=None)
+    return replace(one, state=state, worker=None)
 
 
 def failed(one: Assignment, limit: int) -> Assignment:

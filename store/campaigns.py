@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
@@ -13,13 +14,15 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.records import Configuration
 from trappm.store.assignment_rows import WHOLE_ASSIGNMENT, assignment_of
-from trappm.store.database import Database, utc_now
+from trappm.store.database import Database, database_time, utc_now
 from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignRecord,
     CampaignState,
     EventRecord,
+    Owner,
+    OwnerProcess,
     PlannedAssignment,
     Purpose,
     Role,
@@ -27,6 +30,7 @@ from trappm.store.records import (
     RoundState,
 )
 from trappm.store.schema import (
+    AssignmentLabelRow,
     AssignmentRow,
     CampaignRow,
     ConfigurationRow,
@@ -38,7 +42,8 @@ from trappm.store.schema import (
 )
 from trappm.store.workloads import configuration_of, insert_configurations
 
-_ENDED = {CampaignState.FINISHED, CampaignState.CANCELLED}
+ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
+"""Nobody runs these ever again."""
 
 
 class Campaigns(Database):
@@ -57,7 +62,7 @@ class Campaigns(Database):
         with self._writing() as session:
             session.add(row)
             session.flush()
-            return _campaign(row)
+            return _campaign(row, database_time(session.connection()))
 
     def campaign(self, campaign_id: str | None = None) -> CampaignRecord:
         """The campaign of this id, the latest one without an id.
@@ -75,9 +80,15 @@ class Campaigns(Database):
         raise InputError(f"no campaign {campaign_id!r}; there are: {there_are}")
 
     def campaign_state(self, campaign_id: str) -> CampaignState:
-        """Where a campaign stands; raises CampaignError if there is none of this id."""
+        """Where a campaign stands.
+
+        Raises:
+            CampaignError: there is none of this id; or another process has it now (`as_owner`).
+        """
         with self._reading() as session:
-            return _existing(session, campaign_id, to_change=False).state
+            if self._guard is not None:
+                self._guard(session)
+            return existing(session, campaign_id, to_change=False).state
 
     def campaigns(self) -> list[CampaignRecord]:
         """All campaigns, the latest first."""
@@ -85,18 +96,8 @@ class Campaigns(Database):
             rows = session.scalars(
                 select(CampaignRow).order_by(CampaignRow.created_at.desc(), CampaignRow.id)
             )
-            return [_campaign(row) for row in rows]
-
-    def set_campaign_state(self, campaign_id: str, state: CampaignState | str) -> None:
-        """Moves a campaign on; its end is timed when it is finished or cancelled.
-
-        Raises:
-            CampaignError: there is no such campaign.
-        """
-        with self._writing() as session:
-            row = _existing(session, campaign_id)
-            row.state = CampaignState(state)
-            row.finished_at = utc_now() if row.state in _ENDED else None
+            now = database_time(session.connection())
+            return [_campaign(row, now) for row in rows]
 
     def set_campaign_pool(
         self, campaign_id: str, pool: Sequence[tuple[Configuration, bool]]
@@ -111,7 +112,7 @@ class Campaigns(Database):
             CampaignError: no such campaign, or it has another pool already.
         """
         with self._writing() as session:
-            _existing(session, campaign_id)
+            existing(session, campaign_id)
             known = {
                 (row.configuration_id, row.held_out)
                 for row in session.scalars(
@@ -157,7 +158,7 @@ class Campaigns(Database):
                 on the same device; nothing is written.
         """
         with self._writing() as session:
-            _existing(session, campaign_id)  # one planner at a time
+            existing(session, campaign_id)  # one planner at a time
             if session.get(RoundRow, (campaign_id, number)) is None:
                 session.add(
                     RoundRow(
@@ -279,6 +280,24 @@ class Campaigns(Database):
                 counts.setdefault(device, {})[outcome.value] = count
         return counts
 
+    def label_counts(self, campaign_id: str | None = None) -> dict[str, int]:
+        """How many assignments have a label, by campaign; of one campaign alone if it is named."""
+        query = (
+            select(AssignmentRow.campaign_id, func.count().label("labels"))
+            .join(AssignmentLabelRow, AssignmentLabelRow.assignment_id == AssignmentRow.id)
+            .group_by(AssignmentRow.campaign_id)
+        )
+        if campaign_id is not None:
+            query = query.where(AssignmentRow.campaign_id == campaign_id)
+        with self._reading() as session:
+            return {row.campaign_id: row.labels for row in session.execute(query)}
+
+    def device_environments(self, device: str) -> dict[str, Mapping[str, Any]]:
+        """What the first measurement of each stack of a device told of it, by fingerprint."""
+        query = select(DeviceRow.fingerprint, DeviceRow.environment).filter_by(key=device)
+        with self._reading() as session:
+            return {row.fingerprint: row.environment for row in session.execute(query)}
+
     def device_memory_mib(self, device: str) -> float | None:
         """The least memory that measurements on this device, on any stack, have told of it.
 
@@ -320,13 +339,23 @@ class Campaigns(Database):
         with self._writing() as session:
             add_event(session, campaign_id, kind, message)
 
-    def events(self, campaign_id: str) -> list[EventRecord]:
-        """What happened to a campaign, the earliest first."""
+    def events(
+        self, campaign_id: str, *, kind: str | None = None, last: int | None = None
+    ) -> list[EventRecord]:
+        """What happened to a campaign, the earliest first.
+
+        Args:
+            campaign_id: of the campaign.
+            kind: only events of this kind.
+            last: only so many, the latest.
+        """
+        query = select(EventRow).where(EventRow.campaign_id == campaign_id)
+        if kind is not None:
+            query = query.where(EventRow.kind == kind)
+        query = query.order_by(EventRow.id.desc()).limit(last)
         with self._reading() as session:
-            rows = session.scalars(
-                select(EventRow).where(EventRow.campaign_id == campaign_id).order_by(EventRow.id)
-            )
-            return [EventRecord(at=row.at, kind=row.kind, message=row.message) for row in rows]
+            rows = session.scalars(query).all()
+            return [EventRecord(at=r.at, kind=r.kind, message=r.message) for r in reversed(rows)]
 
 
 AS_PLANNED = (AssignmentRow.round_number, AssignmentRow.rank, AssignmentRow.configuration_id)
@@ -337,14 +366,27 @@ def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[st
     session.add(EventRow(campaign_id=campaign_id, at=utc_now(), kind=kind, message=dict(message)))
 
 
-def _existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
+def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
     row = session.get(CampaignRow, campaign_id, with_for_update=to_change)
     if row is None:
         raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign list")
     return row
 
 
-def _campaign(row: CampaignRow) -> CampaignRecord:
+def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
+    """Who runs a campaign, by the database's time; None: nobody."""
+    if row.owner_id is None or row.owner_process is None:
+        return None
+    seen_at = datetime.fromisoformat(str(row.owner_seen_at))
+    return Owner(
+        id=row.owner_id,
+        process=OwnerProcess(**row.owner_process),
+        since=str(row.owned_since),
+        silent_s=(now - seen_at).total_seconds(),
+    )
+
+
+def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
     return CampaignRecord(
         id=row.id,
         name=row.name,
@@ -353,4 +395,5 @@ def _campaign(row: CampaignRow) -> CampaignRecord:
         state=row.state,
         created_at=row.created_at,
         finished_at=row.finished_at,
+        owner=owner_of(row, now),
     )

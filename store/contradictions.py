@@ -6,6 +6,7 @@ Each check reads a table or two once. Those that must unpack bytes read them a f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import numpy as np
 from sqlalchemy import (
@@ -26,8 +27,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from trappm.profiler.records import GraphTemplate, Outcome, Provenance
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.store.database import utc_now
+from trappm.store.database import database_time
 from trappm.store.findings import Finding, faulty_rows
+from trappm.store.owners import SILENT_S
 from trappm.store.records import AssignmentState, CampaignState, Role, RoundState
 from trappm.store.schema import (
     ArchitectureGraphRow,
@@ -196,11 +198,12 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
     row = AssignmentRow
     table = _table(row)
     leased = row.state == AssignmentState.LEASED
-    now = utc_now()  # by the clock that leases are given by
-    if connection.dialect.name == "postgresql":
-        now = connection.execute(select(func.clock_timestamp())).scalar_one().isoformat()
-    dead = and_(leased, row.lease_expires_at < now)
-    yield table, "leases of workers that died (expired, not taken over)", dead, _RESUME
+    since = (database_time(connection) - timedelta(seconds=SILENT_S)).isoformat()
+    alive = exists(
+        select(1).where(CampaignRow.id == row.campaign_id, CampaignRow.owner_seen_at > since)
+    )
+    dead = and_(leased, not_(alive))
+    yield table, "leases of campaigns that nobody runs", dead, _RESUME
 
     ended = [CampaignState.FINISHED, CampaignState.CANCELLED]
     over = exists(select(1).where(CampaignRow.id == row.campaign_id, CampaignRow.state.in_(ended)))

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.orm import Session
@@ -23,7 +23,13 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from trappm.profiler.errors import StoreAccessError, StoreError, one_line
 from trappm.store.columns import Base
-from trappm.store.waiting import Patience, StoreAwayError, is_one_transaction, waits
+from trappm.store.waiting import (
+    Patience,
+    StoreAwayError,
+    StoreUnreachableError,
+    is_one_transaction,
+    waits,
+)
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
@@ -56,9 +62,13 @@ class Database:
     Their public methods are one transaction each, and are tried again while the database is away.
     """
 
-    def __init__(self, engine: Engine, patience: Patience) -> None:
+    def __init__(
+        self, engine: Engine, patience: Patience, guard: Callable[[Session], None] | None = None
+    ) -> None:
         self._engine = engine
         self._patience = patience
+        self._guard = guard
+        """Asked at the beginning of each transaction that writes; raises if it must not."""
         self._writer = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     def __init_subclass__(cls) -> None:
@@ -78,6 +88,8 @@ class Database:
     def _writing(self) -> Iterator[Session]:
         """Commits at the end, all or nothing."""
         with told_as_store_error(self._engine), Session(self._writer) as session, session.begin():
+            if self._guard is not None:
+                self._guard(session)
             yield session
 
 
@@ -166,6 +178,14 @@ def insert(name: str, table: type[Base]) -> Insert:
     return sqlite.insert(table) if name == "sqlite" else postgresql.insert(table)
 
 
+def database_time(connection: Connection) -> datetime:
+    """Now in UTC, by the one clock that all who use this database share."""
+    if connection.dialect.name == "sqlite":
+        return datetime.now(UTC)  # they are all on one host
+    now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+    return now.astimezone(UTC)
+
+
 def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
@@ -189,6 +209,8 @@ def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -
         kind = StoreAccessError
     elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
         kind = StoreAwayError
+    elif _is_away(engine, cause) and kind is StoreAccessError:
+        kind = StoreUnreachableError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
 
 

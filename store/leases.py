@@ -3,37 +3,29 @@
              lease                  record: ok, oom, unsupported
     open -----------> leased -------------------------------------> done
       ^                 |
-      +-----------------+  a failure (a bad outcome, a lost worker, an expired lease), or an
-      |                    interruption, which does not count
+      +-----------------+  a failure (a bad outcome, a lost worker), or an interruption, which
+      |                    does not count
       +--> failed          after `max_attempts` failures
 
-A worker that vanishes without a word loses its lease by time, and one that is still there keeps it
-with a `heartbeat` now and then. The time is the database's, so that hosts whose clocks differ agree
-on what has expired. A result that comes in after its lease was lost is kept all the same.
+A lease has no time of its own: it holds for as long as its campaign's owner does (`owners`), which
+alone gives out leases (`record_and_lease`) and takes them back from workers that were lost. Who
+takes the campaign over releases them all. A result that comes in after its lease was lost is kept
+all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ScalarSelect, and_, func, or_, select, update
+from sqlalchemy import ScalarSelect, func, select, update
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import StoreError
+from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.records import Outcome
-from trappm.store.assignment_rows import (
-    WHOLE_ASSIGNMENT,
-    assignment_of,
-    failed,
-    leased,
-    locked,
-    write,
-)
-from trappm.store.campaigns import add_event
+from trappm.store.assignment_rows import failed, leased, locked, write
+from trappm.store.campaigns import add_event, existing
 from trappm.store.database import Database
-from trappm.store.records import Assignment, AssignmentState, Role, RoundState
+from trappm.store.records import Assignment, AssignmentState, CampaignState, Role, RoundState
 from trappm.store.schema import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -44,79 +36,9 @@ from trappm.store.schema import (
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is given up, unless the caller says otherwise."""
 
-_NEXT = (
-    AssignmentRow.round_number,
-    AssignmentRow.failures,
-    AssignmentRow.rank,
-    AssignmentRow.configuration_id,
-)
-"""The order in which assignments are leased: what failed waits for the rest of its round."""
-
 
 class Leases(Database):
     """The part of the store that gives assignments to workers and takes them back."""
-
-    def lease(
-        self,
-        campaign_id: str,
-        device: str,
-        worker: str,
-        lease_s: float,
-        *,
-        max_attempts: int = MAX_ATTEMPTS,
-    ) -> Assignment | None:
-        """Gives the worker the next assignment for this device, and to nobody else; None if none.
-
-        A lease that has expired counts as a failure, and its assignment as open again.
-        """
-        with self._writing() as session:
-            now = _time(session)
-            waiting = or_(
-                AssignmentRow.state == AssignmentState.OPEN,
-                and_(
-                    AssignmentRow.state == AssignmentState.LEASED,
-                    AssignmentRow.lease_expires_at <= now.isoformat(),
-                ),
-            )
-            query = (
-                WHOLE_ASSIGNMENT.where(AssignmentRow.campaign_id == campaign_id)
-                .where(AssignmentRow.device_key == device)
-                .where(waiting)
-                .order_by(*_NEXT)
-                .limit(1)
-                # Other workers step over the row that this one takes; SQLite has one writer anyway.
-                .with_for_update(of=AssignmentRow, skip_locked=True)
-            )
-            while (found := session.execute(query).first()) is not None:
-                one = assignment_of(found)
-                if one.state is AssignmentState.LEASED:
-                    reason = f"the lease of {one.worker} expired at {one.lease_expires_at}"
-                    add_event(session, campaign_id, "lost", {"message": reason, "id": one.id})
-                    write(session, [failed(one, max_attempts)])
-                    continue
-                one = leased(one, worker, _after(now, lease_s))
-                write(session, [one])
-                return one
-            return None
-
-    def heartbeat(self, lease: Assignment, lease_s: float) -> bool:
-        """Prolongs a lease by so many seconds from now on.
-
-        One that has expired is prolonged too, as long as nobody else was given the assignment.
-
-        Args:
-            lease: as it was given by `lease`: the same worker's next lease of it is another.
-            lease_s: several times longer than the pause until the next heartbeat.
-
-        Returns:
-            False if the lease is lost, and the worker should stop.
-        """
-        with self._writing() as session:
-            row = session.get(AssignmentRow, lease.id, with_for_update=True)
-            if row is None or (row.worker, row.attempts) != (lease.worker, lease.attempts):
-                return False
-            row.lease_expires_at = _after(_time(session), lease_s)
-            return True
 
     def give_up_lease(
         self, assignment_id: str, reason: str, *, max_attempts: int = MAX_ATTEMPTS
@@ -132,14 +54,7 @@ class Leases(Database):
     def release_leases(self, campaign_id: str) -> int:
         """Takes all leases of a campaign back, as interruptions; for a campaign that resumes."""
         with self._writing() as session:
-            released = session.scalars(
-                update(AssignmentRow)
-                .where(AssignmentRow.campaign_id == campaign_id)
-                .where(AssignmentRow.state == AssignmentState.LEASED)
-                .values(state=AssignmentState.OPEN, worker=None, lease_expires_at=None)
-                .returning(AssignmentRow.id)
-            )
-            return len(released.all())
+            return release(session, campaign_id)
 
     def reopen_failed(self, campaign_id: str) -> int:
         """Gives assignments that were given up another chance, as long as their round is open.
@@ -185,12 +100,17 @@ class Leases(Database):
     def reopen(self, campaign_id: str, outcome: Outcome | None) -> int:
         """Opens assignments again that ended without a label, and their rounds with them.
 
+        The campaign is paused then, if there were any.
+
         Args:
             campaign_id: of a campaign that nobody runs.
             outcome: of the last attempt that came to an end; None: none did.
 
         Returns:
             How many there were.
+
+        Raises:
+            InputError: it is running, or was cancelled.
         """
         labelled = select(AssignmentLabelRow.assignment_id)
         query = select(AssignmentRow).where(
@@ -200,7 +120,15 @@ class Leases(Database):
             _last_outcome().is_not_distinct_from(outcome),
         )
         with self._writing() as session:
+            campaign = existing(session, campaign_id)
+            if campaign.state in {CampaignState.CANCELLED, CampaignState.RUNNING}:
+                raise InputError(
+                    f"campaign {campaign_id} is {campaign.state}; pause a running one first, with: "
+                    f"trappm campaign pause {campaign_id}"
+                )
             rows = session.scalars(query.with_for_update()).all()
+            if rows:
+                campaign.state, campaign.finished_at = CampaignState.PAUSED, None
             for row in rows:
                 row.state, row.failures = AssignmentState.OPEN, 0
             session.execute(
@@ -212,11 +140,20 @@ class Leases(Database):
             return len(rows)
 
 
+def release(session: Session, campaign_id: str) -> int:
+    """As `Leases.release_leases`, within a transaction."""
+    released = session.scalars(
+        update(AssignmentRow)
+        .where(AssignmentRow.campaign_id == campaign_id)
+        .where(AssignmentRow.state == AssignmentState.LEASED)
+        .values(state=AssignmentState.OPEN, worker=None)
+        .returning(AssignmentRow.id)
+    )
+    return len(released.all())
+
+
 def lease_named(
-    session: Session,
-    wanted: Sequence[tuple[str, str]],
-    lease_s: float,
-    known: Mapping[str, Assignment],
+    wanted: Sequence[tuple[str, str]], known: Mapping[str, Assignment]
 ) -> list[Assignment]:
     """Each of these assignments as it is once a worker has it, to be written; all or none.
 
@@ -224,28 +161,25 @@ def lease_named(
     no harm.
 
     Args:
-        session: that will write them.
         wanted: ids of open assignments, and with each the worker.
-        lease_s: for how many seconds, unless they are prolonged.
         known: assignments by id, as they are now.
 
     Raises:
         StoreError: there is no such assignment, or somebody else has it.
     """
-    until = _after(_time(session), lease_s)
     leases = []
     for assignment_id, worker in wanted:
         one = known.get(assignment_id)
         if one is None:
             raise StoreError(f"there is no assignment {assignment_id!r} to lease")
         if one.state is AssignmentState.OPEN:
-            one = leased(one, worker, until)
+            one = leased(one, worker)
         elif (one.state, one.worker) != (AssignmentState.LEASED, worker):
             raise StoreError(
                 f"assignment {assignment_id} cannot be given to {worker}: it is {one.state}"
                 + (f" by {one.worker}" if one.worker else "")
             )
-        leases.append(replace(one, lease_expires_at=until))
+        leases.append(one)
     return leases
 
 
@@ -258,15 +192,3 @@ def _last_outcome() -> ScalarSelect[Outcome]:
         MeasurementRow.id == attempt.correlate(AssignmentRow).scalar_subquery()
     )
     return last.correlate(AssignmentRow).scalar_subquery()
-
-
-def _time(session: Session) -> datetime:
-    """Now, by the one clock that all who use this database share."""
-    if session.get_bind().dialect.name == "sqlite":
-        return datetime.now(UTC)  # they are all on one host
-    now: datetime = session.scalars(select(func.clock_timestamp())).one()
-    return now
-
-
-def _after(now: datetime, seconds: float) -> str:
-    return (now + timedelta(seconds=seconds)).isoformat()

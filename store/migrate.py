@@ -13,7 +13,7 @@ from trappm.profiler.errors import StoreAccessError
 from trappm.store.database import address, told_as_store_error
 from trappm.store.reading import NoLabelStoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """All released schemas, the newest last."""
 
 _VERSION_TABLE = "alembic_version"

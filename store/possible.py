@@ -10,14 +10,23 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from sqlalchemy import String
 from sqlalchemy.orm import InstrumentedAttribute
 
-from trappm.profiler.errors import StoreError
-from trappm.profiler.records import Measurement, Outcome
+from trappm.profiler.errors import StoreError, one_line
+from trappm.profiler.measuring.environment import utc_now
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    Measurement,
+    Outcome,
+    Protocol,
+    StepSummary,
+)
 from trappm.store.schema import ConfigurationRow, DeviceRow, MeasurementRow
 
 
@@ -71,6 +80,46 @@ def with_possible_metrics(measurement: Measurement) -> Measurement:
     return measurement
 
 
+def recordable(
+    measurement: Measurement,
+    configuration: Configuration,
+    device: str,
+    protocol: Protocol,
+    attempt_key: str,
+    fingerprint: str,
+) -> Measurement:
+    """The measurement, if it is what was wanted and can be kept; else an error that says why not.
+
+    Args:
+        measurement: as a worker handed it in.
+        configuration: what it was to measure.
+        device: on which device, by its key.
+        protocol: by which protocol.
+        attempt_key: under which name.
+        fingerprint: of the worker's stack.
+    """
+    try:
+        given = (measurement.configuration, measurement.device, measurement.attempt_key)
+        if (*given, measurement.protocol) == (configuration, device, attempt_key, protocol):
+            return with_possible_metrics(measurement)
+        reason = f"it is of {given}, which is not what was asked for"
+    except (StoreError, TypeError, ValueError, AttributeError) as error:
+        reason = one_line(error)
+    return Measurement(
+        configuration=configuration,
+        device=device,
+        outcome=Outcome.ERROR,
+        protocol=protocol,
+        started_at=utc_now(),
+        duration_s=0.0,
+        attempt_key=attempt_key,
+        missing=dict.fromkeys((*METRICS, "energy_j"), "no result"),
+        failed_in="record",
+        message=f"what was measured cannot be recorded: {ascii(reason)[1:-1]}",
+        environment={"stack_fingerprint": fingerprint},
+    )
+
+
 def why_not_kept(measurement: Measurement) -> str | None:
     """Why this cannot be kept on one of the back ends; None if it can."""
     names = {
@@ -83,6 +132,15 @@ def why_not_kept(measurement: Measurement) -> str | None:
     for name, text in names.items():
         if len(text) > _LONGEST[name]:
             return f"{name} is {text[:40]!r}..., {len(text)} letters long; at most {_LONGEST[name]}"
+    fingerprint = str(measurement.environment.get("stack_fingerprint") or "")
+    if len(fingerprint) > _room(DeviceRow.fingerprint):
+        return f"its stack's fingerprint is {len(fingerprint)} letters long"
+    if not 0 <= measurement.duration_s < math.inf:
+        return f"it took {measurement.duration_s} s"
+    if datetime.fromisoformat(measurement.started_at).tzinfo is None:
+        return f"its time {measurement.started_at!r} names no time zone"
+    if reason := _unfit_step(measurement.step):
+        return reason
     for name in ("configuration", "protocol"):
         if reason := _unfit(vars(getattr(measurement, name))):
             return f"{name} has {reason}"
@@ -104,6 +162,18 @@ def are_possible_samples(times_ms: Sequence[float]) -> bool:
     return bool((kept > 0).all() and np.isfinite(kept).all())
 
 
+def _unfit_step(step: StepSummary | None) -> str | None:
+    if step is None:
+        return None
+    times = (step.median_ms, step.mean_ms, step.p95_ms)
+    if not all(0 < time < math.inf for time in times) or not 0 <= step.iqr_ms < math.inf:
+        return f"its step times are {step}"
+    shares = (step.forward_share, step.backward_share, step.optimizer_share)
+    if not all(share is None or math.isfinite(share) for share in shares):
+        return f"its shares of a step are {shares}"
+    return None
+
+
 def _unfit(document: Any) -> str | None:
     """What in a text or JSON document cannot be kept; None if there is nothing."""
     left = [(document, 0)]
@@ -118,6 +188,8 @@ def _unfit(document: Any) -> str | None:
             left += [(part, depth + 1) for part in (*value, *value.values())]
         elif isinstance(value, list | tuple):
             left += [(part, depth + 1) for part in value]
+        elif value is not None and not isinstance(value, bool | int | float):
+            return f"a {type(value).__name__}, which is nothing that JSON knows"
         if depth > _DEEPEST:
             return f"more than {_DEEPEST} levels"
     return None

@@ -84,7 +84,6 @@ class Recording(Database):
         self,
         results: Sequence[tuple[Measurement, str]],
         wanted: Sequence[tuple[str, str]],
-        lease_s: float,
         *,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> list[Assignment]:
@@ -97,7 +96,6 @@ class Recording(Database):
         Args:
             results: attempts, each with the assignment that it is of.
             wanted: ids of open assignments, and with each the worker.
-            lease_s: for how many seconds they are given, unless they are prolonged.
             max_attempts: after so many failures an assignment is given up.
 
         Returns:
@@ -109,7 +107,7 @@ class Recording(Database):
         with self._writing() as session:
             known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
             _, changed = _record(session, results, max_attempts, known) if results else ([], {})
-            leases = lease_named(session, wanted, lease_s, known | changed) if wanted else []
+            leases = lease_named(wanted, known | changed) if wanted else []
             write(session, (changed | {lease.id: lease for lease in leases}).values())
             return leases
 

@@ -120,6 +120,31 @@ class PoolPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnerProcess:
+    """A process, as others can look for it."""
+
+    host: str
+    """Its name, for people."""
+    machine: str
+    """Equal where process ids mean the same: one boot of one machine, one namespace of processes;
+    empty where that cannot be known."""
+    pid: int
+    began: int
+    """Clock ticks from the machine's start to its own: with it the id is never another's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Who runs a campaign."""
+
+    id: str
+    process: OwnerProcess
+    since: str
+    silent_s: float
+    """Since its last heartbeat, by the clock of the database."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignRecord:
     """A campaign, with the spec that it was launched from."""
 
@@ -130,6 +155,7 @@ class CampaignRecord:
     state: CampaignState
     created_at: str
     finished_at: str | None
+    owner: Owner | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +200,6 @@ class Assignment:
     failures: int
     """How many of these ended without a result; what was interrupted on request does not count."""
     worker: str | None
-    lease_expires_at: str | None
 
     @property
     def attempt_key(self) -> str:

@@ -5,7 +5,7 @@
     configurations                                       the workload: what can be measured
     pools <- pool_members                                selections of it, by name
     devices                                              hardware under one software stack
-    campaigns <- campaign_pool, rounds <- assignments    what is to be measured, and why
+    campaigns <- campaign_pool, rounds <- assignments    what is to be measured, why, and by whom
     assignments <- measurements (every attempt)          the record: what came out
     measurements <- labels <- assignment_labels          what is learned from
     canaries                                             whether a device is still itself
@@ -165,10 +165,23 @@ class CampaignRow(Base):
     state: Mapped[CampaignState]
     created_at: Mapped[str] = mapped_column(UtcTime)
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
+    owner_id: Mapped[str | None] = mapped_column(String(32))
+    """Of the process that runs it, and alone may write for it; see `owners`."""
+    owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+    """A `records.OwnerProcess`."""
+    owned_since: Mapped[str | None] = mapped_column(UtcTime)
+    owner_seen_at: Mapped[str | None] = mapped_column(UtcTime)
+    """Its last heartbeat, by the clock of the database."""
 
     __table_args__ = (
         CheckConstraint(
             "(finished_at IS NOT NULL) = (state IN ('finished', 'cancelled'))", name="finished_at"
+        ),
+        CheckConstraint(
+            "(owner_id IS NULL) = (owner_process IS NULL)"
+            " AND (owner_id IS NULL) = (owned_since IS NULL)"
+            " AND (owner_id IS NULL) = (owner_seen_at IS NULL)",
+            name="owner",
         ),
     )
 
@@ -218,7 +231,6 @@ class AssignmentRow(Base):
     attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
-    lease_expires_at: Mapped[str | None] = mapped_column(UtcTime)
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -230,7 +242,6 @@ class AssignmentRow(Base):
         ),
         UniqueConstraint("campaign_id", "configuration_id", "device_key"),
         CheckConstraint("(worker IS NOT NULL) = (state = 'leased')", name="worker"),
-        CheckConstraint("(lease_expires_at IS NOT NULL) = (state = 'leased')", name="lease"),
         CheckConstraint("failures BETWEEN 0 AND attempts", name="attempts"),
         Index(None, "campaign_id", "device_key", "state", "round_number", "rank"),
     )

@@ -36,25 +36,15 @@ class Snapshots(Database):
         Raises:
             SnapshotError: the id is taken by another one, or is an alias.
         """
+        snapshot = SnapshotRecord(
+            id=snapshot_id,
+            campaign_id=campaign_id,
+            location=location,
+            manifest=manifest,
+            created_at=utc_now(),
+        )
         with self._writing() as session:
-            row = session.get(SnapshotRow, snapshot_id, with_for_update=True)
-            if row is None:
-                if session.get(AliasRow, snapshot_id) is not None:
-                    raise SnapshotError(f"{snapshot_id!r} is an alias and can be no snapshot's id")
-                session.add(
-                    SnapshotRow(
-                        id=snapshot_id,
-                        campaign_id=campaign_id,
-                        location=location,
-                        manifest=dict(manifest),
-                        created_at=utc_now(),
-                    )
-                )
-            elif (row.location, row.manifest) != (location, dict(manifest)):
-                raise SnapshotError(
-                    f"snapshot {snapshot_id!r} is published already and never changes; "
-                    "publish under another id"
-                )
+            register(session, snapshot)
 
     def snapshots(self) -> list[SnapshotRecord]:
         """All snapshots, the latest first."""
@@ -89,6 +79,28 @@ class Snapshots(Database):
         with self._reading() as session:
             rows = session.scalars(select(AliasRow).order_by(AliasRow.name))
             return {row.name: row.snapshot_id for row in rows}
+
+
+def register(session: Session, snapshot: SnapshotRecord) -> None:
+    """As `Snapshots.register_snapshot`, within a transaction."""
+    row = session.get(SnapshotRow, snapshot.id, with_for_update=True)
+    if row is None:
+        if session.get(AliasRow, snapshot.id) is not None:
+            raise SnapshotError(f"{snapshot.id!r} is an alias and can be no snapshot's id")
+        session.add(
+            SnapshotRow(
+                id=snapshot.id,
+                campaign_id=snapshot.campaign_id,
+                location=snapshot.location,
+                manifest=dict(snapshot.manifest),
+                created_at=snapshot.created_at,
+            )
+        )
+    elif (row.location, row.manifest) != (snapshot.location, dict(snapshot.manifest)):
+        raise SnapshotError(
+            f"snapshot {snapshot.id!r} is published already and never changes; "
+            "publish under another id"
+        )
 
 
 def _find(session: Session, name: str) -> SnapshotRow | None:

@@ -13,6 +13,7 @@ from trappm.store.database import address, make_engine
 from trappm.store.labels import Labels
 from trappm.store.leases import Leases
 from trappm.store.migrate import require_newest, schema_of, upgrade
+from trappm.store.owners import Owners
 from trappm.store.pools import Pools
 from trappm.store.reading import engine_to_read
 from trappm.store.recording import Recording
@@ -20,7 +21,7 @@ from trappm.store.relabelling import Relabelling
 from trappm.store.snapshots import Snapshots
 from trappm.store.sql import Sql
 from trappm.store.stats import Statistics
-from trappm.store.waiting import IMPATIENT, Patience
+from trappm.store.waiting import IMPATIENT, Patience, in_parts
 from trappm.store.workloads import Workloads
 
 
@@ -28,6 +29,7 @@ class Store(
     Workloads,
     Pools,
     Campaigns,
+    Owners,
     Leases,
     Recording,
     Relabelling,
@@ -87,6 +89,11 @@ class Store(
             store.close()
             raise
         return store
+
+    @in_parts
+    def impatient(self) -> Self:
+        """The same store, which does not wait for its database."""
+        return type(self)(self._engine, IMPATIENT, self._guard)
 
     @property
     def address(self) -> str:

@@ -3,7 +3,7 @@
 Each method of the store is one transaction: one that failed has left nothing behind, and is tried
 again, with pauses that grow and differ from worker to worker. What it was given waits with it, a
 measurement too. Whether a commit that got no answer was done, nobody can know; recording is told by
-the attempt key that it was. Done twice, nothing else does harm: a lease that nobody saw lapses.
+the attempt key that it was. Done twice, nothing else does harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 from tenacity.stop import stop_before_delay
 
-from trappm.profiler.errors import StoreError
+from trappm.profiler.errors import StoreAccessError, StoreError
 
 WAIT_S = 600.0
 """How long a database may be away: time to restart it, or the machine that it runs on."""
@@ -30,6 +30,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 class StoreAwayError(StoreError):
     """The database cannot be reached now, or is busy; the same may succeed later."""
+
+
+class StoreUnreachableError(StoreAwayError, StoreAccessError):
+    """The same of a store that is being opened: its address may as well be wrong."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
             PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
             for rank, c in enumerate(more)
         ])  # fmt: skip
-        while (lease := store.lease(campaign, "cpu-2t", "one", 60.0)) is not None:
+        for waiting in store.assignments(campaign, device="cpu-2t", state="open"):
+            (lease,) = store.record_and_lease([], [(waiting.id, "one")])
             ms = 10.0 * lease.configuration.batch_size + 3.0 * len(lease.configuration.architecture)
             measurement = Measurement(
                 configuration=lease.configuration, device="cpu-2t", outcome=Outcome.OK,

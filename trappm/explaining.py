@@ -133,7 +133,7 @@ def _next(
         store.step_profiles(pairs),
         planner.known_kernels(KernelCache(home.kernel_profiles)),
     )
-    if labels := training_labels(store, campaign.id):
+    if labels := training_labels(store, campaign.id).labels:
         learner.fit(labels, lambda done, total: None)
     number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))

@@ -11,20 +11,21 @@ from trappm.tables import console, scatter, table
 
 if TYPE_CHECKING:
     from trappm.profiler.measuring.canary import CanaryReading
-    from trappm.store import CampaignRecord, Home, Store
+    from trappm.store import CampaignRecord, Store
 
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def campaign_rows(store: Store, home: Home) -> list[dict[str, Any]]:
+def campaign_rows(store: Store) -> list[dict[str, Any]]:
+    labels = store.label_counts()
     return [
         {
             "id": campaign.id,
             "name": campaign.name,
-            "state": campaign_state(campaign, home),
-            "labels": len(store.campaign_labels(campaign.id)),
+            "state": campaign_state(campaign),
+            "labels": labels.get(campaign.id, 0),
             "seed": campaign.seed,
             "created_at": campaign.created_at,
             "finished_at": campaign.finished_at,
@@ -40,7 +41,7 @@ def print_campaigns(rows: list[dict[str, Any]]) -> None:
     console().print(table("campaigns", list(rows[0]), [list(_short(row).values()) for row in rows]))
 
 
-def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
+def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
     """Everything that status and report show, as plain values."""
     from trappm.cluster.ending import end_of
     from trappm.cluster.rehearsal import runs_nothing
@@ -51,7 +52,7 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
     return {
         "id": campaign.id,
         "name": campaign.name,
-        "state": campaign_state(campaign, home),
+        "state": campaign_state(campaign),
         "seed": campaign.seed,
         "spec": campaign.spec,
         "assignments": store.assignment_counts(campaign_id),
@@ -66,8 +67,9 @@ def campaign_facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]
         "end": end_of(store, campaign),
         "cost": cost_so_far(store, campaign),
         "events": [
-            {"at": e.at, "kind": e.kind, "message": e.message} for e in store.events(campaign_id)
-        ][-5:],
+            {"at": e.at, "kind": e.kind, "message": e.message}
+            for e in store.events(campaign_id, last=5)
+        ],
     }
 
 
@@ -96,11 +98,11 @@ def canary_rows(readings: Iterable[CanaryReading]) -> list[dict[str, Any]]:
     ]
 
 
-def campaign_state(campaign: CampaignRecord, home: Home) -> str:
+def campaign_state(campaign: CampaignRecord) -> str:
     """Its state; one that says it is running, but whose process is gone, was interrupted."""
-    from trappm.cluster.lock import is_running
+    from trappm.cluster.ownership import runs
 
-    if campaign.state == "running" and not is_running(home, campaign.id):
+    if campaign.state == "running" and not runs(campaign):
         return f"interrupted; go on with: trappm campaign resume {campaign.id}"
     return str(campaign.state)
 
@@ -128,6 +130,7 @@ def print_report(facts: dict[str, Any]) -> None:
     _print_rounds(facts)
     learned = [r["report"] for r in facts["rounds"] if r["report"]]
     if learned:
+        _print_left_out(learned[-1])
         _print_transfer(learned[-1])
         _print_scatter(learned[-1])
     if facts["rehearsal_on"]:
@@ -216,6 +219,15 @@ def _print_end(facts: dict[str, Any]) -> None:
             f"at {at} UTC: {end['told']}"
         )
     console().print(text, soft_wrap=True, markup=False)
+
+
+def _print_left_out(report: dict[str, Any]) -> None:
+    """Labels of another software stack or card than most of their device."""
+    for one in report.get("left_out", []):
+        told = (
+            f"{one['device']}: {one['labels']} labels are left out, of another device: {one['why']}"
+        )
+        console().print(told, soft_wrap=True, markup=False)
 
 
 def _print_transfer(report: dict[str, Any]) -> None:

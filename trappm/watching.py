@@ -13,7 +13,7 @@ from trappm.tables import console, table
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from trappm.store import Home, Store
+    from trappm.store import Store
 
 PERIOD_S = 2.0
 
@@ -21,7 +21,7 @@ WINDOW_MIN = 10.0
 """Rates are those of the last so many minutes."""
 
 
-def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
+def facts(store: Store, campaign_id: str) -> dict[str, Any]:
     """How a campaign is now, as plain values."""
     from trappm.cluster.launch import spec_of
     from trappm.report import campaign_state
@@ -54,7 +54,7 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     return {
         "id": campaign.id,
         "name": campaign.name,
-        "state": campaign_state(campaign, home),
+        "state": campaign_state(campaign),
         "devices": devices,
         "minutes_to_go": None if None in known else max(known, default=None),
         "cost": cost_so_far(store, campaign),
@@ -69,23 +69,23 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
         ],
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
-            for e in store.events(campaign_id)
-        ][-5:],
+            for e in store.events(campaign_id, last=5)
+        ],
     }
 
 
-def watch(store: Store, home: Home, campaign_id: str, *, once: bool) -> None:
+def watch(store: Store, campaign_id: str, *, once: bool) -> None:
     """Shows it until it ends, or until Ctrl-C; the campaign does not mind."""
     from rich.live import Live
 
-    shown = facts(store, home, campaign_id)
+    shown = facts(store, campaign_id)
     if once or not console().is_terminal:
         console().print(_view(shown))
         return
     with Live(_view(shown), console=console(), auto_refresh=False) as live:
         while shown["state"] == "running":
             time.sleep(PERIOD_S)
-            shown = facts(store, home, campaign_id)
+            shown = facts(store, campaign_id)
             live.update(_view(shown), refresh=True)
 
 

@@ -5,6 +5,7 @@ The crew makes its measurements up; the store and the loop are the real ones.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from trappm.cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
 from trappm.cluster.events import Worker
 from trappm.cluster.kernels import KernelCache, KernelKey, TracedKernels
 from trappm.cluster.launch import spec_of
+from trappm.cluster.ownership import this_process
 from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.profiler.measuring.environment import utc_now
 from trappm.profiler.records import (
@@ -189,6 +191,7 @@ class FakeLearner:
         self.snapshot = snapshot
         self.fits: list[Counter] = []
         self.seen_roles = set()
+        self.promoted = None
 
     def set_pool(self, pool, on_progress, steps=None, kernels=None):
         self.pool = {c.id: c for c, _ in pool}
@@ -213,13 +216,25 @@ class FakeLearner:
     def publish(self, registry, fields):
         return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}
 
+    def promote(self, registry, snapshot_id):
+        self.promoted = snapshot_id
+
+
+def owned(store, campaign_id):
+    """The store as a new owner of the campaign; whoever had it is gone."""
+    before, owner_id = store.campaign(campaign_id).owner, uuid.uuid4().hex
+    gone = before and before.id
+    store.begin_campaign(campaign_id, gone=gone)
+    assert store.claim_campaign(campaign_id, owner_id, this_process(), gone=gone)
+    return store.as_owner(campaign_id, owner_id)
+
 
 def campaign(store, crew, learner=None, campaign_id=None, **changes):
     if campaign_id is None:
         record = store.create_campaign("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
     crew.campaign = Campaign(
-        store=store,
+        store=owned(store, campaign_id),
         campaign_id=campaign_id,
         spec=spec_of(store.campaign(campaign_id)),
         crew=crew,

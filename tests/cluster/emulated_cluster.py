@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +33,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, made_up, template  # noqa: E402
+from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors  # noqa: E402
@@ -55,11 +56,25 @@ POISON = "vgg11"
 """The architecture that kills every profiler that it meets."""
 
 
+def marked(what):
+    """Whether this is said of the node that this runs on."""
+    host = ray.get_runtime_context().get_node_id()
+    return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
+
+
+def mark(node, what):
+    """Says something of a node."""
+    Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
+
+
 class MadeUpProfiler:
     """Measures nothing, and answers after `MEASURE_S` seconds; dies of poison."""
 
     def __init__(self, device):
+        if marked("fails to start"):
+            raise ModuleNotFoundError("No module named 'timm'")
         self._device = device
+        self._fingerprint = "another stack" if marked("another stack") else "stack"
 
     def is_there(self):
         pass
@@ -70,7 +85,7 @@ class MadeUpProfiler:
             raise DeviceError(f"host {host}: its driver is out of order")
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
-            "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
+            "host": host, "gpus": gpus, "fingerprint": self._fingerprint, "process": this_process(),
         }  # fmt: skip
 
     def measure(self, configuration, protocol, attempt_key):
@@ -78,9 +93,11 @@ class MadeUpProfiler:
         if configuration.architecture == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
         host = ray.get_runtime_context().get_node_id()
-        return made_up(
+        made = made_up(
             configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
         )
+        stack = {"stack_fingerprint": self._fingerprint, "torch": f"of {self._fingerprint}"}
+        return replace(made, environment={**made.environment, **stack})
 
 
 class MadeUpLearner:
@@ -88,6 +105,7 @@ class MadeUpLearner:
 
     def __init__(self, dies_once):
         self._learner = FakeLearner()
+        self._slow_s = float(os.environ.get("PUBLISH_S", "0"))
         self._dies_once = dies_once and Path(dies_once)
 
     def progress(self):
@@ -97,6 +115,9 @@ class MadeUpLearner:
         if method == "choose" and self._dies_once and not self._dies_once.exists():
             self._dies_once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if method == "publish":
+            Path(os.environ["TRAPPM_HOME"], "publishing").touch()
+            time.sleep(self._slow_s)
         if method in {"set_pool", "fit"}:
             keywords = {**keywords, "on_progress": lambda done, total: None}
         return getattr(self._learner, method)(*arguments, **keywords)
@@ -220,8 +241,9 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
 
         Campaign._keep = note
         campaign = Campaign(
-            store=store, campaign_id=record.id, spec=plan, crew=crew, snapshots=Path("unused"),
-            learner=learner or FakeLearner(), kernels=KernelCache(Home.find().kernel_profiles),
+            store=owned(store, record.id), campaign_id=record.id, spec=plan, crew=crew,
+            snapshots=Path("unused"), learner=learner or FakeLearner(),
+            kernels=KernelCache(Home.find().kernel_profiles),
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)

@@ -336,10 +336,10 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
 def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_do(store):
     file = spec().model_dump(mode="json")
     first, second, third = (store.create_campaign(str(n), file, n).id for n in range(3))
-    store.set_campaign_state(first, "running")
+    store.begin_campaign(first)
     assert order_stop(store, None, CampaignState.PAUSED).id == first
     for one in (first, second):
-        store.set_campaign_state(one, "running")
+        store.begin_campaign(one)
     with pytest.raises(InputError, match="2 campaigns run; name one of them") as refused:
         order_stop(store, None, CampaignState.PAUSED)
     assert first in str(refused.value)

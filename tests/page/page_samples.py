@@ -55,8 +55,8 @@ def measured(what: Configuration, number: int, attempt_key: str) -> Measurement:
 
 
 def measure_next(store: Store, campaign_id: str, number: int) -> None:
-    lease = store.lease(campaign_id, "cpu-2t", "worker-1", 60)
-    assert lease is not None
+    (waiting, *_) = store.assignments(campaign_id, state="open")
+    (lease,) = store.record_and_lease([], [(waiting.id, "worker-1")])
     store.record(measured(lease.configuration, number, lease.attempt_key), assignment_id=lease.id)
 
 
@@ -112,10 +112,11 @@ def build_home(folder: Path) -> tuple[Home, str]:
         store.close_round(campaign, 0, {})
         store.close_round(campaign, 1, report(4, 22.5))
         store.plan_round(campaign, 2, "acquired", _planned(taught[4:5], "train"))
-        assert store.lease(campaign, "cpu-2t", "worker-1", 3600) is not None
+        (waiting,) = store.assignments(campaign, state="open")
+        store.record_and_lease([], [(waiting.id, "worker-1")])
         store.save_canary(_canary(pool[0]), campaign_id=campaign)
         store.log_event(campaign, "worker", {"message": "worker-1 has joined"})
-        store.set_campaign_state(campaign, "running")
+        store.begin_campaign(campaign)
     return home, campaign
 
 

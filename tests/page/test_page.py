@@ -17,7 +17,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trappm.cluster.lock import campaign_lock
+from trappm.cluster.ownership import ownership
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import api, maps
 from trappm.page.mounting import FILES
@@ -42,7 +42,7 @@ def home(tmp_path_factory):
         patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
         patch.setenv("TRAPPM_HOME", str(folder))
         home, campaign = samples.build_home(folder)
-        with campaign_lock(home, campaign):
+        with Store.open(home.database_url) as store, ownership(store, campaign):
             yield home, campaign
 
 

@@ -205,11 +205,8 @@ FAULTS = {
         {"leases in campaigns that have ended": None},
     ),
     "a lease of the dead": (
-        [
-            "UPDATE assignments SET lease_expires_at = '2001-02-03 04:05:06.000000'"
-            " WHERE state = 'leased'"
-        ],
-        {"leases of workers that died (expired, not taken over)": None},
+        ["UPDATE campaigns SET owner_seen_at = '2001-02-03 04:05:06.000000'"],
+        {"leases of campaigns that nobody runs": None},
     ),
     "a lease of nobody": (
         ["UPDATE assignments SET worker = NULL WHERE state = 'leased'"],

@@ -17,7 +17,7 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.store import PlannedAssignment
+from trappm.store import OwnerProcess, PlannedAssignment
 from trappm.store.schema import METADATA
 
 DEVICE = "cpu-2t"
@@ -102,9 +102,30 @@ def states(store, campaign_id):
     return [(a.state, a.attempts, a.failures) for a in store.assignments(campaign_id)]
 
 
+def lease_next(store, campaign_id, worker="w"):
+    """Leases what is next, as a campaign's machine would have it; None if nothing is open."""
+    waiting = store.assignments(campaign_id, device=DEVICE, state="open")
+    if not waiting:
+        return None
+    first = min(waiting, key=lambda a: (a.round_number, a.failures, a.rank, a.configuration.id))
+    return store.record_and_lease([], [(first.id, worker)])[0]
+
+
+def process(host="here", pid=1):
+    """A process of a machine that is none of ours."""
+    return OwnerProcess(host=host, machine=f"machine of {host}", pid=pid, began=pid)
+
+
+def owned(store, campaign_id, owner_id="o", **claim):
+    """The store as the owner of a campaign that is begun and claimed."""
+    store.begin_campaign(campaign_id, **claim)
+    assert store.claim_campaign(campaign_id, owner_id, process(owner_id), **claim)
+    return store.as_owner(campaign_id, owner_id)
+
+
 def measure_next(store, campaign_id, outcome="ok", worker="w", **fields):
     """Leases the next assignment, and records how its measurement ended."""
-    lease = store.lease(campaign_id, DEVICE, worker, 60)
+    lease = lease_next(store, campaign_id, worker)
     result = measurement(lease.configuration, outcome, attempt_key=lease.attempt_key, **fields)
     return result, store.record(result, assignment_id=lease.id)
 

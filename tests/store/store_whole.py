@@ -5,17 +5,20 @@ from __future__ import annotations
 from store_samples import (
     DEVICE,
     configuration,
+    lease_next,
     measure_next,
+    owned,
     planned,
     step_profile,
     template,
 )
 
 from trappm.profiler.measuring.canary import CanaryReading
+from trappm.store.schema import CampaignRow
 
 
 def fill(store):
-    """Rows in every table: labels, a censored one, a failure, a lease that lives, a canary ..."""
+    """Rows in every table: labels, a censored one, a failure, a lease, its owner, a canary ..."""
     graph = template()
     store.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
     store.save_graph("odd", 64, None, "no graph")
@@ -31,7 +34,7 @@ def fill(store):
     measure_next(store, campaign_id, power_w=50.0)
     measure_next(store, campaign_id, "oom", memory_detail_mib={"capacity": 4096.0})
     measure_next(store, campaign_id, "unsupported")
-    store.lease(campaign_id, DEVICE, "alive", 10**9)
+    lease_next(store, campaign_id)
     store.register_snapshot("s1", campaign_id=campaign_id, location="there", manifest={})
     store.set_alias("latest", "s1")
     store.log_event(campaign_id, "note", {"message": "hello"})
@@ -44,4 +47,7 @@ def fill(store):
         ),
         campaign_id=campaign_id,
     )  # fmt: skip
+    owned(store, campaign_id)
+    with store._writing() as session:  # its owner lives for as long as any test takes
+        session.get(CampaignRow, campaign_id).owner_seen_at = "2999-01-01T00:00:00+00:00"
     return campaign_id

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from store_samples import DEVICE, configuration, measurement
+import contextlib
+import itertools
+import random
+import time
 
-from trappm.store import Store
+from store_samples import configuration, measurement, process
+
+from trappm.store import NotOwnerError, Store
+from trappm.store.owners import OwnedError
 
 
 def open_store(url, barrier, results):
@@ -13,15 +19,47 @@ def open_store(url, barrier, results):
         results.put(len(store.campaigns()))
 
 
-def lease_and_record(url, campaign_id, worker, barrier, results):
-    """Takes assignments until there are none, and says which."""
-    with Store.open(url) as store:
-        barrier.wait()
-        while (lease := store.lease(campaign_id, DEVICE, worker, 60)) is not None:
-            result = measurement(lease.configuration, attempt_key=lease.attempt_key)
-            store.record(result, assignment_id=lease.id)
-            results.put((worker, lease.id))
-    results.put((worker, None))
+def run_turns(url, campaign_id, name, barrier, results, turns=5):
+    """Runs a campaign together with rivals, each of which takes it over again and again.
+
+    Who has it records what it leased and leases more, a turn at a time, as a campaign does. Who
+    lost it is refused, and sooner or later takes it over from the other, as if that were gone.
+    Tells which assignments it recorded, and what goes wrong.
+    """
+    try:
+        with Store.open(url) as store:
+            barrier.wait()
+            for life in itertools.count():
+                owner_id = f"{name} {life}"
+                before = store.campaign(campaign_id).owner
+                gone = before.id if before else None
+                with contextlib.suppress(OwnedError):
+                    store.begin_campaign(campaign_id, gone=gone)
+                    store.claim_campaign(campaign_id, owner_id, process(name), gone=gone)
+                mine = store.as_owner(campaign_id, owner_id)
+                with contextlib.suppress(NotOwnerError):
+                    mine.release_leases(campaign_id)
+                    if not _turns(mine, campaign_id, name, turns, results):
+                        break
+                time.sleep(random.random())
+        results.put((name, None))
+    except BaseException as error:
+        results.put((name, repr(error)))
+        raise
+
+
+def _turns(mine, campaign_id, name, count, results):
+    """Takes so many turns of two assignments each; whether anything is left to do."""
+    leases = []
+    for _ in range(count):
+        done = [(measurement(x.configuration, attempt_key=x.attempt_key), x.id) for x in leases]
+        waiting = mine.assignments(campaign_id, state="open")[:2]
+        leases = mine.record_and_lease(done, [(one.id, name) for one in waiting])
+        for _, assignment_id in done:
+            results.put((name, assignment_id))
+        if not leases:
+            return bool(mine.assignments(campaign_id, state="leased"))
+    return True
 
 
 def record_for_ever(url, acknowledged):
@@ -33,29 +71,3 @@ def record_for_ever(url, acknowledged):
             result = measurement(configuration(batch_size))
             store.record(result)
             acknowledged.send(result.attempt_key)
-
-
-def lease_beat_and_record(url, campaign_id, worker, barrier, results, lease_s=600.0):
-    """As `lease_and_record`, with a heartbeat meanwhile; what goes wrong is told, too."""
-    try:
-        with Store.open(url) as store:
-            barrier.wait()
-            while (lease := store.lease(campaign_id, DEVICE, worker, lease_s)) is not None:
-                if not store.heartbeat(lease, lease_s):
-                    raise AssertionError(f"{worker} lost {lease.id} while it measured")
-                result = measurement(lease.configuration, attempt_key=lease.attempt_key)
-                if not store.record(result, assignment_id=lease.id).is_new:
-                    raise AssertionError(f"{worker} recorded {lease.id} a second time")
-                results.put((worker, lease.id))
-        results.put((worker, None))
-    except BaseException as error:
-        results.put((worker, error if isinstance(error, AssertionError) else repr(error)))
-        raise
-
-
-def keep_alive(url, lease, lease_s, pause_s, stop):
-    """Prolongs a lease until told to stop."""
-    with Store.open(url) as store:
-        while not stop.wait(pause_s):
-            if not store.heartbeat(lease, lease_s):
-                return

@@ -15,7 +15,6 @@ import store_whole
 from sqlalchemy import create_engine
 
 from trappm import cli
-from trappm.cluster.lock import campaign_lock, is_running
 from trappm.store import Home, Store
 from trappm.store.migrate import REVISIONS
 
@@ -296,12 +295,3 @@ def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capf
     told = capfd.readouterr()
     assert "default" in told.out + told.err  # the one that ships with us
     assert list(tmp_path.iterdir()) == []
-
-
-def test_whether_a_campaign_runs_is_seen_without_making_its_lock(tmp_path):
-    home = Home(tmp_path)
-    assert not is_running(home, "c1")
-    assert list(tmp_path.iterdir()) == []
-    with campaign_lock(home, "c1"):
-        assert is_running(home, "c1")
-    assert not is_running(home, "c1")

@@ -31,16 +31,6 @@ def test_a_campaign_is_kept_with_its_spec_and_the_latest_comes_first(store):
     assert store.campaign().id == second.id
 
 
-def test_the_end_of_a_campaign_is_timed_and_forgotten_when_it_goes_on(store):
-    campaign_id = store.create_campaign("one", {}, 0).id
-    for state, ended in [("running", False), ("finished", True), ("running", False),
-                         ("failed", False), ("cancelled", True)]:  # fmt: skip
-        store.set_campaign_state(campaign_id, state)
-        record = store.campaign(campaign_id)
-        assert record.state == state
-        assert (record.finished_at is not None) == ended
-
-
 def test_a_campaign_that_is_not_there_is_said_so(store):
     with pytest.raises(InputError, match="no campaign yet"):
         store.campaign()
@@ -48,7 +38,7 @@ def test_a_campaign_that_is_not_there_is_said_so(store):
     with pytest.raises(InputError, match=f"no campaign 'nope'; there are: {known}"):
         store.campaign("nope")
     with pytest.raises(CampaignError, match="nope"):
-        store.set_campaign_state("nope", "running")
+        store.begin_campaign("nope")
     with pytest.raises(StoreError):
         store.log_event("nope", "note", {})
 
@@ -97,38 +87,38 @@ def test_named_assignments_are_leased_together_or_not_at_all(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 3)])
     first, second, third = store.assignments(campaign_id)
     wanted = [(third.id, "two"), (first.id, "one")]
-    leases = store.record_and_lease([], wanted, 60)
+    leases = store.record_and_lease([], wanted)
     assert [(a.id, a.worker, a.attempts) for a in leases] == [(i, w, 1) for i, w in wanted]
     assert (
-        store.record_and_lease([], wanted, 60)[0].attempts == 1
+        store.record_and_lease([], wanted)[0].attempts == 1
     )  # asked again, after an answer was lost
     for impossible in ((first.id, "other"), ("nothing", "other")):
         with pytest.raises(StoreError):
-            store.record_and_lease([], [(second.id, "other"), impossible], 60)
+            store.record_and_lease([], [(second.id, "other"), impossible])
     states = {a.id: a.state for a in store.assignments(campaign_id)}
     assert states == {first.id: "leased", second.id: "open", third.id: "leased"}
     store.record(measurement(configuration(3), attempt_key=leases[0].attempt_key),
                  assignment_id=third.id)  # fmt: skip
     with pytest.raises(StoreError, match="done"):
-        store.record_and_lease([], [(third.id, "two")], 60)
+        store.record_and_lease([], [(third.id, "two")])
 
 
 def test_a_turn_of_a_campaign_is_recorded_and_leased_as_one(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
     first, second = store.assignments(campaign_id)
-    (lease,) = store.record_and_lease([], [(first.id, "w")], 60)
+    (lease,) = store.record_and_lease([], [(first.id, "w")])
     result = (measurement(configuration(1), attempt_key=lease.attempt_key), first.id)
     with pytest.raises(StoreError, match="no assignment"):
-        store.record_and_lease([result], [("nothing", "w")], 60)
+        store.record_and_lease([result], [("nothing", "w")])
     assert states(store, campaign_id) == [("leased", 1, 0), ("open", 0, 0)]
     for _ in "twice":  # asked again, after an answer was lost
-        (lease,) = store.record_and_lease([result], [(second.id, "w")], 60)
+        (lease,) = store.record_and_lease([result], [(second.id, "w")])
         assert states(store, campaign_id) == [("done", 1, 0), ("leased", 1, 0)]
     assert [label.configuration for label in store.campaign_labels(campaign_id)] == [
         configuration(1)
     ]
     bad = (measurement(configuration(2), "error", attempt_key=lease.attempt_key), second.id)
-    (again,) = store.record_and_lease([bad], [(second.id, "other")], 60)  # and tried again at once
+    (again,) = store.record_and_lease([bad], [(second.id, "other")])  # and tried again at once
     assert (again.attempts, again.failures, again.worker) == (2, 1, "other")
 
 

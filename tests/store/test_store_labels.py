@@ -12,6 +12,7 @@ from store_samples import (
     campaign_with,
     configuration,
     contents,
+    lease_next,
     measure_next,
     measurement,
     states,
@@ -84,15 +85,16 @@ def test_an_outcome_settles_its_assignment(store, outcome, expected):
     for state in expected:
         measure_next(store, campaign_id, outcome)
         assert states(store, campaign_id) == [state]
-    assert store.lease(campaign_id, DEVICE, "w", 60) is None
+    assert lease_next(store, campaign_id) is None
     assert store.outcome_counts(campaign_id) == {DEVICE: {outcome: len(expected)}}
     assert len(store.campaign_labels(campaign_id)) == (outcome == "ok")
 
 
 def test_a_late_failure_is_kept_but_does_not_take_the_lease_from_another(store):
     campaign_id = campaign_with(store, [configuration()])
-    late = store.lease(campaign_id, DEVICE, "late", 0)
-    now = store.lease(campaign_id, DEVICE, "now", 60)
+    late = lease_next(store, campaign_id, "late")
+    store.give_up_lease(late.id, "silent")
+    now = lease_next(store, campaign_id, "now")
     store.record(measurement(outcome="error", attempt_key=late.attempt_key), assignment_id=late.id)
     assert states(store, campaign_id) == [("leased", 2, 1)]
     store.record(measurement(attempt_key=now.attempt_key), assignment_id=now.id)
@@ -102,8 +104,9 @@ def test_a_late_failure_is_kept_but_does_not_take_the_lease_from_another(store):
 
 def test_a_late_result_is_welcome(store):
     campaign_id = campaign_with(store, [configuration()])
-    late = store.lease(campaign_id, DEVICE, "late", 0, max_attempts=1)
-    assert store.lease(campaign_id, DEVICE, "other", 60, max_attempts=1) is None
+    late = lease_next(store, campaign_id, "late")
+    store.give_up_lease(late.id, "silent", max_attempts=1)
+    assert lease_next(store, campaign_id, "other") is None
     assert states(store, campaign_id) == [("failed", 1, 1)]
     store.record(measurement(attempt_key=late.attempt_key), assignment_id=late.id)
     assert states(store, campaign_id) == [("done", 1, 1)]
@@ -150,7 +153,7 @@ def test_step_times_that_cannot_be_are_refused(store, database_url):
 
 def test_a_measurement_of_something_else_does_not_settle_an_assignment(store, database_url):
     campaign_id = campaign_with(store, [configuration(1)])
-    lease = store.lease(campaign_id, DEVICE, "w", 60)
+    lease = lease_next(store, campaign_id)
     before = contents(database_url)
     for wrong in (measurement(configuration(2)), measurement(device="a100")):
         with pytest.raises(StoreError, match="something else"):

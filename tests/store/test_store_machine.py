@@ -1,13 +1,14 @@
-"""The life of assignments under any order of leases, results, losses and interruptions.
+"""The life of assignments under any order of turns, results, losses, orders and changes of owner.
 
-A small model of what should be true runs beside the store; hypothesis looks for an order of events
-after which the two differ.
+A small model of what should be true runs beside the store, which is asked as a campaign asks it: by
+its owner, a turn at a time. Hypothesis looks for an order of events after which the two differ.
 """
 
 from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,9 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from store_samples import DEVICE, ENVIRONMENT, campaign_with, configuration, measurement
+from store_samples import DEVICE, ENVIRONMENT, campaign_with, configuration, measurement, owned
 
+from trappm.profiler.errors import StoreError
 from trappm.profiler.records import Outcome
+from trappm.store import CampaignState, NotOwnerError
+from trappm.store.owners import OwnedError
 
 MAX_ATTEMPTS = 3
 LIMIT = {"unstable": 3, "error": 3, "timeout": 2}
@@ -33,6 +37,9 @@ def assignment_machine(store):
             super().__init__()
             self.environment = {**ENVIRONMENT, "torch": f"run {next(_runs)}"}  # labels of its own
             self.campaign_id = campaign_with(store, [configuration(b) for b in (1, 2, 3)])
+            self.owners = itertools.count()
+            self.owner_id, self.dead = f"owner {next(self.owners)}", None
+            self.mine = owned(store, self.campaign_id, self.owner_id)
             self.order = [a.id for a in store.assignments(self.campaign_id)]
             self.state = dict.fromkeys(self.order, "open")
             self.failures = dict.fromkeys(self.order, 0)
@@ -48,57 +55,116 @@ def assignment_machine(store):
             self.state[id_] = "open" if self.failures[id_] < limit else "failed"
             self.old.append(self.held.pop(id_))
 
-        def hand_in(self, lease, outcome):
-            result = measurement(
+        def result_of(self, lease, outcome):
+            return measurement(
                 lease.configuration,
                 outcome,
                 attempt_key=lease.attempt_key,
                 environment=self.environment,
             )
-            assert store.record(result, assignment_id=lease.id).is_new
-            self.handed_in.append((result, lease.id))
+
+        def turn(self, results, wanted):
+            """Records and leases as one, and has the model know of it."""
+            leases = self.mine.record_and_lease(
+                [(result, lease.id) for result, lease in results],
+                [(id_, "w") for id_ in wanted],
+                max_attempts=MAX_ATTEMPTS,
+            )
+            self.handed_in += [(result, lease.id) for result, lease in results]
+            self.held |= {lease.id: lease for lease in leases}
+            self.state |= dict.fromkeys(wanted, "leased")
+            assert [lease.id for lease in leases] == wanted
+
+        def settle(self, lease, outcome, *, is_late=False):
             if outcome == "ok" and self.state[lease.id] != "done":  # what is done stays as it is
                 self.labels.add(lease.id)
-
-        @rule()
-        def lease(self):
-            lease = store.lease(self.campaign_id, DEVICE, "w", 60, max_attempts=MAX_ATTEMPTS)
-            opened = [i for i in self.order if self.state[i] == "open"]
-            assert (lease and lease.id) == min(opened, key=self.failures.get, default=None)
-            if lease is not None:
-                self.held[lease.id], self.state[lease.id] = lease, "leased"
-
-        @precondition(lambda self: self.held)
-        @rule(data=st.data(), outcome=st.sampled_from([o.value for o in Outcome]))
-        def finish(self, data, outcome):
-            id_ = data.draw(st.sampled_from(sorted(self.held)))
-            self.hand_in(self.held[id_], outcome)
-            if outcome in LIMIT:
-                self.fail(id_, LIMIT[outcome])
+            if outcome not in LIMIT:
+                self.state[lease.id] = "done"
+                held = self.held.pop(lease.id, None)
+                if is_late and held is not None:  # its other worker may hand in, too
+                    self.old.append(held)
+            elif not is_late:
+                self.fail(lease.id, LIMIT[outcome])
                 self.old.pop()  # its measurement has come in
-            else:
-                self.state[id_] = "done"
-                del self.held[id_]
+
+        @rule(data=st.data(), outcome=st.sampled_from([o.value for o in Outcome]))
+        def take_a_turn(self, data, outcome):
+            """Some results come in, some of what waits is given out, both in one transaction."""
+            few = {"unique": True, "max_size": 2}
+            ended = (
+                data.draw(st.lists(st.sampled_from(sorted(self.held)), **few)) if self.held else []
+            )
+            waiting = [i for i in self.order if self.state[i] == "open"]
+            wanted = data.draw(st.lists(st.sampled_from(waiting), **few)) if waiting else []
+            results = [(self.result_of(self.held[i], outcome), self.held[i]) for i in ended]
+            for _, lease in results:
+                self.settle(lease, outcome)
+            self.turn(results, wanted)
+
+        @precondition(lambda self: set(self.state.values()) & {"done", "failed"})
+        @rule(data=st.data())
+        def what_is_not_open_is_given_to_nobody(self, data):
+            closed = [i for i in self.order if self.state[i] in {"done", "failed"}]
+            with pytest.raises(StoreError, match="cannot be given"):
+                self.mine.record_and_lease([], [(data.draw(st.sampled_from(closed)), "w")])
 
         @precondition(lambda self: self.held)
         @rule(data=st.data())
         def lose(self, data):
             id_ = data.draw(st.sampled_from(sorted(self.held)))
-            store.give_up_lease(id_, "lost", max_attempts=MAX_ATTEMPTS)
+            self.mine.give_up_lease(id_, "lost", max_attempts=MAX_ATTEMPTS)
             self.fail(id_, MAX_ATTEMPTS)
 
-        @rule()
-        def interrupt(self):
-            assert store.release_leases(self.campaign_id) == len(self.held)
+        def interrupted(self):
             for id_, lease in self.held.items():
                 self.state[id_] = "open"
                 self.old.append(lease)
             self.held = {}
 
         @rule()
+        def be_paused_and_resumed(self):
+            store.stop_campaign(self.campaign_id, CampaignState.PAUSED)
+            assert self.mine.campaign_state(self.campaign_id) == "paused"
+            assert self.mine.end_campaign(self.campaign_id, CampaignState.FAILED, "") == "paused"
+            assert not self.mine.finish_campaign(self.campaign_id, "", None)
+            store.begin_campaign(self.campaign_id, gone=self.owner_id)
+            self.interrupted()
+
+        @rule()
+        def be_taken_over(self):
+            """From now on all that the one before hands in is refused."""
+            self.dead = self.mine
+            before, self.owner_id = self.owner_id, f"owner {next(self.owners)}"
+            with pytest.raises(OwnedError, match="runs on host owner"):
+                owned(store, self.campaign_id, self.owner_id)
+            self.mine = owned(store, self.campaign_id, self.owner_id, gone=before)
+            assert self.mine.release_leases(self.campaign_id) == len(self.held)
+            self.interrupted()
+
+        @precondition(lambda self: self.dead)
+        @rule(data=st.data())
+        def the_dead_one_writes(self, data):
+            one = self.order[0]
+            late = [(self.result_of(self.old[-1], "ok"), self.old[-1].id)] if self.old else []
+            dead = self.dead
+            writes = [
+                lambda: dead.record_and_lease(late, [(one, "ghost")]),
+                lambda: dead.give_up_lease(one, "ghost"),
+                lambda: dead.release_leases(self.campaign_id),
+                lambda: dead.reopen_failed(self.campaign_id),
+                lambda: dead.log_event(self.campaign_id, "ghost", {}),
+                lambda: dead.end_campaign(self.campaign_id, CampaignState.FAILED, "ghost"),
+                lambda: dead.finish_campaign(self.campaign_id, "ghost", None),
+                lambda: dead.campaign_state(self.campaign_id),
+                lambda: dead.set_alias("latest", "ghost"),
+            ]
+            with pytest.raises(NotOwnerError, match="was taken over by host owner"):
+                data.draw(st.sampled_from(writes))()
+
+        @rule()
         def reopen(self):
             given_up = [i for i in self.order if self.state[i] == "failed"]
-            assert store.reopen_failed(self.campaign_id) == len(given_up)
+            assert self.mine.reopen_failed(self.campaign_id) == len(given_up)
             self.state |= dict.fromkeys(given_up, "open")
             self.failures |= dict.fromkeys(given_up, 0)
 
@@ -106,23 +172,23 @@ def assignment_machine(store):
         @rule(outcome=st.sampled_from(["ok", "error"]))
         def come_in_late(self, outcome):
             lease = self.old.pop()
-            self.hand_in(lease, outcome)
-            if outcome == "ok":
-                self.state[lease.id] = "done"
-                if lease.id in self.held:  # its other worker does it in vain, and may hand in too
-                    self.old.append(self.held.pop(lease.id))
+            result = self.result_of(lease, outcome)
+            self.settle(lease, outcome, is_late=True)
+            self.turn([(result, lease)], [])
 
         @precondition(lambda self: self.handed_in)
         @rule(data=st.data())
         def hand_in_again(self, data):
             result, id_ = data.draw(st.sampled_from(self.handed_in))
-            assert not store.record(result, assignment_id=id_).is_new
+            self.mine.record_and_lease([(result, id_)], [])
 
         @invariant()
         def store_and_model_agree(self):
             rows = store.assignments(self.campaign_id)
             assert {a.id: a.state for a in rows} == self.state
             assert {a.id: a.failures for a in rows} == self.failures
+            assert {a.id for a in rows if a.worker} == self.held.keys()
+            assert store.campaign(self.campaign_id).owner.id == self.owner_id
             done = {label.configuration for label in store.campaign_labels(self.campaign_id)}
             assert done == {a.configuration for a in rows if a.id in self.labels}
             counts = store.outcome_counts(self.campaign_id).get(DEVICE, {})

@@ -38,6 +38,10 @@ def load(url, revision):
     engine.dispose()
 
 
+GONE = {"lease_expires_at"}
+"""Columns that a later schema has no more."""
+
+
 def rows_of(url, columns=None):
     """Every row by table; with the columns of an earlier answer, only those."""
     engine, there = create_engine(url), MetaData()
@@ -45,7 +49,8 @@ def rows_of(url, columns=None):
     rows = {}
     with engine.connect() as connection:
         for table in there.sorted_tables:
-            names = list(table.columns.keys()) if columns is None else columns.get(table.name)
+            there_now = [name for name in table.columns.keys() if name not in GONE]  # noqa: SIM118
+            names = there_now if columns is None else columns.get(table.name)
             if names is None or table.name == "alembic_version":
                 continue
             found = connection.execute(table.select()).mappings()
@@ -73,8 +78,10 @@ def test_every_released_schema_comes_up_whole(empty_database_url, revision):
     )
     with Store.open(empty_database_url) as store:
         # There were no censored labels before 0004; what ran out of memory then still lacks one.
-        assert len(store.check()) == (revision < "0004")
+        # Nor was there an owner before 0009: who runs the campaign of a lease is not known.
+        assert len(store.check()) == (revision < "0004") + (revision < "0009")
         assert store.relabel().made == (revision < "0004")
+        assert store.release_leases(store.campaign().id) == 1
         assert store.check() == []
         assert store.stats().rows["labels"] == len(store.labels()) >= 2
         assert set(store.query_labels(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}

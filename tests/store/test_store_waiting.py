@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
-from store_samples import DEVICE, campaign_with, configuration, measurement, states
+from store_samples import campaign_with, configuration, lease_next, measurement, states
 
 import trappm.store.database
 from trappm.profiler.errors import StoreError
@@ -78,7 +78,7 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
     url, take_away, bring_back = outage
     with Store.open(url, Patience(PATIENCE_S, told)) as opened:
         campaign_id = campaign_with(opened, [configuration(b) for b in (1, 2)])
-        lease = opened.lease(campaign_id, DEVICE, "w", 600)
+        lease = lease_next(opened, campaign_id)
         result = measurement(lease.configuration, attempt_key=lease.attempt_key)
         take_away()
         recorded = []
@@ -108,7 +108,7 @@ def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
         helper.start()
         opened.log_event(campaign_id, "note", {"message": "during"})
         helper.join(PATIENCE_S)
-        assert opened.lease(campaign_id, DEVICE, "w", 60) is not None
+        assert lease_next(opened, campaign_id) is not None
         many = (measurement(configuration(b)) for b in (2, 4, 8))
         assert opened.record_many(many) == 3
         assert [e.kind for e in opened.events(campaign_id)] == ["note"]

@@ -99,9 +99,9 @@ def watch(
     with store_to_read(home) as store:
         campaign = store.campaign(campaign_id)
         if as_json:
-            print_json(watching.facts(store, home, campaign.id))
+            print_json(watching.facts(store, campaign.id))
         else:
-            watching.watch(store, home, campaign.id, once=once)
+            watching.watch(store, campaign.id, once=once)
 
 
 @app.command(epilog="Example: trappm campaign pause")
@@ -151,7 +151,7 @@ def list_campaigns(as_json: AsJson = False) -> None:
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        rows = report.campaign_rows(store, home)
+        rows = report.campaign_rows(store)
     if as_json:
         print_json(rows)
     else:
@@ -167,7 +167,7 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
+        facts = report.campaign_facts(store, store.campaign(campaign_id).id)
     if as_json:
         print_json(facts)
     else:
@@ -183,7 +183,7 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        facts = report.campaign_facts(store, home, store.campaign(campaign_id).id)
+        facts = report.campaign_facts(store, store.campaign(campaign_id).id)
     if as_json:
         print_json(facts)
     else:
@@ -221,4 +221,4 @@ def _run(
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with store_to_read(home) as store:
-        report.print_report(report.campaign_facts(store, home, campaign_id))
+        report.print_report(report.campaign_facts(store, campaign_id))

@@ -82,7 +82,7 @@ def list_campaigns() -> dict[str, Any]:
     """All campaigns, the latest first."""
     home = Home.find()
     with _store(home) as store:
-        return {"campaigns": campaigns.rows(store, home)}
+        return {"campaigns": campaigns.rows(store)}
 
 
 @router.get("/campaigns/{campaign_id}")
@@ -90,7 +90,7 @@ def one_campaign(campaign_id: str) -> dict[str, Any]:
     """Where a campaign stands: pace, errors by round, budget, workers, canaries, news."""
     home = Home.find()
     with _store(home) as store:
-        return campaigns.facts(store, home, campaign_id)
+        return campaigns.facts(store, campaign_id)
 
 
 @router.get("/campaigns/{campaign_id}/map")

@@ -11,7 +11,7 @@ from trappm import report, watching
 from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
-    from trappm.store import CampaignRecord, Home, Store
+    from trappm.store import CampaignRecord, Store
 
 MOST_ATTEMPTS = 20_000
 """So many of the latest attempts tell the pace."""
@@ -22,7 +22,7 @@ MOST_POINTS = 2_000
 """Of predicted against measured."""
 
 
-def rows(store: Store, home: Home) -> list[dict[str, Any]]:
+def rows(store: Store) -> list[dict[str, Any]]:
     """One row for each campaign, the latest first."""
     found = []
     for campaign in store.campaigns():
@@ -31,7 +31,7 @@ def rows(store: Store, home: Home) -> list[dict[str, Any]]:
             {
                 "id": campaign.id,
                 "name": campaign.name,
-                **_state(campaign, home),
+                **_state(campaign),
                 "seed": campaign.seed,
                 "created_at": campaign.created_at,
                 "finished_at": campaign.finished_at,
@@ -41,15 +41,15 @@ def rows(store: Store, home: Home) -> list[dict[str, Any]]:
     return found
 
 
-def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
+def facts(store: Store, campaign_id: str) -> dict[str, Any]:
     """Everything that the page tells of one campaign.
 
     Raises:
         InputError: there is no such campaign.
     """
     campaign = store.campaign(campaign_id)
-    told = report.campaign_facts(store, home, campaign_id)
-    pace = watching.facts(store, home, campaign_id)
+    told = report.campaign_facts(store, campaign_id)
+    pace = watching.facts(store, campaign_id)
     stop = campaign.spec.get("stop") or {}
     reports = [(r["number"], r["purpose"], r["report"]) for r in told["rounds"] if r["report"]]
     events = [
@@ -59,7 +59,7 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     return {
         "id": campaign.id,
         "name": campaign.name,
-        **_state(campaign, home),
+        **_state(campaign),
         "seed": campaign.seed,
         "created_at": campaign.created_at,
         "finished_at": campaign.finished_at,
@@ -87,7 +87,6 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
                 "device": a.device,
                 "configuration": str(a.configuration),
                 "attempt": a.attempts,
-                "lease_expires_at": a.lease_expires_at,
             }
             for a in store.assignments(campaign_id, state="leased")
         ],
@@ -97,9 +96,9 @@ def facts(store: Store, home: Home, campaign_id: str) -> dict[str, Any]:
     }
 
 
-def _state(campaign: CampaignRecord, home: Home) -> dict[str, Any]:
+def _state(campaign: CampaignRecord) -> dict[str, Any]:
     """One word, and what to type next where it was interrupted."""
-    state, _, hint = report.campaign_state(campaign, home).partition("; ")
+    state, _, hint = report.campaign_state(campaign).partition("; ")
     command = hint.partition(": ")[2]
     return {"state": state, "next_command": command or None}
 

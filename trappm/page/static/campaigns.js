@@ -196,7 +196,7 @@ function predicted(data, chosen) {
 
 function workers(data) {
   const working = data.working.length
-    ? table("At work now", [{ name: "worker", label: "Worker", cell: (r) => h("span", { class: "code" }, r.worker) }, { name: "device", label: "Device" }, { name: "configuration", label: "Configuration" }, { name: "attempt", label: "Attempt", numeric: true }, { name: "lease_expires_at", label: "Lease until", cell: (r) => time(r.lease_expires_at) }], data.working)
+    ? table("At work now", [{ name: "worker", label: "Worker", cell: (r) => h("span", { class: "code" }, r.worker) }, { name: "device", label: "Device" }, { name: "configuration", label: "Configuration" }, { name: "attempt", label: "Attempt", numeric: true }], data.working)
     : h("p", { class: "muted" }, data.state === "running" ? "No worker measures at this moment." : "No worker measures: the campaign does not run.");
   const canary = data.canary.length
     ? table("Canary: is each device still itself?", [

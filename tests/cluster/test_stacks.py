@@ -1,0 +1,73 @@
+"""The same device key on two software stacks, or two cards: one head learns from one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from campaign_crew import FakeCrew, FakeLearner, campaign, labels_by_device
+
+from trappm.cluster.thinking import training_labels
+from trappm.report import campaign_facts, print_report
+
+ONE_DEVICE = {
+    "devices": {"source": "cpu-2t"}, "initial": {"source": 4},
+    "evaluation": {"source": 3, "architecture_share": 0.3}, "rounds": {"count": 2, "source": 2},
+}  # fmt: skip
+LABELS = 3 + 4 + 2 * 2
+
+
+class Mixed(FakeCrew):
+    """Every n-th label comes from a node with another PyTorch, and takes ten times as long."""
+
+    def __init__(self, every):
+        super().__init__(workers=[("w", "cpu-2t")])
+        self._every = every
+
+    def _measure(self, worker, task, cost, fault):
+        made = super()._measure(worker, task, cost, fault)
+        other = len(self.starts) % self._every == 0
+        environment = {"torch": "2.13.0" if other else "2.11.0", "cpu_model": "x"}
+        step = replace(made.step, median_ms=made.step.median_ms * (10 if other else 1))
+        return replace(made, environment=environment, step=step)
+
+
+class Seeing(FakeLearner):
+    def fit(self, labels, on_progress):
+        self.values = Counter(
+            x.values[0] / self.pool[x.configuration_id].batch_size for x in labels
+        )
+        return super().fit(labels, on_progress)
+
+
+@pytest.mark.parametrize("every", [3, 4])
+def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, every):
+    learner = Seeing()
+    crew = Mixed(every)
+    run = campaign(store, crew, learner, **ONE_DEVICE)
+    run.run()
+    assert labels_by_device(store, run.id) == {"cpu-2t": LABELS}  # all of them are kept
+    others = LABELS // every
+    assert learner.values == {10.0: LABELS - others}
+    known = training_labels(store, run.id)
+    assert len(known.labels) == LABELS - others
+    (left_out,) = known.left_out
+    assert (left_out.device, left_out.labels) == ("cpu-2t", others)
+    assert left_out.why == "torch '2.13.0' instead of '2.11.0'"
+    assert any(str(left_out) in line for line in crew.told)
+    assert str(left_out) in [e.message["message"] for e in store.events(run.id, kind="stack")]
+    facts = campaign_facts(store, run.id)
+    assert facts["rounds"][-1]["report"]["left_out"][0]["labels"] == others
+    print_report(facts)
+    assert f"{others} labels are left out, of another device: torch '2.13.0'" in (
+        capsys.readouterr().out
+    )
+
+
+def test_labels_of_one_stack_are_all_learned_from(store):
+    run = campaign(store, FakeCrew())
+    run.run()
+    known = training_labels(store, run.id)
+    assert len(known.labels) == labels_by_device(store, run.id).total()
+    assert known.left_out == ()
