@@ -31,6 +31,7 @@ from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPr
 from trappm.learner.networks.published import TrappmAsPublished
 from trappm.learner.residuals.residual import grouped_folds
 from trappm.profiler.errors import InputError
+from trappm.profiler.extras import from_extra
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -77,7 +78,7 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
         were completed, given up and failed.
 
     Raises:
-        InputError: the estimator has nothing to tune.
+        InputError: the estimator has nothing to tune, or Optuna is not installed.
     """
     import optuna
 
@@ -114,7 +115,9 @@ def progress(tuning: Tuning) -> tuple[int, float | None]:
 
 
 def space_of(name: str) -> Space:
-    """Raises InputError for an estimator without settings to tune."""
+    """Raises InputError for an estimator without settings to tune, or where Optuna is missing."""
+    with from_extra("evaluate", "tuning"):
+        import optuna  # noqa: F401
     spaces = _spaces()
     if name not in spaces:
         told = "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"

@@ -45,6 +45,16 @@ def test_ray_neither_slows_measurements_down_nor_kills_them(name):
     assert "RAY_memory_monitor_refresh_ms=0" in text
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
+def test_every_node_can_use_postgresql_and_what_torch_needs_is_found(name):
+    """PyTorch's index has its builds, and not always the pinned versions of what they need."""
+    text = re.sub(r"\s*(\\\n\s*|\n\s*)", " ", (ROOT / name).read_text())
+    assert "[postgresql" in text
+    torch = re.findall(r"pip install [^&]*? torch torchvision (--index-url \S+ \S+ \S+)", text)
+    assert torch
+    assert all(line.endswith(" --extra-index-url https://pypi.org/simple") for line in torch)
+
+
 @pytest.fixture
 def on_premises():
     return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
