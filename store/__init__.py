@@ -6,6 +6,7 @@ recording, canaries, labels, asking, snapshots. `schema` says what is true of th
 how older data gets there.
 """
 
+from trappm.store.access import StoreAccess
 from trappm.store.asking import LabelFilter
 from trappm.store.home import Home
 from trappm.store.reading import NoLabelStoreError
@@ -52,4 +53,5 @@ __all__ = [
     "RoundState",
     "SnapshotRecord",
     "Store",
+    "StoreAccess",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Tuning:
     """A study: everything that a worker needs to take part."""
 
     study: str
-    storage_url: str
+    storage_url: str = field(repr=False)  # it may hold a password
     """Of the label store, which Optuna adds its tables to."""
     estimator: str
     samples: Samples
