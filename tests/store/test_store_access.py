@@ -4,19 +4,17 @@ import pickle
 import secrets
 
 import pytest
-from guarded_postgresql import guard
+from guarded_postgresql import PASSWORD, guard
 
 from trappm.profiler.errors import StoreError
 from trappm.store import Home, Store, StoreAccess
 from trappm.store.waiting import IMPATIENT
 
-PASSWORD = "s3cret-of-a-test"  # noqa: S105
-
 
 @pytest.fixture
 def guarded(postgresql_server, monkeypatch):
     """Of a database that asks for a password, which no URL has."""
-    url = guard(postgresql_server, f"guarded_{secrets.token_hex(4)}", PASSWORD)
+    url = guard(postgresql_server, f"guarded_{secrets.token_hex(4)}")
     text = url.render_as_string(hide_password=False)
     assert PASSWORD not in text
     monkeypatch.setenv("TRAPPM_DATABASE", text)
