@@ -1,7 +1,7 @@
 # TraPPM with everything that it needs baked in, for heads and GPU workers alike: nothing is
 # downloaded when a node starts.
 #   docker build -t trappm .
-#   docker run --rm --gpus all trappm python -m profiler measure resnet18 --device cuda:0
+#   docker run --rm --gpus all trappm python -m trappm.profiler measure resnet18 --device cuda:0
 # The wheels built with CUDA 12.6 know the A100 and the V100; they bring CUDA along, so the host
 # needs NVIDIA's driver and container toolkit only. For a head without a GPU, a much smaller image:
 #   docker build -t trappm --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
@@ -16,14 +16,16 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu126
 WORKDIR /opt/trappm
 # First what rarely changes, so that a new version of TraPPM does not fetch torch again.
 COPY constraints.txt ./
-RUN pip install --no-cache-dir -c constraints.txt --index-url "$TORCH_INDEX" torch torchvision
+# PyTorch's index comes first, for its builds; what else they need may be on PyPI only.
+RUN pip install --no-cache-dir -c constraints.txt torch torchvision \
+    --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple
 COPY pyproject.toml README.md LICENSE ./
 COPY cluster cluster
 COPY learner learner
 COPY profiler profiler
 COPY store store
 COPY trappm trappm
-RUN pip install --no-cache-dir -c constraints.txt . 'ray[default,serve]' 'psycopg[binary]'
+RUN pip install --no-cache-dir -c constraints.txt '.[postgresql,serve]' 'ray[default]'
 
 # No reports to Ray's makers, nobody without the token, and workers that give way to nobody.
 ENV RAY_AUTH_MODE=token \

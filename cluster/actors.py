@@ -33,7 +33,7 @@ from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import Home, Patience, Store
+from trappm.store import Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
 """How long a detached campaign that has ended answers its watchers."""
@@ -105,18 +105,18 @@ class CampaignActor:
 
     Args:
         home: the data folder.
-        database_url: of the label store, as the shell that launched it knows it. An argument, and
-            not an environment variable that Ray would show to everybody: it may hold a password.
+        access: to the label store, as the shell that launched it has it. An argument, and not an
+            environment that Ray would show to everybody: it may hold a password.
         campaign_id: which campaign.
         spec: of the campaign.
         may_grow: it is detached, on a cluster that nodes may join later.
     """
 
     def __init__(
-        self, home: Path, database_url: str, campaign_id: str, spec: CampaignSpec, may_grow: bool
+        self, home: Path, access: StoreAccess, campaign_id: str, spec: CampaignSpec, may_grow: bool
     ) -> None:
         self._home = Home(home)
-        self._database_url = database_url
+        self._access = access
         self._campaign_id = campaign_id
         self._spec = spec
         self._may_grow = may_grow
@@ -164,7 +164,7 @@ class CampaignActor:
 
     def _run(self) -> bool:
         patience = Patience(tell=self._note_store)
-        open_store = partial(Store.open, self._database_url, patience)
+        open_store = partial(Store.open, self._access.take_over(), patience)
         with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
             if store is None:
                 return False  # it was stopped before it began, or while it was not there

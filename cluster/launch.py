@@ -29,7 +29,7 @@ from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.stopping import past
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
-from trappm.store import CampaignRecord, CampaignState, Home, Store
+from trappm.store import CampaignRecord, CampaignState, Home, Store, StoreAccess
 
 POLL_S = 0.3
 
@@ -195,7 +195,7 @@ def _run(
     actor = (
         ray.remote(CampaignActor)
         .options(**options)
-        .remote(home.path, home.database_url, campaign_id, spec, address is not None)
+        .remote(home.path, StoreAccess.of(home), campaign_id, spec, address is not None)
     )
     return _follow(actor, campaign_id, watch, is_detached=address is not None, leave=detach)
 

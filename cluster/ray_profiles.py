@@ -1,4 +1,4 @@
-"""Static and kernel profiles, made by all nodes of a Ray cluster.
+"""Static and kernel profiles, made on a Ray cluster by nodes that do not measure, if there are any.
 
 A worker that a model takes down costs that model only: it is tried once more with less, and refused
 when it dies again.
@@ -16,7 +16,7 @@ from trappm.cluster import graphs, kernels
 from trappm.cluster.crew import ProfiledGraph
 from trappm.cluster.graphs import Pair, profile_graph
 from trappm.cluster.kernels import KernelKey, TracedKernels, alike, trace_kernels
-from trappm.cluster.runtime import first_line
+from trappm.cluster.runtime import first_line, off_measuring_nodes
 from trappm.profiler.errors import CampaignError
 
 Job = TypeVar("Job")
@@ -70,7 +70,8 @@ def _each(
     after_death: Callable[[Job], tuple[list[Job], list[Made]]],
 ) -> Iterator[Made]:
     """All that the jobs make; of one that ended its worker, `after_death` says what comes then."""
-    task: Any = ray.remote(num_cpus=1, max_retries=1)(make)
+    options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
+    task: Any = ray.remote(**options)(make)
     waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=POLL_S)

@@ -15,6 +15,7 @@ from typing import Any
 
 from trappm.cluster.runtime import ray_runtime
 from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.extras import from_extra
 
 NAME = "trappm"
 
@@ -62,13 +63,8 @@ def serve_replicas(
     with ray_runtime(address):
         # Ray would end us at once, and leave its own processes to themselves.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with from_extra("serve", "--replicas"):
             from ray import serve
-        except ImportError as error:
-            raise InputError(
-                f"Ray Serve is not installed ({error}); install it with pip install "
-                "'trappm[serve]', or leave --replicas out"
-            ) from error
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         deployment: Any = serve.deployment(
             name=NAME,

@@ -7,6 +7,7 @@ from typing import Any
 from trappm.cluster.runtime import here, ray_runtime
 from trappm.learner.judging.tuning import OnTrial, Tuning, progress, run_trials
 from trappm.profiler.errors import CampaignError, one_line
+from trappm.store import Home, StoreAccess
 
 POLL_S = 2.0
 
@@ -28,8 +29,8 @@ def tune_on_ray(
 
         place = here() if tuning.storage_url.startswith("sqlite") else {}
         task = ray.remote(**{**place, "num_cpus": 1, "max_retries": 2})(_work)
-        shared = ray.put(tuning)
-        running = [task.remote(shared, total) for _ in range(workers)]
+        shared, access = ray.put(tuning), StoreAccess.of(Home.find())
+        running = [task.remote(access, shared, total) for _ in range(workers)]
         try:
             while running:
                 ready, running = ray.wait(running, timeout=POLL_S)
@@ -44,8 +45,9 @@ def tune_on_ray(
     return run_trials(tuning, total, on_trial)
 
 
-def _work(tuning: Tuning, total: int) -> None:
+def _work(access: StoreAccess, tuning: Tuning, total: int) -> None:
     import torch
 
+    access.take_over()
     torch.set_num_threads(1)
     run_trials(tuning, total, lambda done, total, least: None)

@@ -88,6 +88,20 @@ def on_node(node_id: str) -> dict[str, Any]:
     return {"num_cpus": 0, "label_selector": {NODE_LABEL: node_id}}
 
 
+def off_measuring_nodes() -> dict[str, Any]:
+    """Ray options that keep a task of one core off nodes that measure, if there are others.
+
+    It would disturb what campaigns measure there, and have an autoscaler start a GPU to think with.
+    """
+    others = [
+        node["NodeID"]
+        for node in _nodes()
+        if node["Resources"].get("CPU", 0) >= 1
+        and not {ACCELERATOR_LABEL, CPU_LABEL} & node.get("Labels", {}).keys()
+    ]
+    return {"label_selector": {NODE_LABEL: f"in({','.join(others)})"}} if others else {}
+
+
 def first_line(error: BaseException) -> str:
     """What an error of Ray's says, without the pages that follow."""
     return str(error).strip().splitlines()[0]

@@ -144,7 +144,7 @@ class CampaignSpec(_Part):
 
 def presets() -> list[str]:
     """Names of the campaign files that ship with the package."""
-    folder = resources.files("cluster") / "presets"
+    folder = resources.files("trappm.cluster") / "presets"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
     )
@@ -154,7 +154,9 @@ def load_preset(name: str) -> CampaignSpec:
     """Raises InputError for a name that is no preset."""
     if name not in presets():
         raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
-    text = (resources.files("cluster") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("trappm.cluster") / "presets" / f"{name}.yaml").read_text(
+        encoding="utf-8"
+    )
     return parse_spec(text, origin=f"preset {name}")
 
 

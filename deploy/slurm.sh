@@ -4,6 +4,10 @@
 # Run out of time it is paused, and the next `sbatch` of the same line goes on. TraPPM stands in a
 # virtual environment on a file system that all hosts see, and so does the data folder.
 #
+# On several hosts the label store is PostgreSQL, named by TRAPPM_DATABASE or by the data folder's file
+# database_url; its password is best in ~/.pgpass, since Slurm keeps jobs' environments. SQLite's
+# write-ahead log does not work across hosts: with it, one host, on which alone `trappm` is then typed.
+#
 #SBATCH --job-name=trappm
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -26,6 +30,13 @@ RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+database=${TRAPPM_DATABASE:-$(cat "$TRAPPM_HOME/database_url" 2>/dev/null || true)}
+if [ "${#hosts[@]}" -gt 1 ] && [[ $database != postgresql* ]]; then
+  echo "slurm.sh: on ${#hosts[@]} hosts the label store must be PostgreSQL, since SQLite's log does not" \
+    "work across hosts: set TRAPPM_DATABASE=postgresql+psycopg://user@host/labels, or take one host" \
+    "(sbatch --nodes=1)" >&2
+  exit 2
+fi
 head=${hosts[0]}
 port=$((20000 + SLURM_JOB_ID % 20000))
 

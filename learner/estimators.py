@@ -12,6 +12,7 @@ from trappm.learner.networks.presets import PRESETS, EncoderPreset
 from trappm.learner.priors.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.extras import from_extra
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """A frozen encoder of this preset, pre-trained or (False) random."""
@@ -127,17 +128,23 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
 OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
 """Those that stand on a simulation; the others are purely learned."""
 
+_BY_SKLEARN = frozenset({"mlp", "xgboost"})
+"""Those that scikit-learn, or its interface to XGBoost, stands behind."""
+
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)
 """All names; `random` stands for the encoder of the paper's ablation, which learned nothing."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises InputError for a name that is none of an estimator."""
+    """Raises InputError for a name of no estimator, or of one whose library is missing."""
     for name in names:
         if name not in _MAKERS:
             near = difflib.get_close_matches(name, ESTIMATORS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ESTIMATORS)}"
             raise InputError(f"no estimator {name!r}; {hint}")
+        if name in _BY_SKLEARN:
+            with from_extra("evaluate", f"the estimator {name}"):
+                import sklearn  # noqa: F401
 
 
 def estimator_named(name: str, given: Surroundings) -> Estimator:

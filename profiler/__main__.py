@@ -179,7 +179,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m profiler", description="Measures training steps.")
+    parser = _Parser(prog=f"python -m {__package__}", description="Measures training steps.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     commands.add_parser("devices", help="list the devices of this machine")
     measure = commands.add_parser("measure", help="measure one configuration on this machine")

@@ -6,6 +6,7 @@ leases, recording, canaries, labels, asking, snapshots. `schema` says what is tr
 `migrations` how older data gets there.
 """
 
+from trappm.store.access import StoreAccess
 from trappm.store.asking import LabelFilter
 from trappm.store.home import Home
 from trappm.store.owners import NotOwnerError
@@ -58,4 +59,5 @@ __all__ = [
     "RoundState",
     "SnapshotRecord",
     "Store",
+    "StoreAccess",
 ]

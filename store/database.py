@@ -21,7 +21,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError, Statement
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from trappm.profiler.errors import StoreAccessError, StoreError, one_line
+from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
+from trappm.profiler.extras import from_extra
 from trappm.store.columns import Base
 from trappm.store.waiting import (
     Patience,
@@ -118,6 +119,10 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         )
     if system not in {"sqlite", "postgresql"}:
         raise StoreAccessError(f"the label store runs on sqlite or postgresql, not on {system!r}")
+    if parsed.drivername not in {system, "postgresql+psycopg", "sqlite+pysqlite"}:
+        raise StoreAccessError(
+            f"the label store knows no driver {parsed.drivername!r}; write {system}:// alone"
+        )
     options: dict[str, Any] = {"json_serializer": _to_json}
     if system == "sqlite":
         options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
@@ -125,8 +130,11 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         named = parsed.query
         options["connect_args"] = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in named}
     try:
-        engine = create_engine(parsed, **options)
-    except (SQLAlchemyError, ImportError) as error:
+        with from_extra("postgresql", f"the database {_told(parsed)}"):
+            engine = create_engine(parsed, **options)
+    except InputError as error:
+        raise StoreAccessError(str(error)) from error
+    except SQLAlchemyError as error:
         raise StoreAccessError(
             f"cannot use the database {_told(parsed)}: {one_line(error)}"
         ) from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trappm.figures import new_figure, require_matplotlib, save_png
+from trappm.figures import new_figure, save_png
 from trappm.profiler.errors import InputError
 from trappm.tables import console, print_table
 
@@ -213,9 +213,8 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     """The map as a PNG file.
 
     Raises:
-        InputError: matplotlib is not installed, or the file cannot be written.
+        InputError: the file cannot be written.
     """
-    require_matplotlib("--png")
     figure = new_figure(8, 6)
     axes = figure.subplots()
     for kind in KINDS:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.extras import from_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 def require_matplotlib(option: str) -> None:
     """Raises InputError, which names the option that needs it, where matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError(
-            f"{option} needs matplotlib; install it with: pip install trappm[evaluate]"
-        )
+    with from_extra("evaluate", option):
+        import matplotlib  # noqa: F401
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.figures import new_figure, require_matplotlib, save_png
+from trappm.figures import new_figure, save_png
 from trappm.learner.judging.replaying import Point
 from trappm.replays import Plan, Results
 from trappm.tables import console, print_table
@@ -210,7 +210,7 @@ def half_band(row: Mapping[str, Any]) -> Array:
     has no band."""
     if row["seeds"] == 1:
         return np.zeros(len(row["budgets"]))
-    from scipy.stats import t  # type: ignore[import-untyped]  # comes with trappm[evaluate]
+    from scipy.stats import t  # type: ignore[import-untyped]
 
     errors = np.array([point["error"] for point in row["budgets"]])
     half: Array = t.ppf((1 + BAND) / 2, row["seeds"] - 1) * errors
@@ -223,9 +223,8 @@ def draw(
     """Error against labels and, where labels tell it, seconds, with bands of 95 % (PNG).
 
     Raises:
-        InputError: matplotlib is not installed, or the file cannot be written.
+        InputError: the file cannot be written.
     """
-    require_matplotlib("--png")
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     timed = all(p["seconds"] is not None for row in rows for p in row["budgets"])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.extras import from_extra
 from trappm.profiler.families import family_of
 from trappm.profiler.records import Configuration
 
@@ -124,8 +125,12 @@ def projected(
     """Embeddings (n, width) in two dimensions (n, 2), by t-SNE (van der Maaten and Hinton 2008).
 
     Columns are scaled first: sums over nodes differ by orders of magnitude.
+
+    Raises:
+        InputError: scikit-learn is not installed.
     """
-    from sklearn.manifold import TSNE
+    with from_extra("evaluate", "a map of embeddings"):
+        from sklearn.manifold import TSNE
 
     spread = embeddings.std(axis=0)
     scaled = (embeddings - embeddings.mean(axis=0)) / np.where(spread > 0, spread, 1.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPr
 from trappm.learner.networks.published import TrappmAsPublished
 from trappm.learner.residuals.residual import grouped_folds
 from trappm.profiler.errors import InputError
+from trappm.profiler.extras import from_extra
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -60,7 +61,7 @@ class Tuning:
     """A study: everything that a worker needs to take part."""
 
     study: str
-    storage_url: str
+    storage_url: str = field(repr=False)  # it may hold a password
     """Of the label store, which Optuna adds its tables to."""
     estimator: str
     samples: Samples
@@ -77,7 +78,7 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
         were completed, given up and failed.
 
     Raises:
-        InputError: the estimator has nothing to tune.
+        InputError: the estimator has nothing to tune, or Optuna is not installed.
     """
     import optuna
 
@@ -114,7 +115,9 @@ def progress(tuning: Tuning) -> tuple[int, float | None]:
 
 
 def space_of(name: str) -> Space:
-    """Raises InputError for an estimator without settings to tune."""
+    """Raises InputError for an estimator without settings to tune, or where Optuna is missing."""
+    with from_extra("evaluate", "tuning"):
+        import optuna  # noqa: F401
     spaces = _spaces()
     if name not in spaces:
         told = "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import ray
@@ -45,6 +46,7 @@ from emulated_cluster import (
 )  # fmt: skip
 
 import trappm.cluster.campaign
+from trappm.cluster import ray_profiles, runtime
 from trappm.cluster.orders import order_stop
 from trappm.cluster.ownership import runs
 from trappm.cluster.ray_learner import LearnerProxy
@@ -71,6 +73,23 @@ def busy(url):
     gpus = int(os.environ.get("GPUS", "1"))
     with emulated([("A100", gpus), ("A100", gpus), ("V100", gpus), ("V100", gpus)]):
         return play(url, spec(int(os.environ["LABELS"])))
+
+
+def profiles_made(url):
+    """Where profiles are made: beside a head that measures nothing, and without such a node."""
+
+    def where(job):
+        time.sleep(0.5)  # long enough for Ray to spread them
+        return [ray.get_runtime_context().get_node_id()]
+
+    def hosts():
+        return set(ray_profiles._each(where, range(6), lambda job: ([], [])))
+
+    with emulated([("A100", 1), ("V100", 1)]) as made:
+        on_head = hosts() == {made.head_node.node_id}
+        with mock.patch.dict(vars(runtime), _nodes=lambda: ray.nodes()[:0]):
+            anywhere = hosts()
+    return {"on_head": on_head, "anywhere": len(anywhere)}
 
 
 def node_comes_late(url):

@@ -27,9 +27,10 @@ os.environ |= {
     "RAY_worker_niceness": "0",
 }
 os.environ.pop("TRAPPM_DATABASE", None)
+# TraPPM itself is the one that is installed, on the nodes as here.
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+os.environ["PYTHONPATH"] = sys.path[0]
 
 import psutil  # noqa: E402
 import ray  # noqa: E402

@@ -45,6 +45,16 @@ def test_ray_neither_slows_measurements_down_nor_kills_them(name):
     assert "RAY_memory_monitor_refresh_ms=0" in text
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
+def test_every_node_can_use_postgresql_and_what_torch_needs_is_found(name):
+    """PyTorch's index has its builds, and not always the pinned versions of what they need."""
+    text = re.sub(r"\s*(\\\n\s*|\n\s*)", " ", (ROOT / name).read_text())
+    assert "[postgresql" in text
+    torch = re.findall(r"pip install [^&]*? torch torchvision (--index-url \S+ \S+ \S+)", text)
+    assert torch
+    assert all(line.endswith(" --extra-index-url https://pypi.org/simple") for line in torch)
+
+
 @pytest.fixture
 def on_premises():
     return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
@@ -81,36 +91,53 @@ def test_the_slurm_script_is_a_script_that_slurm_reads():
 
 
 FAKE_SLURM = {
-    "scontrol": "printf '%s\\n' one two three",
+    "scontrol": "printf '%s\\n' $HOSTS",
     "srun": 'echo "srun $*" >>"$LOG"; exec sleep 60',
     "ray": "exit 0",
     "trappm": (
         'echo "trappm $* token=${#RAY_AUTH_TOKEN}" >>"$LOG"\n'
         '[ "$2" = pause ] && exit\n'
-        'until [ "$(grep -c ^srun "$LOG")" = 2 ]; do sleep 0.1; done\n'
+        'until [ "$(grep -c ^srun "$LOG")" = "${SRUNS:-2}" ]; do sleep 0.1; done\n'
         'sleep "$STAYS"; exit "$ENDS"'
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("warned", "ends", "status"), [(False, 0, 0), (False, 2, 2), (True, 130, 0)]
-)
-def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
-    tmp_path, warned, ends, status
-):
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def slurm(tmp_path, log):
+    """Starts the script in an allocation of these HOSTS."""
     bin_folder = tmp_path / "venv" / "bin"
     bin_folder.mkdir(parents=True)
     for name, body in FAKE_SLURM.items():
         (bin_folder / name).write_text(f"#!/bin/bash\n{body}\n")
         (bin_folder / name).chmod(0o755)
     (bin_folder / "python").symlink_to(shutil.which("python3"))
-    log = tmp_path / "log"
-    script = subprocess.Popen(
-        ["bash", ROOT / "deploy" / "slurm.sh", "campaign.yaml"], cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "LOG": str(log), "TRAPPM_VENV": str(tmp_path / "venv"),
-             "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "any", "STAYS": "5" if warned else "0",
-             "ENDS": str(ends)},
+
+    def start(**settings):
+        return subprocess.Popen(
+            ["bash", ROOT / "deploy" / "slurm.sh", "campaign.yaml"], cwd=tmp_path, text=True,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "LOG": str(log), "TRAPPM_VENV": str(tmp_path / "venv"),
+                 "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "any"} | settings,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("warned", "ends", "status"), [(False, 0, 0), (False, 2, 2), (True, 130, 0)]
+)
+def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
+    slurm, log, warned, ends, status
+):
+    script = slurm(
+        HOSTS="one two three", STAYS="5" if warned else "0", ENDS=str(ends),
+        TRAPPM_DATABASE="postgresql+psycopg://user@host/labels",
     )  # fmt: skip
     if warned:
         while not log.exists() or "launch" not in log.read_text():
@@ -126,6 +153,34 @@ def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
     told = [line for line in lines if line.startswith("trappm")]
     assert told[0] == "trappm campaign launch campaign.yaml --address one:20007 token=64"
     assert ("trappm campaign pause token=64" in told) == warned
+
+
+@pytest.mark.parametrize("database", [None, "sqlite:////shared/labels.db"])
+def test_the_slurm_script_refuses_sqlite_on_several_hosts(slurm, log, database):
+    named = {} if database is None else {"TRAPPM_DATABASE": database}
+    script = slurm(HOSTS="one two", STAYS="0", ENDS="0", **named)
+    _, told = script.communicate(timeout=60)
+    assert script.returncode == 2
+    (line,) = told.splitlines()
+    assert "PostgreSQL" in line
+    assert "--nodes=1" in line
+    assert not log.exists()  # nothing was started
+
+
+def test_the_slurm_script_takes_postgresql_from_the_data_folder(slurm, log, tmp_path):
+    (tmp_path / "trappm-home").mkdir()
+    (tmp_path / "trappm-home" / "database_url").write_text("postgresql://user@host/labels\n")
+    script = slurm(HOSTS="one two", STAYS="0", ENDS="0")
+    script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "trappm campaign launch" in log.read_text()
+
+
+def test_the_slurm_script_takes_sqlite_on_one_host(slurm, log):
+    script = slurm(HOSTS="one", STAYS="0", ENDS="0", SRUNS="1")
+    script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "--address one:20007" in log.read_text()
 
 
 @pytest.fixture

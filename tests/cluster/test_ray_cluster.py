@@ -56,6 +56,12 @@ def test_a_budget_of_labels_is_met_exactly_on_many_gpus(play):
     ]
 
 
+def test_profiles_are_made_where_nothing_is_measured_if_there_is_such_a_node(play):
+    told = play("profiles_made")
+    assert told["on_head"]
+    assert told["anywhere"] >= 1
+
+
 def test_a_node_that_joins_late_is_used_without_a_restart(play):
     told = play("node_comes_late")
     assert is_whole(told)

@@ -85,15 +85,23 @@ def test_the_head_neither_measures_nor_scales(config):
 
 def test_every_node_authenticates_and_reports_nothing(config):
     prepared = _validate(config)
-    v100_setup = prepared["available_node_types"]["v100"]["worker_setup_commands"]
-    for setup in (prepared["head_setup_commands"], prepared["worker_setup_commands"], v100_setup):
+    for setup in (prepared["head_setup_commands"], prepared["worker_setup_commands"]):
         assert any("RAY_AUTH_MODE=token" in command for command in setup)
         assert any("RAY_USAGE_STATS_ENABLED=0" in command for command in setup)
         installs = [command for command in setup if "dist/trappm-" in command]
         assert installs
         assert all("-c constraints.txt" in command for command in installs)
+        assert all('"$wheel[postgresql]"' in command for command in installs)
     starts = prepared["head_start_ray_commands"] + prepared["worker_start_ray_commands"]
     assert all(". /home/ubuntu/trappm/environment;" in command for command in starts)
+
+
+def test_all_gpus_have_one_software_stack_that_the_v100_is_in(config):
+    prepared = _validate(config)
+    types = prepared["available_node_types"].values()
+    assert not any("worker_setup_commands" in node_type for node_type in types)
+    (torch,) = [c for c in prepared["worker_setup_commands"] if "torch torchvision" in c]
+    assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
 
 
 def test_the_environment_command_can_run_twice_and_is_what_a_login_shell_gets(config, tmp_path):

@@ -29,8 +29,11 @@ def explain(
     from trappm.asking import store_to_read
     from trappm.explaining import draw_map, print_explanation
     from trappm.explaining import explain as facts_of
+    from trappm.figures import require_matplotlib
     from trappm.store import Home
 
+    if png is not None:
+        require_matplotlib("--png")
     home = Home.find()
     busy = Console(stderr=True).status("training on the labels so far, then choosing")
     with store_to_read(home) as store, busy:

@@ -65,8 +65,11 @@ def replay(
             f"the baseline {baseline!r} is not replayed; add it to --strategy, "
             f"or give one of these with --baseline: {', '.join(strategies)}"
         )
+    from trappm.figures import require_matplotlib
     from trappm.learner.estimators import check_names
 
+    if png is not None:
+        require_matplotlib("--png")
     learners = _names(learner)
     check_names([name for name in learners if name != QUICK])
     for path in (labels, usable):
