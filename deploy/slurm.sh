@@ -5,8 +5,9 @@
 # virtual environment on a file system that all hosts see, and so does the data folder.
 #
 # On several hosts the label store is PostgreSQL, named by TRAPPM_DATABASE or by the data folder's file
-# database_url; its password is best in ~/.pgpass, since Slurm keeps jobs' environments. SQLite's
-# write-ahead log does not work across hosts: with it, one host, on which alone `trappm` is then typed.
+# database_url (and installed with TraPPM's extra `postgresql`); its password is best in ~/.pgpass, since
+# Slurm keeps jobs' environments. SQLite's write-ahead log does not work across hosts: with it, take one
+# host, and type `trappm` on that one only while the job runs.
 #
 #SBATCH --job-name=trappm
 #SBATCH --nodes=2

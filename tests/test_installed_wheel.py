@@ -107,13 +107,6 @@ def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
     assert f"{sum(BUDGET.values())} labels" in run("trappm", "labels", "query")
     asked = ["resnet18", "--batch-size", "4", "--input-size", "64", "--device", "cpu-2t"]
     assert "resnet18" in run("trappm", "predict", *asked)
-    # The presets are files of the package; nothing is launched without a name.
-    listed = subprocess.run(
-        [sys.executable, "-c", "from trappm.cluster.spec import presets; print(presets())"],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    code = "from trappm.cluster.spec import load_preset, presets\nprint(presets())\n"
-    assert run("python", "-c", code + "load_preset('laptop')") == listed
 
 
 def test_a_cluster_of_nodes_with_the_wheel_and_postgresql(wheel, python, tmp_path):

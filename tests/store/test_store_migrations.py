@@ -224,7 +224,7 @@ def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
     [
         ("nonsense", "not an SQLAlchemy URL"),
         ("mysql://user:secret@host/labels", "sqlite or postgresql, not on 'mysql'"),
-        ("postgresql+nodriver://user:secret@host/labels", "no driver 'postgresql.nodriver'"),
+        ("postgresql+nodriver://user:secret@host/labels", "knows no driver"),
         ("postgresql+psycopg://user:pa@127.0.0.1/secret@host/labels", "more than one @"),
         ("postgresql+psycopg://user:secret@127.0.0.1:1/labels", "refused"),
     ],
