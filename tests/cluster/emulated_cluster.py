@@ -192,10 +192,7 @@ def emulated(nodes):
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder},
-        )
+        made = head({**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder})
         made.shared = shared
         try:
             ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
@@ -205,6 +202,16 @@ def emulated(nodes):
         finally:
             ray.shutdown()
             made.shutdown()
+
+
+def head(arguments, tries=4):
+    """A cluster of a head alone; tried again where the machine is very busy, as `add` does."""
+    try:
+        return Cluster(initialize_head=True, head_node_args=arguments)
+    except Exception:  # Ray has no class of its own for it
+        if tries == 1:
+            raise
+        return head(arguments, tries - 1)
 
 
 def in_main_thread():
