@@ -34,6 +34,7 @@ from emulated_cluster import (
     emulated,
     family,
     first_after,
+    held,
     launch,
     mark,
     on,
@@ -50,6 +51,7 @@ from trappm.cluster import ray_profiles, runtime
 from trappm.cluster.orders import order_stop
 from trappm.cluster.ownership import runs
 from trappm.cluster.ray_learner import LearnerProxy
+from trappm.cluster.runtime import CAMPAIGN_ACTOR
 from trappm.cluster.stopping import StopRules
 from trappm.cluster.thinking import training_labels
 from trappm.report import campaign_state
@@ -225,12 +227,13 @@ def restarted_during_an_outage(_url):
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
-        server._stop()
-        (pid,) = processes("ray::MadeUpCampaignActor")
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(away_s)
-        server.ensure_postgres_running()
-        begin, before = time.monotonic(), attempts(store, record.id)
+        with held():
+            server._stop()
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(away_s)
+            server.ensure_postgres_running()
+            begin, before = time.monotonic(), attempts(store, record.id)
         wait_until(lambda: attempts(store, record.id) > before)
         recovery_s = time.monotonic() - begin
         wait_until(lambda: store.campaign_state(record.id) == "finished")
@@ -248,17 +251,15 @@ def two_hosts(_url):
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
-        status = second_host(url, "campaign", "list")
-        resumed = second_host(url, "campaign", "resume", record.id)
-        before = attempts(store, record.id)
-        wait_until(lambda: attempts(store, record.id) >= before + 20)
-
-        (pid,) = processes("ray::MadeUpCampaignActor")
-        os.kill(pid, signal.SIGSTOP)
+        with held():
+            status = second_host(url, "campaign", "list")
+            resumed = second_host(url, "campaign", "resume", record.id)
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGSTOP)
         with second_host_runs(url, record.id) as second:
             frozen = attempts(store, record.id)
             os.kill(pid, signal.SIGCONT)
-            actor = ray.get_actor(f"campaign-{record.id}")
+            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{record.id}")
             wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
             try:
                 ended = str(ray.get(actor.result.remote()))

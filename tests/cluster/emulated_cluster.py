@@ -57,6 +57,20 @@ POISON = "vgg11"
 """The architecture that kills every profiler that it meets."""
 
 
+HOLD = "hold"
+
+
+@contextlib.contextmanager
+def held():
+    """No measurement comes to an end meanwhile."""
+    hold = Path(os.environ["TRAPPM_HOME"], HOLD)
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
 def marked(what):
     """Whether this is said of the node that this runs on."""
     host = ray.get_runtime_context().get_node_id()
@@ -91,6 +105,8 @@ class MadeUpProfiler:
 
     def measure(self, configuration, protocol, attempt_key):
         time.sleep(float(os.environ.get("MEASURE_S", "0")))
+        while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
+            time.sleep(0.1)
         if configuration.architecture == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
         host = ray.get_runtime_context().get_node_id()
@@ -177,10 +193,7 @@ def emulated(nodes):
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder},
-        )
+        made = head({**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder})
         made.shared = shared
         try:
             ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
@@ -190,6 +203,16 @@ def emulated(nodes):
         finally:
             ray.shutdown()
             made.shutdown()
+
+
+def head(arguments, tries=4):
+    """A cluster of a head alone; tried again where the machine is very busy, as `add` does."""
+    try:
+        return Cluster(initialize_head=True, head_node_args=arguments)
+    except Exception:  # Ray has no class of its own for it
+        if tries == 1:
+            raise
+        return head(arguments, tries - 1)
 
 
 def in_main_thread():
