@@ -20,7 +20,6 @@ from trappm.profiler.onnx_files.call import Call, Function
 from trappm.profiler.onnx_files.moves import MOVES
 from trappm.profiler.onnx_files.patterns import IN_PLACE
 
-
 _MAX_CHAIN = 1000
 """Tensors that one operator takes pair by pair; nobody's model sums as many."""
 

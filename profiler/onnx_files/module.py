@@ -27,7 +27,7 @@ from trappm.profiler.onnx_files.patterns import Step, put_together
 from trappm.profiler.onnx_files.stored import Kind, value_of
 
 MAX_STEPS = 12_000
-"""Of what is run in PyTorch; more than the largest timm model has. Each takes about a millisecond."""
+"""Of what is run in PyTorch, a millisecond each; more than the largest timm model has."""
 
 _STANDARD = ("", "ai.onnx")
 _NOTHING: Array = np.zeros(0)
@@ -48,7 +48,7 @@ class RebuiltModule(nn.Module):
         super().__init__()
         if len(model.operations) > MAX_STEPS:
             raise UnsupportedModelError(
-                f"a step of {len(model.operations):,} operators is not traced; at most {MAX_STEPS:,}"
+                f"its {len(model.operations):,} operators are not traced; at most {MAX_STEPS:,} are"
             )
         opsets = {o.domain: o.version for o in model.source.opset_import}
         self._opset = max(opsets.get(domain, 1) for domain in _STANDARD)

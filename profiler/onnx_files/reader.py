@@ -47,7 +47,9 @@ def read_onnx(
     sizes = _image_sizes(path, model, input_size)
     skeleton = _skeleton(model)
     if not skeleton.nodes:
-        raise ModelFileError(f"{path}: no output is computed from the input {model.image!r}")
+        raise ModelFileError(
+            f"{path}: no output depends on the input {model.image!r}, but as a copy"
+        )
     try:
         wanted = {name for n in skeleton.nodes for name in (*n.inputs, n.outputs[0]) if name}
         inference = ShapeInference(model, skeleton.depends, wanted)
