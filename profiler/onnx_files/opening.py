@@ -109,13 +109,10 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
             the folder, or no image-like input.
         UnsupportedModelError: valid, but with control flow or sparse weights.
     """
-    try:
-        return _checked(path, _parse(path, max_bytes))
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path} is not a valid ONNX model: a name is not UTF-8") from error
-
-
-def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
+    model = _parse(path, max_bytes)
+    for name in _names(model):
+        if not isinstance(name, str):  # protobuf hands out bytes instead
+            raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
     if model.functions:
         model = _inlined(path, model)
     graph = model.graph
@@ -193,6 +190,21 @@ def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
     if not model.ir_version or not model.opset_import:
         raise ModelFileError(f"{path} is not an ONNX model: it has no version or no opset")
     return model
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """All names in a file that anything is looked up by."""
+    graph = model.graph
+    for thing in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield thing.name
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload)
+        yield from (*function.input, *function.output, *function.attribute)
+    for nodes in (graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            yield from (node.name, node.op_type, node.domain, node.overload)
+            yield from (*node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
 
 
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:

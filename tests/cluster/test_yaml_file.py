@@ -65,12 +65,9 @@ def test_a_pipe_a_device_and_a_giant_are_not_read(tmp_path):
         read_text(tmp_path / "latin.yaml", kind="pool")
 
 
-BOMB = "\n".join(
-    [
-        "a0: &a0 {k: 1}",
-        *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9)),
-    ]
-)
+NINE = ["a0: &a0 {k: 1}"]
+NINE += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9)]
+BOMB = "\n".join(NINE)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +82,12 @@ BOMB = "\n".join(
     ],
     ids=["digits", "month", "hour", "twice", "list", "bomb"],
 )
-def test_what_python_refuses_of_a_value_is_told_in_one_line(text, told, tmp_path, home):
+def test_what_python_refuses_of_a_value_is_told_in_one_line(text, told, tmp_path, monkeypatch):
     """By every reader of YAML alike."""
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    (home / "prices.yaml").write_text(text)
+    (tmp_path / "prices.yaml").write_text(text)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     readers = (
         lambda: parse_pool_file(text, origin="bad.yaml"),
         lambda: read_configurations(path),

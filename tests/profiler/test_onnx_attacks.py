@@ -21,7 +21,9 @@ RELU = helper.make_node("Relu", ["x"], ["y"])
 @pytest.fixture
 def write(tmp_path):
     def write(*nodes, outputs=("y",), initializers=(), functions=(), domains=()):
-        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        results = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in outputs
+        ]
         graph = helper.make_graph(nodes, "g", [IMAGE], results, list(initializers))
         opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(d, 1) for d in domains)]
         model = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
@@ -42,7 +44,7 @@ def test_an_output_may_be_a_copy_of_the_image_or_of_another_output(write, copied
 
 
 def test_a_file_that_computes_nothing_is_refused(write):
-    with pytest.raises(ModelFileError, match="no output depends on the input 'x', but copies"):
+    with pytest.raises(ModelFileError, match="no output depends on the input 'x', but as a copy"):
         read_onnx(write(helper.make_node("Identity", ["x"], ["y"])))
 
 
@@ -57,7 +59,7 @@ def test_a_name_that_is_not_utf8_is_told(write, field):
     outputs = ("y", mark) if field == "output" else ("y",)
     path = write(node, outputs=outputs, initializers=[weight])
     path.write_bytes(path.read_bytes().replace(mark.encode(), b"\xff\xfe\xff\xfe\xff\xfe"))
-    with pytest.raises(ModelFileError, match=r"UTF-8|utf-8"):
+    with pytest.raises(ModelFileError, match="is not UTF-8"):
         read_onnx(path)
 
 
@@ -123,7 +125,7 @@ def test_the_step_of_a_very_long_chain_is_not_traced(write, operator):
 
 def test_a_very_wide_sum_is_not_added_up(write):
     profile = file_profile(write(helper.make_node("Sum", ["x"] * 150_000, ["y"])))
-    assert profile.step_refusal == "a Sum of 150,000 tensors"
+    assert "a Sum of 150,000 tensors" in (profile.step_refusal or "")
 
 
 @pytest.mark.parametrize("alias", ["", "ai.onnx"])
