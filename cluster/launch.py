@@ -19,6 +19,8 @@ from trappm.cluster.rehearsal import runs_nothing
 from trappm.cluster.runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
+    RayDiedError,
+    answer,
     gpus_known_to,
     here,
     last_line,
@@ -243,18 +245,17 @@ def _follow(
     Args:
         leave: only see that it has begun, or why it cannot.
     """
-    import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     life, seen = "", 0
     stopping = False
     while True:
         try:
-            told: dict[str, Any] = ray.get(actor.progress.remote(life, seen))
+            told: dict[str, Any] = answer(actor.progress.remote(life, seen))
             life, seen = told["life"], told["lines_seen"]
             watch(Progress(**told["progress"]))
             if told["ended"]:
-                return End.FINISHED if ray.get(actor.result.remote()) else End.STOPPED
+                return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
             if leave and told["begun"]:
                 return End.LEFT
             time.sleep(POLL_S)
@@ -275,7 +276,7 @@ def _follow(
             ) from error
         except ActorUnavailableError:  # Ray is starting it again
             time.sleep(POLL_S)
-        except RayActorError as error:
+        except (RayActorError, RayDiedError) as error:
             raise CampaignError(
                 f"the campaign's process died ({last_line(error)}); nothing recorded is lost, "
                 f"go on with: trappm campaign resume {campaign_id}"

@@ -43,6 +43,10 @@ START_TRIES = 3
 _FOLDER_PREFIX = "trappm-ray-"
 
 
+class RayDiedError(CampaignError):
+    """A process of the private Ray, without which it cannot go on, has died."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which nodes have a device, and the Ray options that put a profiler actor on one of them."""
@@ -111,6 +115,52 @@ def last_line(error: BaseException) -> str:
     """Why an actor died, which Ray's error says at the end; its kind if it says nothing."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip().removesuffix(".")
+
+
+def answer(reference: Any) -> Any:
+    """What `ray.get` gives; where the private Ray has lost a process, an error instead of a wait.
+
+    Raises:
+        RayDiedError: one has died.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    while True:
+        _check_own_processes()
+        try:
+            return ray.get(reference, timeout=_CHECK_S)
+        except GetTimeoutError:
+            continue
+        except RayError:
+            _check_own_processes()  # it may be why
+            raise
+
+
+_CHECK_S = 1.0
+_OWN_NAMES = ("gcs_server", "raylet")
+_own_processes: dict[psutil.Process, str] = {}
+"""Those of the private Ray that it cannot do without, and their names."""
+
+
+def _check_own_processes() -> None:
+    dead = [name for process, name in _own_processes.items() if not _lives(process)]
+    if dead:
+        raise RayDiedError(f"Ray's own {' and '.join(dead)} was killed or crashed")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end_quickly(folder: str) -> None:
+    """Ends a private Ray that has lost processes, which would wait for them for a minute or two."""
+    for process in (*psutil.Process().children(recursive=True), *_holders(Path(folder))):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _this_node() -> str:
@@ -198,8 +248,14 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         }
     try:
         _init(address, options)
+        if folder is not None:
+            own = psutil.Process().children(recursive=True)
+            _own_processes.update((p, p.name()) for p in own if p.name() in _OWN_NAMES)
         yield
     finally:
+        if folder is not None and not all(map(_lives, _own_processes)):
+            _end_quickly(folder)
+        _own_processes.clear()
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -238,8 +294,16 @@ def _remove_leftovers() -> None:
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
         if not pid.isdigit() or psutil.pid_exists(int(pid)):
             continue
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # gone meanwhile, or not ours to look into
-                if any(file.path.startswith(f"{folder}/") for file in process.open_files()):
-                    process.kill()
+        for process in _holders(folder):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _holders(folder: Path) -> Iterator[psutil.Process]:
+    """Processes, but this one, that hold files open in a folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone meanwhile, or not ours to look into
+            files = process.open_files() if process.pid != os.getpid() else []
+            if any(file.path.startswith(f"{folder}/") for file in files):
+                yield process

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import read_plain
+from trappm.profiler.yaml_text import load_yaml
 
 MAX_FILE_BYTES = 1 << 20
 _UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])
@@ -54,11 +54,7 @@ def parse(
     Raises:
         InputError: not YAML, or not what the model says; the first fault is told, with its key.
     """
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        where = str(error).replace("\n", " ")
-        raise InputError(f"{origin} is not valid YAML: {where}") from error
+    data = load_yaml(text, origin)
     if not isinstance(data, dict):
         raise InputError(f"{origin} is not a {kind} file: it must be a mapping of keys to values")
     try:

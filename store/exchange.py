@@ -11,15 +11,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Measurement, Outcome
+from trappm.store import parquet_rows
 from trappm.store.exchange_rows import (
     COLUMNS,
     DOCUMENTS,
@@ -175,14 +178,20 @@ def _write_jsonl(path: Path, rows: Iterable[_Row]) -> None:
 
 def _read_jsonl(path: Path) -> Iterator[_Row]:
     with path.open("rb") as file:
-        while line := file.readline(_MAX_LINE + 1):
-            if len(line) > _MAX_LINE:
-                raise InputError(f"the line is longer than {_MAX_LINE >> 20} MiB")
+        for line in _lines(file):
             if line.strip():
                 row = strict_json(line.decode())
                 if not isinstance(row, dict):
                     raise InputError("the line is no JSON object")
                 yield row if "format_version" in row else flattened(row)
+
+
+def _lines(file: IO[bytes] | None) -> Iterator[bytes]:
+    assert file is not None  # noqa: S101  # a pipe where it is of a process
+    while line := file.readline(_MAX_LINE + 1):
+        if len(line) > _MAX_LINE:
+            raise InputError(f"the line is longer than {_MAX_LINE >> 20} MiB")
+        yield line
 
 
 def _as_texts(row: Mapping[str, Any]) -> _Row:
@@ -210,8 +219,10 @@ def _quoted(row: _Row) -> _Row:
 
 
 def _read_csv(path: Path) -> Iterator[_Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+    with path.open("rb") as file:
+        # What stands in quotes may have line ends, which the reader wants to see.
+        lines = (line.decode() for line in _lines(file))
+        reader = csv.DictReader(chain([next(lines, "").removeprefix("\ufeff")], lines), strict=True)
         for cells in reader:
             if None in cells or None in cells.values():
                 raise InputError(f"it does not have the {len(reader.fieldnames or ())} cells")
@@ -248,22 +259,27 @@ def _write_parquet(path: Path, rows: Iterable[_Row]) -> None:
 
 
 def _read_parquet(path: Path) -> Iterator[_Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-            if any(group.total_byte_size > MAX_BYTES for group in groups):
-                raise InputError(f"it unpacks to more than {MAX_BYTES >> 30} GiB")
-            for batch in file.iter_batches(batch_size=_BATCH):
-                for row in batch.to_pylist():
-                    for name in DOCUMENTS:
-                        if not isinstance(row.get(name), str | None):
-                            raise InputError(f"{name} is no text")
-                    yield _from_texts(row)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"it is no Parquet file that can be read: {one_line(error)}") from error
+    """By a process of its own, whose memory is bounded."""
+    with subprocess.Popen(
+        [sys.executable, "-IS", parquet_rows.__file__, path.absolute(), *sys.path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as reader:
+        try:
+            for line in _lines(reader.stdout):
+                row = strict_json(line.decode())
+                if isinstance(row, list):
+                    if row:
+                        raise InputError(row[0])
+                    return
+                for name in DOCUMENTS:
+                    if not isinstance(row.get(name), str | None):
+                        raise InputError(f"{name} is no text")
+                yield _from_texts(row)
+        finally:
+            reader.kill()  # there may be rows that nobody wants any more
+    raise InputError(f"it ended the process that reads it ({reader.returncode})")
 
 
 _FORMATS: Mapping[

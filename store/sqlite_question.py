@@ -26,8 +26,8 @@ MAX_VALUE_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 64 << 20
 """Of all rows together."""
 MAX_MEMORY_BYTES = 1 << 30
-MAX_FILE_BYTES = 4 << 30
-"""Of a temporary file, into which SQLite sorts what is large."""
+MAX_FILE_BYTES = 64 << 20
+"""Of the index that SQLite may make beside a database; what it sorts stays in memory."""
 
 _READS = {
     sqlite3.SQLITE_SELECT,
@@ -65,6 +65,7 @@ def _answer(file: str, statement: str, max_rows: int) -> Iterator[list[Any]]:
     connection = sqlite3.connect(file, uri=True, isolation_level=None)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.set_authorizer(_authorize)
     cursor = connection.execute(statement)

@@ -326,3 +326,24 @@ def test_a_finished_campaign_cannot_be_resumed_and_says_so(campaign):
     result = campaign.trappm("campaign", "resume")
     assert result.returncode == 2
     assert "finished" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
+def test_the_death_of_a_process_of_rays_own_is_told_and_leaves_nothing(tmp_path, victim):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
+    run = Run(tmp_path)
+    family: list[psutil.Process] = []
+
+    def kill(process):
+        family.extend(psutil.Process(process.pid).children(recursive=True))
+        run._kill_one(process, lambda p: p.name() == victim)
+
+    run.kill_after_labels(1, kill)
+    output, _ = run.process.communicate(timeout=600)
+    assert run.process.returncode == 1, output
+    assert f"Ray's own {victim} was killed or crashed" in output
+    assert "trappm campaign resume" in output
+    assert "Traceback" not in output
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive

@@ -12,10 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trappm.profiler.data_folder import data_folder
 from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.yaml_text import load_yaml
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
@@ -155,9 +154,9 @@ def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        rows = yaml.safe_load(data)["prices"]
+        rows = load_yaml(data, str(path))["prices"]
         return tuple(_price(row) for row in rows)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (OSError, InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path} is no list of prices ({one_line(error)}); see docs/snapshots.md, or remove it"
         ) from error

@@ -147,9 +147,9 @@ class _Asked:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
         if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
-            from trappm.profiler.onnx_files.reader import read_onnx
+            from trappm.subjects import subject_of
 
-            file = read_onnx(Path(model), input_size=input_size)
+            file = subject_of(Path(model), input_size=input_size).profile().graph
             batch = batch_size or file.fixed_batch_size or 1
             file.at(batch)  # or the file has another, fixed one
             size = input_size or 1

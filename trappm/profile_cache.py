@@ -44,9 +44,9 @@ class ProfileCache:
         """The name and profile of a model, made if they are not there."""
         path = self._path(key, "profile.json")
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrappmError):
-            return _read_profile(_bytes_of(path))
+            return profile_from_bytes(_bytes_of(path))
         name, profile = make()
-        self._keep(path, _profile_bytes(name, profile))
+        self._keep(path, profile_to_bytes(name, profile))
         return name, profile
 
     def kernels(
@@ -115,7 +115,9 @@ def _bytes_of(path: Path) -> bytes:
     return data
 
 
-def _profile_bytes(name: str, profile: StaticProfile) -> bytes:
+def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
+    """A model's name and profile as JSON."""
+
     def text(data: bytes | None) -> str | None:
         return None if data is None else base64.b64encode(data).decode()
 
@@ -131,7 +133,12 @@ def _profile_bytes(name: str, profile: StaticProfile) -> bytes:
     ).encode()
 
 
-def _read_profile(data: bytes) -> tuple[str, StaticProfile]:
+def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
+    """What `profile_to_bytes` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError, TrappmError: it is damaged.
+    """
     from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static import StaticProfile, StepSource
 

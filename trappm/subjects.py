@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from trappm.learner.predictions import StepSettings
 from trappm.profile_cache import ProfileCache, content_key
 from trappm.profiler.data_folder import data_folder
 from trappm.profiler.errors import InputError, TrappmError
+from trappm.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +90,17 @@ def known_subject(key: tuple[object, ...]) -> Subject:
     return _known(key, _profiles())
 
 
+def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
+    """Profiles a model, and its kernels in these settings, for whoever asks `known_subject` next.
+
+    Raises:
+        TrappmError: what is wrong with the model.
+    """
+    subject = _Kept(key, _profiles(), tracer)
+    for row in settings:
+        subject.kernels(row)
+
+
 def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
     """What profiles of a timm name are kept under."""
     return "timm", name, input_size
@@ -101,8 +114,8 @@ def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
 class _Kept(Subject):
     """A model that is the same for every process: its profiles are kept."""
 
-    def __init__(self, key: tuple[object, ...], cache: ProfileCache) -> None:
-        self._cache, self._key = cache, key
+    def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
+        self._cache, self._key, self._tracer = cache, key, tracer
         self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
         self.name, self._profile = self._cache.profile(key, self._make)
 
@@ -112,78 +125,20 @@ class _Kept(Subject):
     def kernels(self, settings: StepSettings) -> KernelProfile | str:
         layout = _layout(settings)
         if layout not in self._kernels:
+            batch_size = self._profile.graph.fixed_batch_size
             self._kernels[layout] = self._cache.kernels(
-                (*self._key, *layout), lambda: self._trace(settings)
+                (*self._key, *layout), lambda: self._unprofiled.kernels(settings, batch_size)
             )
         return self._kernels[layout]
 
-    @abstractmethod
-    def _make(self) -> tuple[str, StaticProfile]: ...
-
-    @abstractmethod
-    def _trace(self, settings: StepSettings) -> KernelProfile: ...
-
-
-class _Architecture(_Kept):
-    """A timm name."""
-
-    def __init__(self, name: str, input_size: int | None, cache: ProfileCache) -> None:
-        self._asked, self._input_size = name, input_size
-        super().__init__(name_key(name, input_size), cache)
-
     def _make(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.static import static_profile
-        from trappm.profiler.zoo import check
+        return self._unprofiled.profile()
 
-        name = check(self._asked)
-        return name, static_profile(name, _size(name, self._input_size))
-
-    def _trace(self, settings: StepSettings) -> KernelProfile:
-        from trappm.profiler.simulation.kernel_profile import kernel_profile
-
-        size = _size(self.name, self._input_size)
-        return kernel_profile(
-            self.name, size, precision=settings.precision, memory_format=settings.memory_format
-        )
-
-
-class _File(_Kept):
-    """An ONNX file, known by its content."""
-
-    def __init__(
-        self, path: Path, digest: str, input_size: int | None, cache: ProfileCache
-    ) -> None:
-        self._path, self._input_size = path, input_size
-        super().__init__(file_key(digest, input_size), cache)
-        self.name = str(path)
-
-    def _make(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.static import file_profile
-
-        return self._path.name, file_profile(self._path, self._input_size)
-
-    def _trace(self, settings: StepSettings) -> KernelProfile:
-        from trappm.profiler.simulation.kernel_profile import kernel_profile
-        from trappm.profiler.static import rebuilt
-
-        module, sample = rebuilt(self._path, self._input_size)
-        return kernel_profile(
-            module,
-            sample,
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            batch_size=self._profile.graph.fixed_batch_size,
-        )
-
-
-class _Known(_Kept):
-    """A name or file whose profiles are there."""
-
-    def _make(self) -> tuple[str, StaticProfile]:
-        raise UnprofiledError
-
-    def _trace(self, settings: StepSettings) -> KernelProfile:
-        raise UnprofiledError
+    @property
+    def _unprofiled(self) -> Tracer:
+        if self._tracer is None:
+            raise UnprofiledError
+        return self._tracer
 
 
 class _Module(Subject):
@@ -218,17 +173,20 @@ class _Module(Subject):
 
 @lru_cache(maxsize=64)
 def _architecture(name: str, input_size: int | None, cache: ProfileCache) -> Subject:
-    return _Architecture(name, input_size, cache)
+    return _Kept(name_key(name, input_size), cache, NameTracer(name, input_size))
 
 
 @lru_cache(maxsize=64)
 def _file(path: Path, digest: str, input_size: int | None, cache: ProfileCache) -> Subject:
-    return _File(path, digest, input_size, cache)
+    tracer = OutsideTracer(own_process(), FileTracer(str(path), input_size), str(path))
+    subject = _Kept(file_key(digest, input_size), cache, tracer)
+    subject.name = str(path)
+    return subject
 
 
 @lru_cache(maxsize=256)
 def _known(key: tuple[object, ...], cache: ProfileCache) -> Subject:
-    return _Known(key, cache)
+    return _Kept(key, cache, None)
 
 
 def _profiles() -> ProfileCache:
@@ -238,12 +196,3 @@ def _profiles() -> ProfileCache:
 def _layout(settings: StepSettings) -> tuple[str, str]:
     """What kernels depend on."""
     return settings.precision.value, settings.memory_format.value
-
-
-def _size(name: str, input_size: int | None) -> int:
-    from trappm.profiler.zoo import native_input_size
-
-    size = native_input_size(name) if input_size is None else input_size
-    if size is None:
-        raise InputError(f"timm names no input size for {name}; give one, such as 224")
-    return size

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trappm.profiler.errors import TrappmError
@@ -47,9 +47,20 @@ class ForkServerError(TrappmError):
 class ForkServer:
     """The worker's side: one warm server process, one forked child at a time."""
 
-    def __init__(self, preload: Sequence[str], *, start_timeout_s: float = 180.0) -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        *,
+        start_timeout_s: float = 180.0,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """With `environment` and `folder`: those of the server, instead of the worker's own."""
         self._preload = list(preload)
         self._start_timeout_s = start_timeout_s
+        self._environment, self._folder = environment, folder
+        self._owner_pid = os.getpid()
+        self._is_warm = False
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._output: int | None = None
@@ -70,17 +81,35 @@ class ForkServer:
         Raises:
             ForkServerError: it ended before it was warm, or took longer than `start_timeout_s`.
         """
+        self.begin()
+        if self._is_warm:
+            return
+        try:
+            self._answer(self._start_timeout_s)
+        except ForkServerError as error:
+            self.stop()
+            raise ForkServerError(
+                f"the measuring process could not start: {self.printed or error}"
+            ) from error
+        self._is_warm = True
+
+    def begin(self) -> None:
+        """Starts the server unless it runs, and leaves it to warm up.
+
+        Raises:
+            ForkServerError: it could not be started.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        self._tail = b""
+        self._tail, self._is_warm = b"", False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output, output = os.pipe()
         os.set_blocking(self._output, False)
         self._control = ours
         try:
             code = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; "
                 "from trappm.profiler.measuring.fork_server import serve; "
                 f"serve({theirs.fileno()}, {self._preload!r})"
             )
@@ -91,7 +120,11 @@ class ForkServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is for the worker, which then stops us
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no thread before the fork
+                cwd=self._folder,
+                env={
+                    **(os.environ if self._environment is None else self._environment),
+                    "OPENBLAS_NUM_THREADS": "1",  # no thread before the fork
+                },
             )
         except OSError as error:
             self.stop()
@@ -99,13 +132,6 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(output)
-        try:
-            self._answer(self._start_timeout_s)
-        except ForkServerError as error:
-            self.stop()
-            raise ForkServerError(
-                f"the measuring process could not start: {self.printed or error}"
-            ) from error
 
     def fork(self, function: str, argument: Message) -> Child:
         """Forks a child that calls `function` ("module:name") with the argument and a `Send`.
@@ -222,7 +248,8 @@ class ForkServer:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
-            self.stop()
+            if self._owner_pid == os.getpid():  # not a fork of the worker, which has none of it
+                self.stop()
 
 
 class Child:

@@ -73,12 +73,9 @@ def _values(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _document(path: Path) -> Iterator[tuple[str, object]]:
-    import yaml  # timm needs it, so it is wherever we measure
+    from trappm.profiler.yaml_text import load_yaml  # timm needs PyYAML, so wherever we measure
 
-    try:
-        document = yaml.safe_load(_text(path))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    document = load_yaml(_text(path), str(path))
     if isinstance(document, dict) and [*document] == ["groups"]:
         document = document["groups"]
     if not isinstance(document, list):

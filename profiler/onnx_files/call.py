@@ -39,7 +39,8 @@ def torch_type(element_type: int) -> torch.dtype:
         UnsupportedModelError: a type that no training step computes with.
     """
     if element_type not in _TYPES:
-        name = onnx.TensorProto.DataType.Name(element_type)
+        names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+        name = names.get(element_type, f"number {element_type}")
         raise UnsupportedModelError(f"tensors of type {name} are not supported in a training step")
     return _TYPES[element_type]
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from trappm.profiler.errors import UnsupportedModelError
+
 MAX_ELEMENTS = 1024
 """Larger tensors are nobody's shape."""
 
@@ -225,8 +227,15 @@ def _shape(attributes: Attributes, inputs: Sequence[Array]) -> Any:
 
 
 def shape_value(attributes: Attributes, shape: Sequence[int]) -> Array:
-    """What the operator Shape gives for a tensor of this shape."""
-    return np.array(shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
+    """What the operator Shape gives for a tensor of this shape.
+
+    Raises:
+        UnsupportedModelError: its attributes are no whole numbers.
+    """
+    start, end = attributes.get("start", 0), attributes.get("end")
+    if not isinstance(start, int) or not isinstance(end, int | None):
+        raise UnsupportedModelError(f"a Shape from {start!r:.60} to {end!r:.60}")
+    return np.array(shape, np.int64)[start:end]
 
 
 _RULES: Mapping[str, _Rule] = {

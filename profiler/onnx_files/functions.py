@@ -20,6 +20,9 @@ from trappm.profiler.onnx_files.call import Call, Function
 from trappm.profiler.onnx_files.moves import MOVES
 from trappm.profiler.onnx_files.patterns import IN_PLACE
 
+_MAX_CHAIN = 1000
+"""Tensors that one operator takes pair by pair; nobody's model sums as many."""
+
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:
     return lambda call: function(call.tensor())
@@ -43,6 +46,8 @@ def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     """An operator of any number of inputs, pair by pair."""
 
     def run(call: Call) -> Tensor:
+        if len(call.inputs) > _MAX_CHAIN:
+            raise UnsupportedModelError(f"a {call.operator} of {len(call.inputs):,} tensors")
         result = call.tensor(0)
         for place in range(1, len(call.inputs)):
             result = function(result, call.tensor(place))

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.call import Call, Value, torch_type
-from trappm.profiler.onnx_files.folding import Array, fold
+from trappm.profiler.onnx_files.folding import Array, fold, shape_value
 from trappm.profiler.onnx_files.functions import FUNCTIONS
 from trappm.profiler.onnx_files.opening import CheckedModel, Operation
 from trappm.profiler.onnx_files.patterns import Step, put_together
 from trappm.profiler.onnx_files.stored import Kind, value_of
+
+MAX_STEPS = 12_000
+"""Of what is run in PyTorch, a millisecond each; more than the largest timm model has."""
 
 _STANDARD = ("", "ai.onnx")
 _NOTHING: Array = np.zeros(0)
@@ -36,10 +39,17 @@ class RebuiltModule(nn.Module):
     Its parameters are the weights that training changes (`CheckedModel.parameters`), its buffers
     the other tensors whose values are not known. Running it raises UnsupportedModelError where the
     file has an operator without a form in PyTorch, or one that hangs on values.
+
+    Raises:
+        UnsupportedModelError: there are more operators than can be run in reasonable time.
     """
 
     def __init__(self, model: CheckedModel) -> None:
         super().__init__()
+        if len(model.operations) > MAX_STEPS:
+            raise UnsupportedModelError(
+                f"its {len(model.operations):,} operators are not traced; at most {MAX_STEPS:,} are"
+            )
         opsets = {o.domain: o.version for o in model.source.opset_import}
         self._opset = max(opsets.get(domain, 1) for domain in _STANDARD)
         self._image = model.image
@@ -99,9 +109,9 @@ class RebuiltModule(nn.Module):
     ) -> Sequence[Value]:
         inputs = [values[name] for name in step.inputs]
         if step.operator in ("Shape", "Size") and isinstance(inputs[0], Tensor):
-            shape = np.array(inputs[0].shape, np.int64)
-            start, end = step.attributes.get("start", 0), step.attributes.get("end")
-            return [shape[start:end] if step.operator == "Shape" else shape.prod()]
+            if step.operator == "Size":
+                return [np.array(inputs[0].numel(), np.int64)]
+            return [shape_value(step.attributes, inputs[0].shape)]
         if step.operator == "Identity":
             return inputs
         known = [_NOTHING if v is None else v for v in inputs if not isinstance(v, Tensor)]
@@ -124,8 +134,7 @@ class RebuiltModule(nn.Module):
 
 
 def _step(operation: Operation) -> Step:
-    name = f"{operation.domain}.{operation.operator}".lstrip(".")
-    return Step(name, operation.inputs, operation.outputs, operation.attributes)
+    return Step(operation.operator, operation.inputs, operation.outputs, operation.attributes)
 
 
 def _factors(steps: Iterable[Step]) -> set[str]:

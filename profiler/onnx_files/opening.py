@@ -41,12 +41,17 @@ MAX_CONNECTIONS = 200_000
 
 _MAX_DEPTH = 64
 """Of functions that call functions."""
+_MAX_NAME = 1000
+"""Letters of a tensor's name in a file with functions, which copy it."""
+_MAX_EXPANDED_BYTES = 64 << 20
+"""Of nodes that calls of functions may add to a file."""
 
 
 class Operation(NamedTuple):
     """A node as Python values, which are read many times."""
 
     operator: str
+    """With its domain in front, if that is not ONNX's own: it is another operator then."""
     domain: str
     """Empty for ONNX's own."""
     inputs: tuple[str, ...]
@@ -54,11 +59,8 @@ class Operation(NamedTuple):
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     node: onnx.NodeProto
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self.node.name
+    name: str
+    """For messages."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,9 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         UnsupportedModelError: valid, but with control flow or sparse weights.
     """
     model = _parse(path, max_bytes)
+    for name in _names(model):
+        if not isinstance(name, str):  # protobuf hands out bytes instead
+            raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
     if model.functions:
         model = _inlined(path, model)
     graph = model.graph
@@ -155,9 +160,16 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     )
 
 
-def attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """A node's attribute as a Python value; text as str."""
+def _attribute_value(attribute: onnx.AttributeProto) -> Any:
+    """A node's attribute as a Python value; text as str.
+
+    Raises:
+        ValueError: it is of no kind that there is, or a tensor that lies outside the file.
+    """
     kind = attribute.type
+    for tensor in (attribute.t, *attribute.tensors):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ValueError("its tensor is external data, which only weights and constants may be")
     if kind == onnx.AttributeProto.INT:
         return attribute.i
     if kind == onnx.AttributeProto.INTS:
@@ -180,35 +192,60 @@ def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
     return model
 
 
+def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """All names in a file that anything is looked up by."""
+    graph = model.graph
+    for thing in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield thing.name
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload)
+        yield from (*function.input, *function.output, *function.attribute)
+    for nodes in (graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            yield from (node.name, node.op_type, node.domain, node.overload)
+            yield from (*node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+
+
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without functions; how large it will be is found out before."""
-    bodies = {(function.domain, function.name): function for function in model.functions}
-    sizes: dict[tuple[str, str], tuple[int, int]] = {}
+    bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
+    sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
 
-    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int]:
-        """Nodes, and their inputs and outputs."""
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int, int]:
+        """Nodes, their inputs and outputs, and the bytes of it all."""
         if depth > _MAX_DEPTH:
             raise ModelFileError(
                 f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
             )
-        count = connections = 0
+        count = connections = n_bytes = 0
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key = _key(node.domain, node.op_type, node.overload)
             if key in bodies and key not in sizes:
                 sizes[key] = size(bodies[key].node, depth + 1)
-            inside = sizes.get(key, (1, 0))
+            inside = sizes.get(key, (1, 0, 0))
             count += inside[0]
             connections += inside[1] + _connections(node)
-        return count, connections
+            n_bytes += inside[2] + node.ByteSize()
+        return count, connections, n_bytes
 
-    for function in model.functions:
-        _refuse_control_flow(path, function.node)
-    _refuse_control_flow(path, model.graph.node)
-    _check_counts(path, *size(model.graph.node, 0), " (functions expanded)")
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        _refuse_control_flow(path, nodes)
+        if any(len(name) > _MAX_NAME for node in nodes for name in (*node.input, *node.output)):
+            raise ModelFileError(f"{path}: a tensor's name has more than {_MAX_NAME:,} letters")
+    count, connections, n_bytes = size(model.graph.node, 0)
+    _check_counts(path, count, connections, " (functions expanded)")
+    if n_bytes > model.ByteSize() + _MAX_EXPANDED_BYTES:
+        raise ModelFileError(f"{path}: its functions expand to {n_bytes >> 20:,} MiB")
     try:
         return inliner.inline_local_functions(model)
     except Exception as error:
         raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
+
+
+def _key(domain: str, name: str, overload: str) -> tuple[str, str, str]:
+    """By which a node calls a function; ONNX's own domain has two names."""
+    return "" if domain == "ai.onnx" else domain, name, overload
 
 
 def _connections(node: onnx.NodeProto) -> int:
@@ -228,14 +265,11 @@ def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> No
 def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.type in _GRAPHS:
+            if attribute.HasField("g") or attribute.graphs:  # whatever its type says
                 raise UnsupportedModelError(
                     f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends "
                     "on the data; export the model without it"
                 )
-
-
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
@@ -253,8 +287,15 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
         inputs = tuple(node.input)
         if not outputs or (operator == "Identity" and not inputs):
             raise ModelFileError(f"{path}: {operator} {node.name!r} has no input or output")
-        attributes = {a.name: attribute_value(a) for a in node.attribute}
-        yield Operation(operator, domain, inputs, outputs, attributes, node)
+        try:
+            attributes = {a.name: _attribute_value(a) for a in node.attribute}
+        except ValueError as error:
+            raise ModelFileError(
+                f"{path}: an attribute of {operator} {node.name!r} cannot be read: "
+                f"{one_line(error)}"
+            ) from error
+        full_name = f"{domain}.{operator}" if domain else operator
+        yield Operation(full_name, domain, inputs, outputs, attributes, node, node.name)
 
 
 def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:

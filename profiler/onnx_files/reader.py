@@ -47,7 +47,9 @@ def read_onnx(
     sizes = _image_sizes(path, model, input_size)
     skeleton = _skeleton(model)
     if not skeleton.nodes:
-        raise ModelFileError(f"{path}: no output depends on the input {model.image!r}")
+        raise ModelFileError(
+            f"{path}: no output depends on the input {model.image!r}, but as a copy"
+        )
     try:
         wanted = {name for n in skeleton.nodes for name in (*n.inputs, n.outputs[0]) if name}
         inference = ShapeInference(model, skeleton.depends, wanted)
@@ -91,7 +93,7 @@ class _Skeleton:
     """Of each node's inputs."""
     parameters: list[int]
     outputs: list[str]
-    """Graph outputs that depend on the image."""
+    """What the graph outputs that depend on the image stand for."""
     depends: set[str]
     """Names of all tensors that depend on the image, dead ends included."""
 
@@ -113,8 +115,9 @@ def _skeleton(model: CheckedModel) -> _Skeleton:
         else:
             folded.update((name, node) for name in node.outputs if name)
 
-    outputs = [name for name in model.outputs if name in depends]
-    alive = {alias.get(name, name) for name in outputs}
+    # Several may stand for one tensor, or for the image itself.
+    outputs = [*dict.fromkeys(alias.get(n, n) for n in model.outputs if n in depends)]
+    alive = set(outputs)
     nodes = []
     for node in reversed(computing):
         if not alive.isdisjoint(node.outputs):

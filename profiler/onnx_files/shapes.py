@@ -102,7 +102,7 @@ class ShapeInference:
             except UNUSUAL:
                 outputs = []
             if len(outputs) == len(operation.outputs):
-                if operation.outputs[0] not in self._kinds:
+                if operation.outputs[0] not in self._kinds and any(operation.inputs):
                     self._note_kind(operation, known)
                 for name, shape in zip(operation.outputs, outputs, strict=True):
                     known.set_shape(name, shape)
@@ -113,10 +113,10 @@ class ShapeInference:
         """Element types do not depend on the image's shape: once found, they stay."""
         kind: int | None
         if operation.operator == "Cast":
-            kind = operation.attributes["to"]
+            kind = operation.attributes.get("to")
         elif operation.operator == "ConstantOfShape":
             value = operation.attributes.get("value")
-            kind = onnx.TensorProto.FLOAT if value is None else value.data_type
+            kind = getattr(value, "data_type", onnx.TensorProto.FLOAT)
         elif operation.operator in _KINDS:
             kind = _KINDS[operation.operator]
         else:
@@ -131,19 +131,19 @@ class ShapeInference:
 
     def _ask_onnx(self, operation: Operation, known: _Known) -> None:
         given: dict[str, onnx.TypeProto] = {}
-        for name in filter(None, operation.inputs):
-            kind = self._kind(name, known)
-            if kind is None:
-                return
-            given[name] = onnx.helper.make_tensor_type_proto(kind, known.shapes[name])
-        data = {
-            name: onnx.numpy_helper.from_array(known.values[name], name)
-            for name in given
-            if name in known.values
-        }
         version = self._opsets.get(operation.domain or "ai.onnx", 1)
         try:
-            schema = onnx.defs.get_schema(operation.operator, version, operation.domain)
+            for name in filter(None, operation.inputs):
+                kind = self._kind(name, known)
+                if kind is None:
+                    return
+                given[name] = onnx.helper.make_tensor_type_proto(kind, known.shapes[name])
+            data = {
+                name: onnx.numpy_helper.from_array(known.values[name], name)
+                for name in given
+                if name in known.values
+            }
+            schema = onnx.defs.get_schema(operation.node.op_type, version, operation.domain)
             types = onnx.shape_inference.infer_node_outputs(
                 schema,
                 operation.node,
@@ -222,8 +222,9 @@ _NONE: Array = np.zeros(0)
 
 def _compute(operation: Operation, known: _Known) -> bool:
     """Adds the operation's outputs to the values, if they follow from these values and shapes."""
-    if operation.operator in ("Shape", "Size") and operation.inputs[0] in known.shapes:
-        shape = known.shapes[operation.inputs[0]]
+    measured = operation.inputs[0] if operation.inputs else ""
+    if operation.operator in ("Shape", "Size") and measured in known.shapes:
+        shape = known.shapes[measured]
         is_shape = operation.operator == "Shape"
         size = shape_value(operation.attributes, shape) if is_shape else np.array(math.prod(shape))
         known.set_value(operation.outputs[0], size)

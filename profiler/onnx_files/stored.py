@@ -89,9 +89,9 @@ def check_size(path: Path, name: str, shape: Sequence[int]) -> int:
     Raises:
         ModelFileError: it is beyond all bounds.
     """
-    elements = math.prod(shape)
-    if len(shape) > MAX_RANK:
+    if len(shape) > MAX_RANK:  # before they are multiplied: there may be a million
         raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
+    elements = math.prod(shape)
     if elements > MAX_ELEMENTS or (shape and min(shape) < 0):
         raise ModelFileError(f"{path}: weight {name!r} has shape {list(shape)}")
     return elements

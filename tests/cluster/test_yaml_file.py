@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from trappm.cluster.pool import parse_pool_file
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
+from trappm.costs import prices_of
 from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.sweep_list import read_configurations
 
 GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 
@@ -61,3 +63,37 @@ def test_a_pipe_a_device_and_a_giant_are_not_read(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(InputError, match="pool file"):
         read_text(tmp_path / "latin.yaml", kind="pool")
+
+
+NINE = ["a0: &a0 {k: 1}"]
+NINE += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9)]
+BOMB = "\n".join(NINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{{name: {'9' * 5000}}}", "4300 digits"),
+        ("{name: 2026-13-01}", "month must be in 1..12"),
+        ("{name: 2026-01-01T99:00:00}", "hour must be in 0..23"),
+        ("{name: a, name: b}", "the key 'name' stands here twice"),
+        ("{[a]: b}", "unhashable"),
+        (BOMB, "merge keys"),
+    ],
+    ids=["digits", "month", "hour", "twice", "list", "bomb"],
+)
+def test_what_python_refuses_of_a_value_is_told_in_one_line(text, told, tmp_path, monkeypatch):
+    """By every reader of YAML alike."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    (tmp_path / "prices.yaml").write_text(text)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    readers = (
+        lambda: parse_pool_file(text, origin="bad.yaml"),
+        lambda: read_configurations(path),
+        lambda: prices_of("rtx3090"),
+    )
+    for read in readers:
+        with pytest.raises(InputError, match=told) as caught:
+            read()
+        assert "\n" not in str(caught.value)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import subprocess
+import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -238,3 +242,42 @@ def test_a_byte_order_mark_is_no_letter(tmp_path):
     export_file([measurement()], path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert len([*read_file(path)]) == 1
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from trappm.profiler.errors import InputError
+from trappm.store.exchange import read_file
+try:
+    next(read_file(Path(sys.argv[1])))
+except InputError as error:
+    print(error)
+for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+    print(resource.getrusage(who).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused_in_bounded_memory(
+    tmp_path, dictionary
+):
+    path = tmp_path / "bomb.parquet"
+    column = pa.array(["x" * 1_000_000] * 1500)
+    table = pa.table({"message": column.dictionary_encode() if dictionary else column})
+    pq.write_table(table, path, compression="zstd", use_dictionary=dictionary)
+    del column, table
+    assert path.stat().st_size < 100_000
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True
+    )
+    told, *peaks_kib = done.stdout.splitlines()
+    assert "unpack to more than 1 GiB at once" in told
+    assert max(map(int, peaks_kib)) < 1.5 * 2**20
+
+
+def test_a_csv_line_that_has_no_end_is_refused(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("a" * (5 << 20))
+    with pytest.raises(InputError, match="longer than 4 MiB"):
+        next(read_file(path))

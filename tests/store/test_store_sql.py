@@ -93,6 +93,8 @@ TOO_MUCH = [
     (" ".join([MANY, "SELECT sum(length(randomblob(60000000))) FROM n"]), "0.5 s"),
     (" ".join([MANY, "SELECT hex(zeroblob(4000000)) FROM n"]), "more than 64 MiB"),
     (" ".join([MANY, "SELECT length(group_concat(hex(zeroblob(4000000)))) FROM n"]), "too big"),
+    # What is sorted stays off the disk.
+    (" ".join([MANY, "SELECT a.i, randomblob(1000000) AS b FROM n a, n ORDER BY b"]), "GiB"),
     (" ".join(["SELECT 1, ", *["hex(zeroblob(30000000)), "] * 30, "2"]), "GiB"),
 ]
 

@@ -1,8 +1,7 @@
-"""Models that nobody has asked about before, looked at in processes of their own.
+"""Models that nobody has asked about before, looked at in processes of their own (`tracing`).
 
-Reading a file and tracing a step takes seconds and, for a hostile file, might take for ever or all
-memory. So it is done in a fork of a warm process, with limits, and ended when time is up. It leaves
-its profiles in the cache of TRAPPM_HOME (`profile_cache`), where the server then finds them.
+So many at once, and so many that wait. What is found out goes into the cache of TRAPPM_HOME
+(`profile_cache`), where the server then finds it.
 """
 
 from __future__ import annotations
@@ -11,22 +10,28 @@ import asyncio
 import contextlib
 import logging
 import queue
-import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trappm.learner.predictions import StepSettings
-from trappm.profiler import errors
-from trappm.profiler.errors import ModelFileError, TrappmError
-from trappm.profiler.measuring.forks import ForkServer, ForkServerError
-from trappm.profiler.records import MemoryFormat, Optimizer, Precision
+from trappm.profiler.measuring.forks import ForkServerError
 from trappm.serving.problems import BusyError, ServingError, TimeoutExceededError
+from trappm.subjects import traced
+from trappm.tracing import (
+    FOR_FILES,
+    FOR_NAMES,
+    FileTracer,
+    NameTracer,
+    OutsideTracer,
+    TracingProcess,
+    TracingTimeoutError,
+)
 
-_PRELOAD = ("trappm.profiler.zoo", "onnx", "trappm.serving.tracing", "trappm.profiler.static")
+_ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
 _log = logging.getLogger("trappm.serving")
 MAX_WAITING = 16
 """Traces that wait for a process; more are told to come back."""
@@ -51,12 +56,20 @@ class Tracers:
     """So many processes, each started when it is first needed."""
 
     def __init__(self, processes: int, timeout_s: float, memory_mib: int) -> None:
-        self._timeout_s, self._memory_mib = timeout_s, memory_mib
+        self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="trappm-traces")
-        self._all = [ForkServer(_PRELOAD) for _ in range(processes)]
-        self._idle: queue.SimpleQueue[ForkServer] = queue.SimpleQueue()
-        for server in self._all:
-            self._idle.put(server)
+        self._all = [
+            TracingProcess(
+                (*FOR_FILES, *FOR_NAMES),
+                timeout_s=timeout_s,
+                memory_mib=memory_mib,
+                advice=_ADVICE,
+            )
+            for _ in range(processes)
+        ]
+        self._idle: queue.SimpleQueue[TracingProcess] = queue.SimpleQueue()
+        for process in self._all:
+            self._idle.put(process)
         self._at_work: dict[object, asyncio.Future[None]] = {}
 
     async def trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
@@ -84,15 +97,23 @@ class Tracers:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for server in self._all:
+        for process in self._all:
             with contextlib.suppress(OSError):  # its thread sees it end, too
-                server.stop()
+                process.stop()
 
     def _trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
-        server = self._idle.get()
+        process = self._idle.get()
         try:
-            server.start()  # its time is not the model's
-            self._trace_with(server, model, settings)
+            process.start()  # its time is not the model's
+            inner = (
+                NameTracer(model.name, model.input_size)
+                if model.path is None
+                else FileTracer(str(model.path), model.input_size)
+            )
+            deadline = time.monotonic() + self._timeout_s
+            traced(model.key, OutsideTracer(process, inner, model.name, deadline), settings)
+        except TracingTimeoutError as error:
+            raise TimeoutExceededError(str(error)) from None
         except ForkServerError as error:
             _log.error("a process that looks at models failed: %s", error)
             raise ServingError(
@@ -100,71 +121,4 @@ class Tracers:
                 "says why"
             ) from error
         finally:
-            self._idle.put(server)
-
-    def _trace_with(
-        self, server: ForkServer, model: Model, settings: Sequence[StepSettings]
-    ) -> None:
-        request = {
-            "model": model.name if model.path is None else str(model.path),
-            "input_size": model.input_size,
-            "settings": [list(row) for row in settings],
-            "memory_mib": self._memory_mib,
-            "cpu_s": int(self._timeout_s) + 1,
-        }
-        deadline = time.monotonic() + self._timeout_s
-        told: Mapping[str, Any] = {}
-        child = server.fork("trappm.serving.tracing:profile", request)
-        try:
-            for told in child.messages(lambda: deadline):  # noqa: B007  # the last one counts
-                pass
-        except TimeoutError:
-            child.kill()
-            raise TimeoutExceededError(
-                f"looking at {model.name} took more than {self._timeout_s:g} s; it may be done "
-                "with a larger --timeout, or here: trappm predict"
-            ) from None
-        finally:
-            child.close()
-        if "error" in told:
-            kind = getattr(errors, str(told["error"]), TrappmError)
-            message = str(told["message"])
-            raise kind(
-                message if model.path is None else message.replace(str(model.path), model.name)
-            )
-        if not told:
-            raise ModelFileError(
-                f"looking at {model.name} ended its process ({child.exit_code}): it may need more "
-                f"than {self._memory_mib:,} MiB; try: trappm predict"
-            )
-
-
-def profile(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Profiles what the request names, in a process of its own, and sends how that went."""
-    import torch
-
-    from trappm.profiler.measuring.procfs import memory_status_kib
-    from trappm.subjects import subject_of
-
-    limit = (memory_status_kib()["VmSize"] << 10) + (request["memory_mib"] << 20)
-    for kind, most in ((resource.RLIMIT_AS, limit), (resource.RLIMIT_CPU, request["cpu_s"])):
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(
-            kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-        )
-    torch.set_num_threads(1)
-    try:
-        subject = subject_of(request["model"], input_size=request["input_size"])
-        for row in request["settings"]:
-            precision, memory_format, optimizer = row
-            subject.kernels(
-                StepSettings(
-                    Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer)
-                )
-            )
-    except TrappmError as error:
-        send({"error": type(error).__name__, "message": str(error)})
-    except MemoryError:
-        send({"error": "ModelFileError", "message": f"{request['model']} needs too much memory"})
-    else:
-        send({"done": True})
+            self._idle.put(process)

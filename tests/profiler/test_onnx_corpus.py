@@ -1,0 +1,47 @@
+"""Every node test and back-end model of the `onnx` package: a result, or one clear refusal."""
+
+import contextlib
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import onnx.backend.test
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.profiler.static import file_profile
+
+SAVED = Path(onnx.backend.test.__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def node_tests():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of NumPy, about the values that the tests expect
+        return [(case.name, case.model) for case in load_model_tests(kind="node")]
+
+
+def outcome(path):
+    with contextlib.suppress(ModelFileError, UnsupportedModelError):
+        assert file_profile(path).graph.operators
+        return "read"
+    return "refused"
+
+
+def test_each_node_test_is_read_or_refused(node_tests, tmp_path):
+    outcomes = Counter()
+    for name, model in node_tests:
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(model.SerializeToString())
+        outcomes[outcome(path)] += 1
+        path.unlink()
+    assert outcomes["read"] > 150  # of the others most have no image
+    assert outcomes["refused"] > 1000
+
+
+@pytest.mark.parametrize("kind", ["light", "pytorch-converted", "pytorch-operator", "simple"])
+def test_each_model_of_the_back_end_corpus_is_read_or_refused(kind):
+    models = sorted((SAVED / kind).glob("**/*.onnx"))
+    assert len(models) > 5
+    assert {outcome(path) for path in models} <= {"read", "refused"}

@@ -1,0 +1,117 @@
+"""Unknown files are looked at in a process that can be ended: by Python and the command line."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from onnx import TensorProto, helper
+
+import trappm
+from trappm.profiler.errors import ModelFileError
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.static import file_profile
+from trappm.tracing import FileTracer, OutsideTracer, TracingProcess, TracingTimeoutError
+
+SHAPE = ["n", 3, 8, 8]
+
+
+def varint(number: int) -> bytes:
+    data = b""
+    while number > 127:
+        data += bytes([number & 127 | 128])
+        number >>= 7
+    return data + bytes([number])
+
+
+@pytest.fixture(scope="module")
+def amplified(tmp_path_factory) -> Path:
+    """Twenty megabytes of empty records, which protobuf unpacks to six gigabytes."""
+    image, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [image], [result])
+    model = helper.make_model(graph)
+    data = graph.SerializeToString() + b"\x6a\x00" * 10_000_000
+    model.ClearField("graph")
+    path = tmp_path_factory.mktemp("files") / "amplified.onnx"
+    path.write_bytes(model.SerializeToString() + b"\x3a" + varint(len(data)) + data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("files") / "sound.onnx"
+    export_onnx("test_resnet", 64, path)
+    return path
+
+
+def tracer(process: TracingProcess, path: Path) -> OutsideTracer:
+    return OutsideTracer(process, FileTracer(str(path), None), path.name)
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = TracingProcess(timeout_s=60, memory_mib=1024)
+    yield process
+    process.stop()
+
+
+def test_what_is_found_outside_is_what_is_found_here(process, sound):
+    name, profile = tracer(process, sound).profile()
+    here = file_profile(sound)
+    assert name == sound.name
+    assert profile.graph.content_hash == here.graph.content_hash
+    assert profile.memory(4) == here.memory(4)
+
+
+def test_a_file_that_takes_all_memory_is_refused_and_the_next_one_read(process, amplified, sound):
+    with pytest.raises(ModelFileError, match=r"amplified\.onnx.* needs more than 1,08\d MiB"):
+        tracer(process, amplified).profile()
+    assert tracer(process, sound).profile()[0] == "sound.onnx"
+
+
+def test_a_file_that_takes_too_long_is_ended_and_the_next_one_read(sound, tmp_path):
+    names = ["x", *(f"t{i}" for i in range(11_000)), "y"]
+    nodes = [helper.make_node("Relu", [a], [b]) for a, b in itertools.pairwise(names)]
+    image, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
+    model = helper.make_model(helper.make_graph(nodes, "g", [image], [result]))
+    (tmp_path / "long.onnx").write_bytes(model.SerializeToString())
+    impatient = TracingProcess(timeout_s=0.3)
+    with pytest.raises(TracingTimeoutError, match=r"long\.onnx took more than 0\.3 s"):
+        tracer(impatient, tmp_path / "long.onnx").profile()
+    impatient._timeout_s = 60
+    assert tracer(impatient, sound).profile()[0] == "sound.onnx"
+    impatient.stop()
+
+
+def test_a_model_is_looked_at_without_secrets_and_in_an_empty_folder(monkeypatch):
+    before = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    own = TracingProcess()
+    own.start()
+    (server,) = (
+        child
+        for child in psutil.Process().children()
+        if "trappm-tracing-" in child.cwd() and child.pid not in before
+    )
+    assert "PGPASSWORD" not in server.environ()
+    assert "PATH" in server.environ()
+    assert os.listdir(server.cwd()) == []
+    own.stop()
+
+
+def test_python_and_the_command_line_refuse_such_a_file_in_one_line(amplified, tmp_path):
+    with pytest.raises(ModelFileError, match="needs more than"):
+        trappm.predict(amplified)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("trappm"), "predict", amplified],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "TRAPPM_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "needs more than" in done.stderr
