@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trappm.profiler.errors import DeviceError
@@ -48,8 +48,8 @@ class Gpu:
 
     uuid: str
     name: str
-    handle: Any
-    """NVML's own handle."""
+    handle: Any = field(compare=False)
+    """NVML's own handle: a pointer, which can be neither compared nor hashed."""
     board: Gpu | None = None
     """Of a MIG instance: the GPU that it is a part of."""
     failure: str | None = None

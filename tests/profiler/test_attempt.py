@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import Cuda, install_cuda
-from fake_nvml import GIB, Board, Process, install
+from nvml_stub import GIB, Board, Process, install
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.cuda import CudaDevice

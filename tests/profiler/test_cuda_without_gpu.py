@@ -1,4 +1,4 @@
-"""The CUDA device on a fake NVML: everything of it that needs no GPU."""
+"""The CUDA device on a stub of the driver's library: everything of it that needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from fake_cuda import install_cuda, prepared
-from fake_nvml import GIB, Board, FakeNvml, Process, error, install, own
+from nvml_stub import GIB, Board, Process, error, install, own
 from test_gpu_listing import machine
 
 from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
@@ -53,14 +54,10 @@ def test_environment_says_what_may_not_be_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_driver_and_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
+    install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
     with pytest.raises(DeviceError, match="GPU is lost"):
         open_device("cuda:0")
-
-    def no_driver() -> None:
-        raise error("DRIVER_NOT_LOADED")
-
-    monkeypatch.setattr(fake, "nvmlInit", no_driver)
+    install(monkeypatch, init=error("DRIVER_NOT_LOADED"))
     with pytest.raises(DeviceError, match="Driver Not Loaded"):
         open_device("cuda:0")
     assert all(key.startswith("cpu-") for key in local_devices())
@@ -281,15 +278,15 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
 def test_an_old_nvml_package_lacks_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a"))
     for name in ("EventReasons", "ThrottleReasons"):
-        monkeypatch.delattr(FakeNvml, f"nvmlDeviceGetCurrentClocks{name}")
+        monkeypatch.delattr(pynvml, f"nvmlDeviceGetCurrentClocks{name}")
     window = window_on("cuda:0", monkeypatch)
     assert window.facts["clock_event_reasons"] is None
     assert "nvidia-ml-py" in window.missing["clock_event_reasons"]
 
 
 def test_an_old_driver_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board("GPU-a", reasons=0x8, reserved=None)
-    install(monkeypatch, board).of_old_driver = True
+    board = Board("GPU-a", reasons=0x8)
+    install(monkeypatch, board, driver="418.226")
 
     def come() -> None:
         board.processes = [own(), Process(7)]

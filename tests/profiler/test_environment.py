@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import install_cuda, prepared
-from fake_nvml import Board, install
+from nvml_stub import Board, install
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.measuring import environment as environment_module

@@ -1,35 +1,31 @@
-"""Which GPUs a process may use, and by which names: on machines that a fake NVML makes up."""
+"""Which GPUs a process may use, and by which names: the real pynvml on a stub of the driver."""
 
 from __future__ import annotations
 
 import pytest
-from fake_nvml import GIB, Board, FakeNvml, error, install
+from nvml_stub import GIB, Board, Machine, error, install
 
 from trappm.profiler.devices import local_devices, open_device
 from trappm.profiler.devices.nvml import visible_gpus
 from trappm.profiler.errors import DeviceError
 
-MIG_1G = Board(
-    "MIG-11111111-0",
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-    total=5 * GIB,
-    used=GIB // 4,
-    is_instance=True,
-)
-MIG_2G = Board("MIG-22222222-0", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", is_instance=True)
-
 
 def split_board() -> Board:
-    return Board("GPU-bbbb", mig=(1, 1), instances=[MIG_1G, MIG_2G])
+    name = "NVIDIA A100-SXM4-40GB MIG"
+    small = Board(
+        "MIG-11111111-0", f"{name} 1g.5gb", total=5 * GIB, used=GIB // 4, is_instance=True
+    )
+    large = Board("MIG-22222222-0", f"{name} 2g.10gb", is_instance=True)
+    return Board("GPU-bbbb", mig=(1, 1), instances=[small, large])
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> FakeNvml:
+def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> Machine:
     """An A100, a second one that MIG splits in two, and an H100."""
     boards = (Board("GPU-aaaa"), split_board(), Board("GPU-cccc", "NVIDIA H100 80GB HBM3"))
-    fake = install(monkeypatch, *boards)
+    made = install(monkeypatch, *boards)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    return fake
+    return made
 
 
 @pytest.mark.parametrize(
@@ -41,6 +37,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, visible: str | None = None) -> Fake
         ("MIG-22222222-0", ["MIG-22222222-0"]),
         ("MIG-1,0", ["MIG-11111111-0", "GPU-aaaa"]),
         ("", []),
+        ("-1", []),
+        ("0,-1,2", ["GPU-aaaa"]),
     ],
 )
 def test_visible_gpus_are_known_by_uuid(
@@ -75,10 +73,8 @@ def test_lost_gpu_keeps_its_place_and_troubles_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = Board("GPU-b", handle=error("GPU_IS_LOST"))
-    forbidden = Board("GPU-d", "NVIDIA H200", mig=(1, 1))
-    monkeypatch.setattr(
-        FakeNvml, "nvmlDeviceGetMaxMigDeviceCount", lambda *_: raises(error("NO_PERMISSION"))
-    )
+    no_permission = error("NO_PERMISSION")
+    forbidden = Board("GPU-d", "NVIDIA H200", mig=(1, 1), most_instances=no_permission)
     install(monkeypatch, Board("GPU-a"), lost, Board("GPU-c", "NVIDIA H100"), forbidden)
     assert [key for key in local_devices() if not key.startswith("cpu-")] == ["a100", "h100"]
     assert open_device("cuda:2").environment()["device_uuid"] == "GPU-c"
@@ -90,7 +86,3 @@ def test_lost_gpu_keeps_its_place_and_troubles_only_itself(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(DeviceError, match="GPU 1 of this machine: GPU is lost"):
         open_device("cuda:0")
-
-
-def raises(exception: Exception) -> None:
-    raise exception

@@ -1,4 +1,4 @@
-"""Who else is on the GPU, and whose memory it is that NVML counts: on a fake NVML and CUDA."""
+"""Who else is on the GPU, and whose memory it is that NVML counts: on a stub of NVML, and a fake CUDA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_cuda import Cuda, install_cuda, prepared
-from fake_nvml import GIB, Board, Process, error, install, own
+from nvml_stub import GIB, Board, Process, error, install, own
 
 from trappm.profiler.devices.cuda import CudaDevice
 
