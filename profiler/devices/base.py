@@ -102,6 +102,11 @@ class Device(ABC):
         """Keys of the devices of this kind that this machine offers by itself."""
         return []
 
+    @classmethod
+    def local_failures(cls) -> list[str]:
+        """Why others of this kind, which this machine has, cannot be used: one line each."""
+        return []
+
     @abstractmethod
     def environment(self) -> dict[str, Any]:
         """Hardware and software facts that hold for every measurement here; uses no device."""

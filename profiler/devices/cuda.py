@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
 from trappm.profiler.devices.gpu_neighbours import Neighbours
 from trappm.profiler.devices.gpu_watch import PERIOD_S, GpuWatch
-from trappm.profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
+from trappm.profiler.devices.nvml import (
+    Answer,
+    Gpu,
+    NoDriverError,
+    driver_version,
+    visible_gpus,
+)
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.environment import host_facts
@@ -55,6 +61,16 @@ class CudaDevice(StepDevice):
             return sorted({gpu.short_key for gpu in visible_gpus() if gpu.failure is None})
         except DeviceError:
             return []
+
+    @classmethod
+    def local_failures(cls) -> list[str]:
+        """Why GPUs that are here cannot be used: lost, or all of them under a broken driver."""
+        try:
+            return [gpu.failure for gpu in visible_gpus() if gpu.failure is not None]
+        except NoDriverError:
+            return []
+        except DeviceError as error:
+            return [str(error)]
 
     def __init__(self, key: str) -> None:
         super().__init__(key)

@@ -26,6 +26,7 @@ import pytest
 GIB = 2**30
 
 _SOURCE = Path(__file__).with_name("nvml_stub.c")
+_FIELDS = {"power_instant_mw": f"field_{pynvml.NVML_FI_DEV_POWER_INSTANT}"}
 _OF_AN_INSTANCE = ("uuid", "name", "total", "used", "reserved", "processes")
 
 
@@ -90,8 +91,8 @@ class Board:
                     value = " ".join(f"{p.pid}:{_or_dash(p.bytes)}" for p in value) or "-"
                 yield name, _text(value)
             else:
-                name = f"field_{pynvml.NVML_FI_DEV_POWER_INSTANT}" if "instant" in name else name
-                yield name, ";".join(map(_text, value if isinstance(value, list) else [value]))
+                answers = map(_text, value if isinstance(value, list) else [value])
+                yield _FIELDS.get(name, name), ";".join(answers)
 
 
 class Machine:

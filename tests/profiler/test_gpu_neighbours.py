@@ -1,4 +1,4 @@
-"""Who else is on the GPU, and whose memory it is that NVML counts: on a stub of NVML, and a fake CUDA."""
+"""Who else is on the GPU, and whose memory it is that NVML counts: a stub of NVML, a fake CUDA."""
 
 from __future__ import annotations
 
