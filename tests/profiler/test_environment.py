@@ -68,7 +68,7 @@ def test_cuda_record_has_all_that_makes_a_label_comparable(
     environment = device.environment()
     assert set(CUDA_FACTS) <= environment.keys()
     assert set(RUN_FACTS) <= run_facts(CONFIGURATION).keys()
-    device.open_window()
+    device.open_window(lambda: None)
     facts = device.close_window().facts
     assert set(WINDOW_FACTS) <= facts.keys()
     json.dumps([environment, facts])

@@ -44,7 +44,7 @@ def test_foreign_processes_make_a_run_unstable(
     board = Board("GPU-a", processes=before)
     device = on(board, monkeypatch)
     board.processes = during
-    device.open_window()
+    device.open_window(lambda: None)
     window = device.close_window()
     assert window.facts["foreign_gpu_processes"] == foreign
     assert ("foreign_gpu_processes" in window.missing) == (foreign is None)
@@ -72,7 +72,7 @@ def test_memory_in_use_before_us_is_a_strangers(
     device = on(board, monkeypatch)
     board.used = (used_mib << 20) + 3 * GIB
     reading = device.memory()
-    device.open_window()
+    device.open_window(lambda: None)
     window = device.close_window()
     assert window.facts["foreign_gpu_processes"] is None
     assert bool(window.disturbances) == is_stranger
@@ -84,7 +84,7 @@ def test_processes_that_may_not_be_listed_are_missing(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch)
-    device.open_window()
+    device.open_window(lambda: None)
     window = device.close_window()
     assert window.facts["foreign_gpu_processes"] is None
     assert "Permission" in window.missing["processes"]
