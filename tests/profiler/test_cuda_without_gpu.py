@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +17,10 @@ from fake_cuda import install_cuda, prepared
 from nvml_stub import GIB, Board, Process, error, install, own
 from test_gpu_listing import machine
 
-from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
+from trappm.profiler.devices import MemoryReading, Window, cuda, local_devices, open_device
 from trappm.profiler.devices.cuda import _EVENT_BATCH, CudaDevice
 from trappm.profiler.devices.gpu_watch import GpuWatch
-from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.devices.nvml import Answer, Gpu, visible_gpus
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.environment import stack_fingerprint
@@ -160,10 +163,87 @@ def test_without_a_counter_the_power_is_polled(
     window = window_on("cuda:0", monkeypatch)
     assert window.energy_j is not None
     mean_w = window.energy_j / window.seconds
-    assert 200.0 <= mean_w < 300.0  # one look at 100 W, at least one at 300 W
+    assert 200.0 <= mean_w <= 300.0  # one look at 100 W, which may not count, and more at 300 W
     assert mean_w == pytest.approx(window.facts["polled_power_w"])
     assert "polled" in window.facts["power_method"]
     assert why in window.facts["power_method"]
+
+
+def test_polled_power_is_that_of_the_moment_where_the_driver_tells_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=90_000, power_instant_mw=310_000))
+    window = window_on("cuda:0", monkeypatch)
+    assert window.facts["polled_power_w"] == pytest.approx(310.0)
+    assert window.facts["power_method"].startswith("nvml instant power, polled")
+
+
+def test_looks_at_a_gpu_that_waits_do_not_count_as_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", power_mw=[60_000, 300_000]))
+    watch = GpuWatch(visible_gpus()[0], period_s=0.001)
+    while len(watch._seen["processes"]) < 10:
+        pass
+    monkeypatch.setattr(Gpu, "ask", lambda *_: Answer(60_000, None))
+    watch._sensors = {"power_w": watch._sensors["power_w"]}
+    watch.stop()
+    assert watch.mean_power_w == pytest.approx(300.0)
+
+
+def test_watch_is_built_and_the_gpu_busy_before_the_window_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A counter that moves when it is asked for the fourth time."""
+    order: list[str] = []
+    install(monkeypatch, Board("GPU-a", energy_mj=[5, 5, 5, 6, 7]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    monkeypatch.setattr(cuda, "GpuWatch", lambda gpu: (order.append("watch"), GpuWatch(gpu))[1])
+    device.open_window(lambda: order.append("step"))
+    assert order == ["watch", "step", "step", "step"]
+    assert device.close_window().energy_j == pytest.approx(0.001)
+
+
+def test_pauses_shift_the_steps_and_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=[1, 2, 10_000]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    slept: list[float] = []
+    parts: list[int] = []
+    now = itertools.count()  # a clock that moves by a second at each look
+    clock = SimpleNamespace(perf_counter=lambda: float(next(now)), sleep=slept.append)
+    monkeypatch.setattr(cuda, "time", clock)
+    monkeypatch.setattr(CudaDevice, "time_steps", lambda _, step, count: parts.append(count))
+    device.open_window(lambda: None)
+    device.fill_window(lambda: None, 20, random.Random(0))
+    window = device.close_window()
+    assert parts == [3, 3, 3, 3, 2, 2, 2, 2]
+    assert len({*slept}) == 8
+    assert 0 <= min(slept) <= max(slept) <= 0.025
+    assert window.facts["paused_s"] == 8.0
+    assert window.seconds == 9.0  # 17 looks at the clock since the window began, 8 pauses
+    device.fill_window(lambda: None, 1, random.Random(0))
+    assert parts[8:] == [1]
+
+
+def test_threads_make_the_model_whatever_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a"))
+    install_cuda(monkeypatch)
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
+    try:
+        torch.set_num_threads(cores + 1)
+        prepared("cuda:0", monkeypatch)
+        assert torch.get_num_threads() == cores
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_protocol_sets_the_power_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a"))
+    device = open_device("cuda:0")
+    assert isinstance(device, CudaDevice)
+    assert device.power_window_s(PAPER) == 2.0
+    assert device.power_window_s(dataclasses.replace(PAPER, power_window_s=5.5)) == 5.5
 
 
 def test_power_is_missing_without_any_meter(monkeypatch: pytest.MonkeyPatch) -> None:

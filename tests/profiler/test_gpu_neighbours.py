@@ -97,6 +97,9 @@ def test_processes_that_may_not_be_listed_are_missing(
         ([own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
         ([Process(7, 3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
         ([own(None)], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        # Less than the 1900 MiB that torch alone has: the driver does not really tell.
+        ([own(0)], 4 * 1024 + 100, "nvml device memory above its baseline"),
+        ([own(GIB)], 4 * 1024 + 100, "nvml device memory above its baseline"),
         ([], 4 * 1024 + 100, "nvml device memory above its baseline"),
         (error("NO_PERMISSION"), None, "none"),
         # Two are new, and NVML tells which is ours, or only that one is.
