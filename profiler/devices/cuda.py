@@ -90,7 +90,8 @@ class CudaDevice(StepDevice):
         else:
             matches = [gpu for gpu in gpus if gpu.short_key == key]
         if not matches:
-            raise DeviceError("no GPU here has this number or name")
+            failures = [gpu.failure for gpu in gpus if gpu.failure is not None]
+            raise DeviceError("; ".join(["no GPU here has this number or name", *failures]))
         self._gpu: Gpu = matches[0]
         if self._gpu.failure is not None:
             raise DeviceError(self._gpu.failure)

@@ -61,7 +61,7 @@ def test_each_actor_describes_the_gpu_that_ray_gave_to_it() -> None:
     (failed,) = [text for text in told["described"] if isinstance(text, str)]
     assert sorted(gpu for facts in working for gpu in facts["gpus"]) == ["0", "2"]
     assert len({facts["fingerprint"] for facts in working}) == 1
-    assert "no GPU here has this number or name" in failed
+    assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed
     # As far as one comes without a GPU: the process of the measurement looks for CUDA on its own.
     outcome, phase, message = told["end"]
     assert (outcome, phase) == ("error", "worker")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -143,6 +144,18 @@ def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
     monkeypatch.setattr(Recorded, "min_warmup_s", 0.5)
     _, device = run_recorded(monkeypatch, Overflowing())
     assert device.warmup_steps == FEW.warmup_steps + 3 * step_module._WARMUP_BATCH
+
+
+@pytest.mark.parametrize(("window_s", "steps"), [(0.0, 3), (0.03, 3), (0.2, 20)])
+def test_window_is_filled_as_the_protocol_says(
+    window_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that take 10 ms each; one more brings it to the tick of the meter."""
+    monkeypatch.setattr(Recorded, "power_window_s", lambda _, protocol: protocol.power_window_s)
+    monkeypatch.setitem(globals(), "FEW", replace(FEW, power_window_s=window_s))
+    run, _ = run_recorded(monkeypatch, Overflowing())
+    assert len(run.samples_ms) == 3
+    assert run.steps_in_window == steps + 1
 
 
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
