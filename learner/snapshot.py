@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ from trappm.learner.manifest import (
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
+from trappm.profiler.code_version import code_commit
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
 
@@ -259,28 +259,8 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
-    commit = _commit()
+    commit = code_commit().name
     return found if commit is None else {**found, "commit": commit}
-
-
-@cache
-def _commit() -> str | None:
-    """The commit that this code stands at, with `-dirty` where it was edited; None outside of git.
-
-    An installation may lie inside of somebody else's repository, so git must know this very file.
-    """
-    here = Path(__file__)
-    try:
-        _git(here.parent, "ls-files", "--error-unmatch", here.name)
-        return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12") or None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
 
 
 def _file(device: str, phase: Phase) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.devices import local_devices, local_failures, open_device
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.json_lines import JsonLines
 from trappm.profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
@@ -58,14 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _devices() -> int:
-    """One line a device: key, name, memory."""
+    """One line a device: key, name, memory; on standard error, one for each that fails."""
+    failures = local_failures()
     for key in local_devices():
-        device = open_device(key)
-        facts = device.environment()
+        try:
+            facts = open_device(key).environment()
+        except TrappmError as error:
+            failures.append(str(error))
+            continue
         memory_mib = facts.get("device_memory_mib", facts.get("host_memory_mib"))
         told = "" if memory_mib is None else f"  {memory_mib / 1024:6.1f} GiB"
-        print(f"{key:<20}{told}  {facts.get('device_name')}")
-    return 0
+        print(f"{key:<20}{told}  {facts.get('device_name')}", flush=True)
+    for failure in failures:
+        _tell(f"profiler: {failure}")
+    return TrappmError.exit_status if failures else 0
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -168,6 +168,8 @@ class Protocol:
     target_relative_error: float = 0.0
     timeout_s: float = 300.0
     """Wall time after which the measuring process is killed, model creation included."""
+    power_window_s: float = 2.0
+    """How long steps run at least while a GPU's energy is measured; its meter sees a part of it."""
     unstable_relative_iqr: float = 0.25
     """A run whose interquartile range exceeds this share of its median is `unstable`."""
     unstable_lost_share: float = 0.1
@@ -183,6 +185,11 @@ class Protocol:
             raise InputError(
                 f"protocol {self.name!r} measures for {self.max_seconds} s and is killed after "
                 f"{self.timeout_s} s; the first may not be negative, the second must be above 0"
+            )
+        if not 0 <= self.power_window_s < self.timeout_s:
+            raise InputError(
+                f"protocol {self.name!r} has a power_window_s of {self.power_window_s}; it must be "
+                f"0 or more, and less than its timeout_s of {self.timeout_s}"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "StepDevice",
     "Window",
     "local_devices",
+    "local_failures",
     "meant_device",
     "open_device",
 ]
@@ -77,6 +78,15 @@ def local_devices() -> list[str]:
         with contextlib.suppress(DeviceError):  # a broken kind says so when it is asked for
             keys += _load(entry).local_keys()
     return keys
+
+
+def local_failures() -> list[str]:
+    """What this machine has and cannot use, one line each: a GPU that is lost, say."""
+    failures = []
+    for entry in _kinds().values():
+        with contextlib.suppress(DeviceError):  # as above
+            failures += _load(entry).local_failures()
+    return failures
 
 
 def _kind(key: str) -> str:

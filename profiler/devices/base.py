@@ -3,8 +3,8 @@
 Most devices run the step on hardware (`StepDevice`) and leave the protocol to us:
 
     prepare -> watch_memory -> (create model, two steps) -> memory -> (warm up)
-            -> open_window -> time_steps, time_steps, ... -> run_to_tick -> close_window
-            -> time_parts
+            -> open_window -> time_steps, time_steps, ... -> fill_window -> run_to_tick
+            -> close_window -> time_parts
 
 Others answer without running anything (`Device.measure`), such as a replay of recorded labels.
 Creating a device is cheap and may happen in any process. Everything from `prepare` on belongs to
@@ -14,6 +14,7 @@ the process that measures, which does one measurement and ends.
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -66,6 +67,7 @@ class Window:
     """What happened on the device while the steps ran."""
 
     seconds: float
+    """In which steps ran; pauses between them do not count."""
     energy_j: float | None
     energy_missing: str | None = None
     """Why `energy_j` is None."""
@@ -100,6 +102,11 @@ class Device(ABC):
     @classmethod
     def local_keys(cls) -> list[str]:
         """Keys of the devices of this kind that this machine offers by itself."""
+        return []
+
+    @classmethod
+    def local_failures(cls) -> list[str]:
+        """Why others of this kind, which this machine has, cannot be used: one line each."""
         return []
 
     @abstractmethod
@@ -142,8 +149,6 @@ class Device(ABC):
 class StepDevice(Device):
     """A device that runs real steps, by the protocol of `profiler.measuring.step`."""
 
-    min_power_window_s: float
-    """The shortest window over which the energy meter can be believed; 0 where there is none."""
     min_warmup_s: float = 0.0
     """How long steps run before any is timed, however few the protocol asks for."""
 
@@ -166,7 +171,10 @@ class StepDevice(Device):
 
     @abstractmethod
     def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
-        """Runs `count` whole steps and synchronises at the end; milliseconds of each."""
+        """Runs `count` whole steps and synchronises at the end; milliseconds of each.
+
+        It may run more than it times.
+        """
 
     def time_parts(self, step: MarkedStep) -> list[float]:
         """Runs one step; milliseconds of each of its parts."""
@@ -182,14 +190,26 @@ class StepDevice(Device):
     def memory(self) -> MemoryReading:
         """The peak since `watch_memory`; ends the watch."""
 
-    @abstractmethod
-    def open_window(self) -> None:
-        """Starts to watch energy and disturbances."""
+    def power_window_s(self, protocol: Protocol) -> float:
+        """The shortest window over which the energy meter can be believed; 0 without a meter."""
+        del protocol
+        return 0.0
 
-    def run_to_tick(self, step: Callable[[], None]) -> int:
-        """Goes on with whole steps until the energy meter has just been refreshed; how many."""
-        del step
-        return 0
+    @abstractmethod
+    def open_window(self, step: Callable[[], None]) -> None:
+        """Starts to watch energy and disturbances; may run steps until the meter is ready."""
+
+    def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
+        """Runs `count` more steps, which nobody times, to give the energy meter its time.
+
+        Args:
+            pauses: draws how long to pause in between, for a meter that looks only now and then.
+        """
+        del pauses
+        self.time_steps(step, count)
+
+    def run_to_tick(self, step: Callable[[], None]) -> None:
+        """Goes on with whole steps until the energy meter has just been refreshed."""
 
     @abstractmethod
     def close_window(self) -> Window:

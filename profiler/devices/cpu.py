@@ -23,7 +23,7 @@ from trappm.profiler.devices.base import MemoryReading, StepDevice, Window
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.environment import host_facts
-from trappm.profiler.records import Configuration, Precision
+from trappm.profiler.records import Configuration, Precision, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,9 @@ POWERCAP = Path("/sys/class/powercap")
 
 _MEMORY_SHARE = 0.9
 """Of the available memory, what one measurement may take before it counts as out of memory."""
+
+_POWER_WINDOW_S = 0.1
+"""RAPL's counters are refreshed every millisecond."""
 
 _SLACK_MIB = 512
 """Address space for thread stacks and allocator arenas, which are reserved but hardly used."""
@@ -65,7 +68,6 @@ class CpuDevice(StepDevice):
         if self.threads > len(allowed):
             raise DeviceError(f"it needs {self.threads} cores, {len(allowed)} may be used")
         self._energy = _Rapl(powercap)
-        self.min_power_window_s = 0.0 if self._energy.missing else 0.1
         self._capacity_mib = 0.0
         # One hardware thread per physical core first; the highest numbers, because interrupts
         # and everybody else's pinning tend to start at 0.
@@ -75,7 +77,9 @@ class CpuDevice(StepDevice):
 
     def environment(self) -> dict[str, Any]:
         facts = host_facts()
-        return {**facts, "device": self.key, "device_name": facts["cpu_model"]}
+        own = {"device": self.key, "device_name": facts["cpu_model"]}
+        method = _method(_has_mallopt(), procfs.can_reset_peak_resident())
+        return {**facts, **own, "memory_method": method}
 
     def prepare(self) -> dict[str, Any]:
         import torch
@@ -166,12 +170,15 @@ class CpuDevice(StepDevice):
             "baseline_resident": self._baseline["VmRSS"] / 1024,
             "capacity": self._capacity_mib,
         }
-        method = "peak resident set"
-        method += "" if self._maps_each_tensor else ", freed memory of the heap included"
-        method += "" if self._peak_was_reset else ", counted from the fork"
+        method = _method(self._maps_each_tensor, self._peak_was_reset)
         return MemoryReading(peak_mib=peak - libraries, detail_mib=detail, method=method)
 
-    def open_window(self) -> None:
+    def power_window_s(self, protocol: Protocol) -> float:
+        del protocol
+        return 0.0 if self._energy.missing else _POWER_WINDOW_S
+
+    def open_window(self, step: Callable[[], None]) -> None:
+        del step  # RAPL's counters are always fresh
         self._lost_time = procfs.LostTime(self._cores, self.threads)
         self._energy.start()
         self._begin = time.perf_counter()
@@ -188,6 +195,16 @@ class CpuDevice(StepDevice):
             lost_share=lost["lost_cpu_share"],
             facts={**lost, "power_method": method},
         )
+
+
+def _method(maps_each_tensor: bool, peak_was_reset: bool) -> str:
+    method = "peak resident set"
+    method += "" if maps_each_tensor else ", freed memory of the heap included"
+    return method + ("" if peak_was_reset else ", counted from the fork")
+
+
+def _has_mallopt() -> bool:
+    return hasattr(ctypes.CDLL(None), "mallopt")
 
 
 def _set_heap(options: Mapping[int, int]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import re
 import time
 from collections.abc import Callable
@@ -19,11 +20,17 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
 from trappm.profiler.devices.gpu_neighbours import Neighbours
 from trappm.profiler.devices.gpu_watch import PERIOD_S, GpuWatch
-from trappm.profiler.devices.nvml import Answer, Gpu, driver_version, visible_gpus
+from trappm.profiler.devices.nvml import (
+    Answer,
+    Gpu,
+    NoDriverError,
+    driver_version,
+    visible_gpus,
+)
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.environment import host_facts
-from trappm.profiler.records import Configuration, Precision
+from trappm.profiler.records import Configuration, Precision, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +45,22 @@ _CONTEXT_MIB = 4096
 _NEARLY_FULL = 0.8
 """Share of the GPU that torch has reserved at the peak."""
 _TICK_TIMEOUT_S = 0.25
+
+_PAUSES = 8
+_LONGEST_PAUSE_S = 0.025
+"""The power sensors of A100 and H100 see 25 ms of each 100 ms, so steps that keep in time with them
+are seen in one part only. Eight pauses of up to 25 ms shift them over the whole 100 ms (Yang,
+Adamek and Armour, "Part-time power measurements", SC 2024)."""
 _CLOCK_SM = 1  # of nvml.h
+
+_PROCESS_MEMORY = "nvml process memory"
+_ABOVE_BASELINE = "nvml device memory above its baseline"
 
 
 class CudaDevice(StepDevice):
     """One GPU or MIG instance, known by its UUID."""
 
     uses_host_memory = False
-    min_power_window_s = 2.0
     min_warmup_s = 0.5  # an idle GPU takes a while to raise its clocks
 
     @classmethod
@@ -56,6 +71,16 @@ class CudaDevice(StepDevice):
         except DeviceError:
             return []
 
+    @classmethod
+    def local_failures(cls) -> list[str]:
+        """Why GPUs that are here cannot be used: lost, or all of them under a broken driver."""
+        try:
+            return [gpu.failure for gpu in visible_gpus() if gpu.failure is not None]
+        except NoDriverError:
+            return []
+        except DeviceError as error:
+            return [str(error)]
+
     def __init__(self, key: str) -> None:
         super().__init__(key)
         gpus = visible_gpus()
@@ -65,7 +90,8 @@ class CudaDevice(StepDevice):
         else:
             matches = [gpu for gpu in gpus if gpu.short_key == key]
         if not matches:
-            raise DeviceError("no GPU here has this number or name")
+            failures = [gpu.failure for gpu in gpus if gpu.failure is not None]
+            raise DeviceError("; ".join(["no GPU here has this number or name", *failures]))
         self._gpu: Gpu = matches[0]
         if self._gpu.failure is not None:
             raise DeviceError(self._gpu.failure)
@@ -76,6 +102,7 @@ class CudaDevice(StepDevice):
         # Instances of one GPU share its power budget and memory bus.
         self.lock_name = f"gpu-{(self._gpu.board or self._gpu).uuid}"
         self._wall_ms: list[float] = []
+        self._paused_s = 0.0
 
     def environment(self) -> dict[str, Any]:
         import torch
@@ -137,8 +164,13 @@ class CudaDevice(StepDevice):
                 f"torch {torch.__version__} cannot compute on {self._gpu.name}: {one_line(error)}"
             ) from error
         torch.cuda.empty_cache()
+        # Ray leaves a process one thread, and a large model is minutes of random numbers.
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        used, _ = self._process_bytes()
         return {
             "threads": torch.get_num_threads(),
+            # Of runs too that end before their memory is read; the same as theirs, most likely.
+            "memory_method": _PROCESS_MEMORY if used is not None else _ABOVE_BASELINE,
             "foreign_gpu_processes": self._neighbours.count_before,
             "gpu_memory_in_use_before_mib": self._neighbours.mib_before,
         }
@@ -181,12 +213,12 @@ class CudaDevice(StepDevice):
         while len(samples_ms) < count:
             batch = min(_EVENT_BATCH, count - len(samples_ms))
             begin = time.perf_counter()
-            samples_ms += _between_events(functools.partial(_repeat, step, batch))
-            self._wall_ms.append((time.perf_counter() - begin) * 1000 / batch)
+            samples_ms += _between_events(functools.partial(_repeat, step, batch), step)
+            self._wall_ms.append((time.perf_counter() - begin) * 1000 / (batch + 1))
         return samples_ms
 
     def time_parts(self, step: MarkedStep) -> list[float]:
-        return _between_events(step)
+        return _between_events(step, lambda: step(lambda: None))
 
     def watch_memory(self) -> None:
         import torch
@@ -210,10 +242,10 @@ class CudaDevice(StepDevice):
             missing["device_used"] = str(why)
         else:
             detail["device_used"] = memory.used / _MIB
-        used, why = self._neighbours.own_bytes()
+        used, why = self._process_bytes()
         if used is not None:
             detail["process_used"] = used / _MIB
-            peak_mib, method = detail["process_used"] + given_back, "nvml process memory"
+            peak_mib, method = detail["process_used"] + given_back, _PROCESS_MEMORY
         else:
             missing["process_used"] = str(why)
             above_mib, why = self._above_baseline(memory)
@@ -222,8 +254,21 @@ class CudaDevice(StepDevice):
                 return MemoryReading(
                     peak_mib=None, method="none", detail_mib=detail, missing=missing
                 )
-            peak_mib, method = above_mib + given_back, "nvml device memory above its baseline"
+            peak_mib, method = above_mib + given_back, _ABOVE_BASELINE
         return MemoryReading(peak_mib=peak_mib, method=method, detail_mib=detail, missing=missing)
+
+    def _process_bytes(self) -> tuple[int | None, str | None]:
+        """What NVML says that this process uses on the GPU, or why that is not to be believed."""
+        import torch
+
+        used, why = self._neighbours.own_bytes()
+        reserved = torch.cuda.memory_reserved()
+        if used is not None and used < reserved:
+            return None, (
+                f"NVML tells {used / _MIB:.0f} MiB of this process, of which torch alone has "
+                f"{reserved / _MIB:.0f} MiB"
+            )
+        return used, why
 
     def _above_baseline(self, memory: Any) -> tuple[float | None, str | None]:
         """What is in use on the GPU beyond what was before us, or why that is not ours alone."""
@@ -240,27 +285,28 @@ class CudaDevice(StepDevice):
             return None, f"{above_mib:.0f} MiB of the GPU came into use, too much to be ours alone"
         return above_mib, None
 
-    def open_window(self) -> None:
+    def power_window_s(self, protocol: Protocol) -> float:
+        return protocol.power_window_s
+
+    def open_window(self, step: Callable[[], None]) -> None:
         self._wall_ms.clear()
-        self._energy_mj = self._at_tick(lambda: time.sleep(0.001))
-        self._begin = time.perf_counter()
+        self._paused_s = 0.0
         self._watch = GpuWatch(self._gpu)
         # One thread launches the kernels of a step, wherever on this host it runs.
         self._lost_time = procfs.LostTime(os.sched_getaffinity(0), threads=1)
+        self._energy_mj = self._at_tick(step)
+        self._begin = time.perf_counter()
 
-    def run_to_tick(self, step: Callable[[], None]) -> int:
-        import torch
+    def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
+        parts = min(_PAUSES, count)
+        for part in range(parts):
+            self.time_steps(step, count // parts + (part < count % parts))
+            begin = time.perf_counter()
+            time.sleep(pauses.uniform(0, _LONGEST_PAUSE_S))
+            self._paused_s += time.perf_counter() - begin
 
-        done = 0
-
-        def another() -> None:
-            nonlocal done
-            step()
-            torch.cuda.synchronize()
-            done += 1
-
-        self._at_tick(another)
-        return done
+    def run_to_tick(self, step: Callable[[], None]) -> None:
+        self._at_tick(step)
 
     def close_window(self) -> Window:
         seconds = time.perf_counter() - self._begin
@@ -284,10 +330,11 @@ class CudaDevice(StepDevice):
         method = "nvml total energy counter" if energy_j is not None else None
         if energy_j is None and watch.failure is None and watch.mean_power_w is not None:
             energy_j = watch.mean_power_w * seconds
-            method = f"nvml power, polled every {PERIOD_S:g} s ({why})"
+            meter = "nvml instant power" if watch.power_is_instant else "nvml power"
+            method = f"{meter}, polled every {PERIOD_S:g} s ({why})"
         wall_ms = sorted(self._wall_ms)[len(self._wall_ms) // 2] if self._wall_ms else None
         return Window(
-            seconds=seconds,
+            seconds=seconds - self._paused_s,  # what it took in the pauses counts as the steps'
             energy_j=energy_j,
             energy_missing=why if energy_j is None else None,
             lost_share=lost["lost_cpu_share"],
@@ -297,17 +344,24 @@ class CudaDevice(StepDevice):
                 **lost,
                 "wall_step_time_ms": wall_ms,
                 "power_method": method,
+                "paused_s": self._paused_s,
                 "foreign_gpu_processes": foreign,
             },
             missing=missing,
         )
 
-    def _at_tick(self, meanwhile: Callable[[], object]) -> Answer:
-        """The energy counter as soon as it moves, or after a while; it is refreshed every 0.1 s."""
+    def _at_tick(self, step: Callable[[], None]) -> Answer:
+        """The energy counter as soon as it moves, or after a while; it is refreshed every 0.1 s.
+
+        Steps keep the GPU as busy as it is in the window.
+        """
+        import torch
+
         first = latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
         deadline = time.perf_counter() + _TICK_TIMEOUT_S
         while first.value is not None and latest == first and time.perf_counter() < deadline:
-            meanwhile()
+            step()
+            torch.cuda.synchronize()
             latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
         return latest
 
@@ -342,8 +396,12 @@ def _repeat(step: Callable[[], None], count: int, mark: Mark) -> None:
         mark()
 
 
-def _between_events(work: MarkedStep) -> list[float]:
-    """Milliseconds on the GPU between the marks that the work sets, and from its start."""
+def _between_events(work: MarkedStep, before: Callable[[], None]) -> list[float]:
+    """Milliseconds on the GPU between the marks that the work sets, and from its start.
+
+    `before` is launched first, so that the GPU has work when the first event is set: it would
+    otherwise be set at once, and the first span hold the launch of what follows.
+    """
     import torch
 
     events: list[torch.cuda.Event] = []
@@ -353,6 +411,7 @@ def _between_events(work: MarkedStep) -> list[float]:
         event.record()
         events.append(event)
 
+    before()
     mark()
     work(mark)
     torch.cuda.synchronize()

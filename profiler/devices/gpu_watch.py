@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trappm.profiler.devices.nvml import Gpu
+from trappm.profiler.devices.nvml import Answer, Gpu
 
 PERIOD_S = 0.1
 """NVML refreshes its energy counter about as often, and its utilisation less often."""
@@ -33,16 +33,27 @@ _REASONS = {
 _SPOILING = 0x008 | 0x020 | 0x040 | 0x080
 """Reasons that spoil a sample; a software power cap is normal under load."""
 
-_SENSORS: Mapping[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
-    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", (_CLOCK_SM,), int),
-    "memory_clock_mhz": ("nvmlDeviceGetClockInfo", (_CLOCK_MEMORY,), int),
-    "temperature_c": ("nvmlDeviceGetTemperature", (_TEMPERATURE_GPU,), int),
-    "power_w": ("nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts / 1000),
-    "utilization": ("nvmlDeviceGetUtilizationRates", (), lambda u: (u.gpu / 100, u.memory / 100)),
-    "clock_event_reasons": ("nvmlDeviceGetCurrentClocksEventReasons", (), int),
-    "processes": ("nvmlDeviceGetComputeRunningProcesses", (), lambda ps: {p.pid for p in ps}),
+
+def _asked(function: str, *arguments: int) -> Callable[[Gpu], Answer]:
+    return lambda gpu: gpu.ask(function, *arguments)
+
+
+_SENSORS: Mapping[str, tuple[Callable[[Gpu], Answer], Callable[[Any], Any]]] = {
+    "sm_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_SM), int),
+    "memory_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), int),
+    "temperature_c": (_asked("nvmlDeviceGetTemperature", _TEMPERATURE_GPU), int),
+    "power_w": (_asked("nvmlDeviceGetPowerUsage"), lambda milliwatts: milliwatts / 1000),
+    "utilization": (
+        _asked("nvmlDeviceGetUtilizationRates"),
+        lambda rates: (rates.gpu / 100, rates.memory / 100),
+    ),
+    "clock_event_reasons": (_asked("nvmlDeviceGetCurrentClocksEventReasons"), int),
+    "processes": (
+        _asked("nvmlDeviceGetComputeRunningProcesses"),
+        lambda processes: {process.pid for process in processes},
+    ),
 }
-"""For each sensor NVML's function, its arguments, and what to make of the answer."""
+"""For each sensor how NVML is asked, and what to make of the answer."""
 
 _RANGES = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
 
@@ -57,6 +68,11 @@ class GpuWatch:
     def __init__(self, gpu: Gpu, period_s: float = PERIOD_S) -> None:
         self._gpu = gpu
         self._period_s = period_s
+        self._sensors = dict(_SENSORS)
+        self.power_is_instant = gpu.power_instant_mw().value is not None
+        """Whether the polled power is that of the moment, and not the mean of a while before."""
+        if self.power_is_instant:
+            self._sensors["power_w"] = Gpu.power_instant_mw, _SENSORS["power_w"][1]
         self._seen: dict[str, list[Any]] = {name: [] for name in _SENSORS}
         self._missing: dict[str, str] = {}
         self.failure: str | None = None
@@ -74,7 +90,9 @@ class GpuWatch:
     @property
     def mean_power_w(self) -> float | None:
         """The mean of the polled power; None where the GPU does not tell."""
-        return float(np.mean(self._seen["power_w"])) if self._seen["power_w"] else None
+        looks_w = self._seen["power_w"]
+        # At the first and the last look the GPU may wait for us.
+        return float(np.mean(looks_w[1:-1] or looks_w)) if looks_w else None
 
     @property
     def missing(self) -> dict[str, str]:
@@ -110,10 +128,10 @@ class GpuWatch:
             self._ask()
 
     def _ask(self) -> None:
-        for name, (function, arguments, convert) in _SENSORS.items():
+        for name, (ask, convert) in self._sensors.items():
             if name in self._missing:
                 continue
-            value, why = self._gpu.ask(function, *arguments)
+            value, why = ask(self._gpu)
             if why is None:
                 self._seen[name].append(convert(value))
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trappm.profiler.errors import DeviceError
@@ -20,19 +20,30 @@ _NOT_PART_OF_KEY = re.compile(
 )
 _MIG_NAME = re.compile(r" MIG (\S+)$")
 
+_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW, an unsigned int
+
 _OF_INSTANCE = frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"})
 """What a MIG instance answers for itself; everything else is asked of its board."""
 _OF_ALL_INSTANCES = frozenset(
     {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage",
-     "nvmlDeviceGetUtilizationRates"}
+     "nvmlDeviceGetFieldValues", "nvmlDeviceGetUtilizationRates"}
 )  # fmt: skip
 """What a board answers for all its instances together, which says nothing of one of them."""
 
-_OLDER = {
+_OTHERWISE = {
     "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",
     "nvmlDeviceGetComputeRunningProcesses": "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetTemperature": "nvmlDeviceGetTemperatureV",
 }
-"""What drivers before 535, and before 510, have in the place of a function."""
+"""What other drivers have in the place of a function: those before 535, those before 510, and those
+that answer DEPRECATED (NVIDIA's deprecation notices of NVML 13 say which will)."""
+
+_DEPRECATED = 26
+"""NVML's code for a function that a driver has no more; older packages have no class for it."""
+
+
+class NoDriverError(DeviceError):
+    """This machine has no NVIDIA driver, or nothing to ask it with: most likely it has no GPU."""
 
 
 class Answer(NamedTuple):
@@ -48,8 +59,8 @@ class Gpu:
 
     uuid: str
     name: str
-    handle: Any
-    """NVML's own handle."""
+    handle: Any = field(compare=False)
+    """NVML's own handle: a pointer, which can be neither compared nor hashed."""
     board: Gpu | None = None
     """Of a MIG instance: the GPU that it is a part of."""
     failure: str | None = None
@@ -70,11 +81,22 @@ class Gpu:
             if function in _OF_ALL_INSTANCES:
                 return Answer(None, "a MIG instance shares this meter with its whole GPU")
             handle = self.board.handle
-        for name in filter(None, (function, _OLDER.get(function))):
-            answer = _query(handle, name, *arguments)
-            if answer is not None:
-                return answer
-        return Answer(None, f"the driver, or the installed nvidia-ml-py, has no {function}")
+        why = None
+        for name in filter(None, (function, _OTHERWISE.get(function))):
+            try:
+                return _query(handle, name, *arguments)
+            except _AbsentError as error:
+                why = why or str(error)
+        return Answer(None, why)
+
+    def power_instant_mw(self) -> Answer:
+        """Its power at this moment; NVML's usual one is the mean of the last second on some."""
+        values, why = self.ask("nvmlDeviceGetFieldValues", [_POWER_INSTANT])
+        if values is None:
+            return Answer(None, why)
+        if values[0].nvmlReturn != 0:
+            return Answer(None, f"NVML on the field {_POWER_INSTANT}: code {values[0].nvmlReturn}")
+        return Answer(int(values[0].value.uiVal), None)
 
     def memory(self) -> Answer:
         """Its memory in bytes as `total` and `used`; since driver 510 `used` leaves out `reserved`,
@@ -88,15 +110,27 @@ class Gpu:
         return answer if answer.value is not None else self.ask("nvmlDeviceGetMemoryInfo")
 
 
-def _query(handle: Any, function: str, *arguments: Any) -> Answer | None:
-    """What NVML answers; None where the driver, or its Python package, knows no such question."""
+class _AbsentError(Exception):
+    """The driver, or its Python package, has no such function, or has it no more."""
+
+
+def _query(handle: Any, function: str, *arguments: Any) -> Answer:
+    """What NVML answers.
+
+    Raises:
+        _AbsentError: there is nobody to answer.
+    """
     import pynvml
 
     try:
         return Answer(getattr(pynvml, function)(handle, *arguments), None)
     except (AttributeError, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLLibraryMismatchError):
-        return None
+        raise _AbsentError(
+            f"the driver, or the installed nvidia-ml-py, has no {function}"
+        ) from None
     except pynvml.NVMLError as error:
+        if error.value == _DEPRECATED:
+            raise _AbsentError(f"the driver has {function} no more (deprecated)") from None
         return Answer(None, f"NVML on {function}: {error}")
 
 
@@ -148,7 +182,8 @@ def all_gpus() -> list[Gpu]:
     One that NVML cannot ask keeps its place, with its `failure`.
 
     Raises:
-        DeviceError: NVML is not installed, or finds no driver.
+        NoDriverError: NVML is not installed.
+        DeviceError: NVML does not work, as with a driver that is not loaded.
     """
     try:
         import pynvml
@@ -156,7 +191,9 @@ def all_gpus() -> list[Gpu]:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except ImportError as error:
-        raise DeviceError("the package nvidia-ml-py is not installed") from error
+        raise NoDriverError("the package nvidia-ml-py is not installed") from error
+    except pynvml.NVMLError_LibraryNotFound as error:
+        raise NoDriverError(f"NVML finds no GPU: {error}") from error
     except pynvml.NVMLError as error:
         raise DeviceError(f"NVML finds no GPU: {error}") from error
     return [gpu for index in range(count) for gpu in _board(index)]

@@ -33,9 +33,17 @@ _OUT_OF_HOST_MEMORY = re.compile(
     r"|HOST_ALLOCATION_FAILED|(?<!OutOf)MemoryError",
     re.I,
 )
-_PERHAPS_OUT_OF_MEMORY = re.compile(r"unable to find an engine|NVML_SUCCESS == ", re.I)
-"""What cuDNN says where no kernel can do it, or no workspace is left; and torch's allocator where
-it asks NVML, which is not there, who has the memory that it lacks."""
+_PERHAPS_OUT_OF_MEMORY = re.compile(
+    r"unable to find an engine|NVML_SUCCESS == "
+    r"|CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b",
+    re.I,
+)
+"""What cuDNN says where no kernel can do it, or no workspace is left; torch's allocator where it
+asks NVML, which is not there, who has the memory that it lacks; and both libraries where there is
+no memory left for their own, or something else went wrong."""
+_WORTH_ANOTHER = re.compile(
+    r"CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b", re.I
+)
 _NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
 """What batch norm says of a single image that the model has shrunk to one pixel."""
 _ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
@@ -105,6 +113,15 @@ def is_out_of_memory(text: str, device: Device) -> bool:
     if _OUT_OF_MEMORY.search(text) is not None:
         return True
     return device.uses_host_memory and _OUT_OF_HOST_MEMORY.search(text) is not None
+
+
+def is_worth_another(measurement: Measurement) -> bool:
+    """Whether a library of the GPU failed as it does for want of memory, on a GPU with enough."""
+    return (
+        measurement.outcome is Outcome.ERROR
+        and measurement.failed_in != WORKER
+        and _WORTH_ANOTHER.search(measurement.message or "") is not None
+    )
 
 
 def others_had_memory(detail_mib: Mapping[str, float]) -> bool:

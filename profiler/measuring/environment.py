@@ -15,18 +15,20 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from trappm.profiler.code_version import code_commit
 from trappm.profiler.measuring import procfs
 from trappm.profiler.records import Configuration
 
-MEASURING_VERSION = 1
-"""The protocol's version: raised whenever a change to this room changes what a label means."""
+MEASURING_VERSION = 2
+"""The protocol's version: raised whenever a change to this room changes what a label means.
+
+2: ordinary gains, gradients scaled by 65,536, a GPU that is busy at either end of the window.
+"""
 
 SEED = 0
 """Seeds weights, images and targets of every measurement; none of them changes its cost."""
@@ -49,6 +51,10 @@ _STACK = (
 _JOINED_LATER = ("switches", "ecc_enabled", "device_clock_mhz", "host_cpu")
 """Of the stack too, where they are told: environment variables; of a GPU error correction, the
 clock that a user has set, and the processor that launches its kernels."""
+
+_USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
+"""Ways of counting memory that belong to a device, and that make no other stack of it; `none`
+counts nothing."""
 
 _SWITCHES = (
     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING",
@@ -116,6 +122,10 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     """
     later = {name: environment.get(name) for name in _JOINED_LATER}
     told = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
+    method = environment.get("memory_method")
+    # Before version 2 it did not count, and labels keep the fingerprint that they have.
+    if method not in _USUAL_MEMORY and environment.get("measuring_version") != 1:
+        told["memory_method"] = method
     return {name: environment.get(name) for name in _STACK} | told
 
 
@@ -137,20 +147,13 @@ def stack_difference(found: Mapping[str, Any], here: Mapping[str, Any]) -> str |
 
 
 def _code_version() -> tuple[str | None, str | None]:
-    """The git commit where this runs from a checkout, else the installed version; or why not."""
-    root = Path(__file__).parents[1]
-    version = _version("trappm")
-    if (root / ".git").exists():  # else git would find the repository of somebody's home folder
-        words = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        try:
-            commit = subprocess.run(
-                ["git", "--no-optional-locks", "-C", str(root), *words],
-                capture_output=True, text=True, check=True, timeout=10,
-            ).stdout.strip()  # fmt: skip
-        except (OSError, subprocess.SubprocessError) as error:
-            return version, f"the checkout's commit is not told: {error}"
-        return (f"{version}+{commit}" if version else commit), None
-    return version, None if version else "run neither from a checkout nor from an installed package"
+    """The installed version, with the git commit where this runs from a checkout; or why not."""
+    version, commit = _version("trappm"), code_commit()
+    if commit.name is not None:
+        return (f"{version}+{commit.name}" if version else commit.name), None
+    if version is None and commit.missing is None:
+        return None, "run neither from a checkout nor from an installed package"
+    return version, commit.missing
 
 
 def _version(distribution: str) -> str | None:

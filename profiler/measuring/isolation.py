@@ -20,7 +20,13 @@ from typing import Any, Self
 from trappm.profiler.devices import Device, open_device
 from trappm.profiler.errors import storable
 from trappm.profiler.measuring import procfs
-from trappm.profiler.measuring.attempt import LOCK_DIR, WORKER, is_out_of_memory, with_shortage
+from trappm.profiler.measuring.attempt import (
+    LOCK_DIR,
+    WORKER,
+    is_out_of_memory,
+    is_worth_another,
+    with_shortage,
+)
 from trappm.profiler.measuring.environment import host_facts, utc_now
 from trappm.profiler.measuring.forks import Child, ForkServer, ForkServerError
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
@@ -86,12 +92,33 @@ class Measurer:
     ) -> Measurement:
         """One attempt. Whatever the measured process does, this returns how it went.
 
+        Where a library of the GPU fails as it does for want of memory, though there was enough, it
+        is tried once more, now that this process is gone with whatever it had of the GPU.
+
         Waiting for another measurement of this host counts neither towards the time-out nor in
         `duration_s`; it is in the environment as `lock_wait_s`.
 
         Raises:
             DeviceError: there is no such device on this machine.
         """
+        first = self._measure(configuration, device_key, protocol, attempt_key)
+        if not is_worth_another(first):
+            return first
+        again = self._measure(configuration, device_key, protocol, first.attempt_key)
+        environment = {**again.environment, "first_try": first.message}
+        message = again.message
+        if is_worth_another(again):
+            message = f"{message} (twice, the second time afresh; perhaps for want of memory)"
+        return replace(again, environment=environment, message=message)
+
+    def _measure(
+        self,
+        configuration: Configuration,
+        device_key: str,
+        protocol: Protocol,
+        attempt_key: str | None,
+    ) -> Measurement:
+        """One try, in a process of its own."""
         # A wrong key is the caller's mistake, not an outcome.
         device = open_device(device_key)
         started_at, key = utc_now(), attempt_key or uuid.uuid4().hex

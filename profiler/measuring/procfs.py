@@ -25,10 +25,18 @@ def memory_status_kib() -> dict[str, int]:
     return status
 
 
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def can_reset_peak_resident() -> bool:
+    """Whether the kernel has what `reset_peak_resident` needs."""
+    return os.access(_CLEAR_REFS, os.W_OK)
+
+
 def reset_peak_resident() -> bool:
     """Sets VmHWM of this process back to its resident set; False where the kernel forbids it."""
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        _CLEAR_REFS.write_text("5", encoding="ascii")
     except OSError:
         return False
     return True

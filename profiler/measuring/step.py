@@ -8,6 +8,7 @@ of a step. Imported by the fork server, so that its children find torch and timm
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ import trappm.profiler.devices.cuda  # noqa: F401  # both devices warm as well
 from trappm.profiler.devices.base import Mark, MemoryReading, StepDevice, Window
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.measuring.environment import SEED, host_facts
+from trappm.profiler.measuring.gains import give_ordinary_gains
 from trappm.profiler.measuring.sampling import sample
 from trappm.profiler.records import (
     Configuration,
@@ -36,15 +38,16 @@ from trappm.profiler.zoo import create_model
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 
-# None of these changes what a step costs. With larger ones the loss of random images runs away,
-# gradients overflow, and the scaler then leaves the optimizer's step out.
+# With a larger rate the loss of random images runs away, and gradients overflow.
 _LEARNING_RATE = 1e-6
-_FIRST_SCALE = 1.0
+# torch's own, halved until gradients are finite: with a smaller one many underflow to 0, and zeros
+# cost less power. One that grows would overflow every so often, and leave out the optimizer's step.
+_FIRST_SCALE = 65_536.0
 _NEVER_GROWS = 1 << 30
 
 _MEMORY_STEPS = 2
 """The second step has everything that later ones have: gradients, optimizer states, workspaces."""
-_MOST_MEMORY_STEPS = 20
+_MOST_MEMORY_STEPS = 40
 """So many are tried where gradients overflow at first."""
 _WARMUP_BATCH = 8
 
@@ -92,16 +95,16 @@ def run_protocol(
     _warm_up(step, device, protocol)
     skipped_before = step.skipped()
     enter("measure")
-    device.open_window()
+    device.open_window(step)
+    steps_before = step.count
     samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
-    steps = len(samples_ms)
     # A fast step leaves the energy meter too little time: go on without timing.
-    remaining_ms = device.min_power_window_s * 1000 - sum(samples_ms)
+    remaining_ms = device.power_window_s(protocol) * 1000 - sum(samples_ms)
     if remaining_ms > 0:
         more = math.ceil(remaining_ms / float(np.median(samples_ms)))
-        device.time_steps(step, more)
-        steps += more
-    steps += device.run_to_tick(step)
+        device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
+    device.run_to_tick(step)
+    steps = step.count - steps_before
     window = device.close_window()
     skipped = step.skipped() - skipped_before
     if skipped:
@@ -121,16 +124,13 @@ def run_protocol(
 
 def _run_whole_steps(step: Step, device: StepDevice, configuration: Configuration) -> None:
     """Runs steps until all that a step allocates has been allocated, optimizer states included."""
-    tried = whole = 0
-    while whole < _MEMORY_STEPS:
-        if tried >= _MOST_MEMORY_STEPS:
+    while (whole := step.count - step.skipped()) < _MEMORY_STEPS:
+        if step.count >= _MOST_MEMORY_STEPS:
             raise UnsupportedModelError(
                 f"{configuration.architecture} has no finite gradients in "
-                f"{configuration.precision}, whatever they are scaled by ({tried} steps tried)"
+                f"{configuration.precision}, whatever they are scaled by ({step.count} steps tried)"
             )
         device.time_steps(step, _MEMORY_STEPS - whole)
-        tried += _MEMORY_STEPS - whole
-        whole = tried - step.skipped()
 
 
 def _warm_up(step: Step, device: StepDevice, protocol: Protocol) -> None:
@@ -152,15 +152,18 @@ def _no_mark() -> None:
     pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """A whole step, ready to be called again and again; calls `mark` after each of its parts."""
 
     run: Callable[[Mark], None]
     scaler: torch.amp.GradScaler | None = None
+    count: int = 0
+    """How often it has run."""
 
     def __call__(self, mark: Mark = _no_mark) -> None:
         self.run(mark)
+        self.count += 1
 
     def skipped(self) -> int:
         """Steps so far whose update was left out; waits for the GPU, so not while timing."""
@@ -179,6 +182,7 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
     """
     torch.manual_seed(SEED)
     model = create_model(configuration.architecture, configuration.input_size)
+    give_ordinary_gains(model)
     layout = (
         torch.channels_last
         if configuration.memory_format is MemoryFormat.CHANNELS_LAST

@@ -57,7 +57,9 @@ class Sweep:
                 device_key,
                 protocol,
             ):
-                difference = stack_difference(found.environment, environment)
+                # How memory is counted is known only to who has a context on the GPU.
+                method = {"memory_method": found.environment.get("memory_method")}
+                difference = stack_difference(found.environment, method | dict(environment))
                 # A worker that broke down early has not come to say where it was.
                 if difference is not None and not _worker_failed(found):
                     raise InputError(

@@ -70,6 +70,12 @@ stop:
     assert parse(small()).stop is None
 
 
+def test_a_protocol_of_a_file_sets_the_power_window():
+    own = {"name": "mine", "power_window_s": 4}
+    assert parse({**small(), "protocol": own}).protocol.power_window_s == 4
+    assert parse({**small(), "protocol": {"name": "mine"}}).protocol.power_window_s == 2
+
+
 def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
     pool = build_pool(load_preset("laptop").pool)
     assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
@@ -100,6 +106,8 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"protocol": {"name": "quick", "max_steps": 60}}, "rename yours"),
         ({"protocol": {"name": "mine", "max_step": 60}}, "did you mean 'max_steps'"),
         ({"protocol": {"name": "mine", "min_steps": 60}}, "60 to 50 steps"),
+        ({"protocol": {"name": "mine", "power_window_s": -1}}, "power_window_s of -1"),
+        ({"protocol": {"name": "mine", "power_window_s": 300}}, "less than its timeout_s"),
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
         ({"pool": {"groups": []}}, "no groups"),

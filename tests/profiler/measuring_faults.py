@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,32 @@ def run(
         device._capacity_mib = 100.0  # type: ignore[attr-defined]  # as if others had the rest
         enter("create")
         raise MemoryError
+    if configuration.architecture == "fault-cudnn-once":
+        enter("create")
+        return _cudnn_once(configuration, device, protocol, enter)
     fault = FAULTS.get(configuration.architecture)
     if fault is None:
         return run_protocol(configuration, device, protocol, enter)
     enter("measure")
     return fault()
+
+
+def _cudnn() -> StepRun:
+    """Fails each time that it is tried, and leaves a mark of each."""
+    with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as file:
+        file.write("tried\n")
+    raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+
+
+def _cudnn_once(
+    configuration: Configuration, device: Device, protocol: Protocol, enter: Callable[[str], None]
+) -> StepRun:
+    """Fails when it is tried first, and then works."""
+    path = Path(os.environ[TOUCH_VARIABLE])
+    if not path.exists():
+        _cudnn()
+    usual = replace(configuration, architecture="mobilenetv3_small_050")
+    return run_protocol(usual, device, protocol, enter)
 
 
 def _sigkill() -> StepRun:
@@ -201,6 +223,7 @@ def _alternating() -> Iterator[float]:
 
 
 FAULTS: dict[str, Callable[[], StepRun]] = {
+    "fault-cudnn": _cudnn,
     "fault-sigkill": _sigkill,
     "fault-segfault": _segfault,
     "fault-abort": _abort,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import Cuda, install_cuda
-from fake_nvml import GIB, Board, Process, install
+from nvml_stub import GIB, Board, Process, install
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.cuda import CudaDevice
@@ -106,7 +106,14 @@ def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(
 
 @pytest.mark.parametrize(("reserved_mib", "outcome"), [(39_000, Outcome.OOM), (9_000, "error")])
 @pytest.mark.parametrize(
-    "text", [NO_ENGINE, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"']
+    "text",
+    [
+        NO_ENGINE,
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"',
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    ],
 )
 def test_error_without_a_reason_is_want_of_memory_on_a_full_gpu(
     text: str, reserved_mib: int, outcome: Outcome, cuda: Cuda, tmp_path: Path

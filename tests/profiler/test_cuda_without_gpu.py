@@ -1,22 +1,26 @@
-"""The CUDA device on a fake NVML: everything of it that needs no GPU."""
+"""The CUDA device on a stub of the driver's library: everything of it that needs no GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from fake_cuda import install_cuda, prepared
-from fake_nvml import GIB, Board, FakeNvml, Process, error, install, own
+from nvml_stub import GIB, Board, Process, error, install, own
 from test_gpu_listing import machine
 
-from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
+from trappm.profiler.devices import MemoryReading, Window, cuda, local_devices, open_device
 from trappm.profiler.devices.cuda import _EVENT_BATCH, CudaDevice
 from trappm.profiler.devices.gpu_watch import GpuWatch
-from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.devices.nvml import Answer, Gpu, visible_gpus
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.environment import stack_fingerprint
@@ -53,14 +57,10 @@ def test_environment_says_what_may_not_be_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_driver_and_no_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
+    install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
     with pytest.raises(DeviceError, match="GPU is lost"):
         open_device("cuda:0")
-
-    def no_driver() -> None:
-        raise error("DRIVER_NOT_LOADED")
-
-    monkeypatch.setattr(fake, "nvmlInit", no_driver)
+    install(monkeypatch, init=error("DRIVER_NOT_LOADED"))
     with pytest.raises(DeviceError, match="Driver Not Loaded"):
         open_device("cuda:0")
     assert all(key.startswith("cpu-") for key in local_devices())
@@ -119,7 +119,7 @@ def window_on(
 ) -> Window:
     install_cuda(monkeypatch)
     device = prepared(key, monkeypatch)
-    device.open_window()
+    device.open_window(lambda: None)
     meanwhile()
     return device.close_window()
 
@@ -163,10 +163,87 @@ def test_without_a_counter_the_power_is_polled(
     window = window_on("cuda:0", monkeypatch)
     assert window.energy_j is not None
     mean_w = window.energy_j / window.seconds
-    assert 200.0 <= mean_w < 300.0  # one look at 100 W, at least one at 300 W
+    assert 200.0 <= mean_w <= 300.0  # one look at 100 W, which may not count, and more at 300 W
     assert mean_w == pytest.approx(window.facts["polled_power_w"])
     assert "polled" in window.facts["power_method"]
     assert why in window.facts["power_method"]
+
+
+def test_polled_power_is_that_of_the_moment_where_the_driver_tells_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=90_000, power_instant_mw=310_000))
+    window = window_on("cuda:0", monkeypatch)
+    assert window.facts["polled_power_w"] == pytest.approx(310.0)
+    assert window.facts["power_method"].startswith("nvml instant power, polled")
+
+
+def test_looks_at_a_gpu_that_waits_do_not_count_as_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", power_mw=[60_000, 300_000]))
+    watch = GpuWatch(visible_gpus()[0], period_s=0.001)
+    while len(watch._seen["processes"]) < 10:
+        pass
+    monkeypatch.setattr(Gpu, "ask", lambda *_: Answer(60_000, None))
+    watch._sensors = {"power_w": watch._sensors["power_w"]}
+    watch.stop()
+    assert watch.mean_power_w == pytest.approx(300.0)
+
+
+def test_watch_is_built_and_the_gpu_busy_before_the_window_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A counter that moves when it is asked for the fourth time."""
+    order: list[str] = []
+    install(monkeypatch, Board("GPU-a", energy_mj=[5, 5, 5, 6, 7]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    monkeypatch.setattr(cuda, "GpuWatch", lambda gpu: (order.append("watch"), GpuWatch(gpu))[1])
+    device.open_window(lambda: order.append("step"))
+    assert order == ["watch", "step", "step", "step"]
+    assert device.close_window().energy_j == pytest.approx(0.001)
+
+
+def test_pauses_shift_the_steps_and_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=[1, 2, 10_000]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    slept: list[float] = []
+    parts: list[int] = []
+    now = itertools.count()  # a clock that moves by a second at each look
+    clock = SimpleNamespace(perf_counter=lambda: float(next(now)), sleep=slept.append)
+    monkeypatch.setattr(cuda, "time", clock)
+    monkeypatch.setattr(CudaDevice, "time_steps", lambda _, step, count: parts.append(count))
+    device.open_window(lambda: None)
+    device.fill_window(lambda: None, 20, random.Random(0))
+    window = device.close_window()
+    assert parts == [3, 3, 3, 3, 2, 2, 2, 2]
+    assert len({*slept}) == 8
+    assert 0 <= min(slept) <= max(slept) <= 0.025
+    assert window.facts["paused_s"] == 8.0
+    assert window.seconds == 9.0  # 17 looks at the clock since the window began, 8 pauses
+    device.fill_window(lambda: None, 1, random.Random(0))
+    assert parts[8:] == [1]
+
+
+def test_threads_make_the_model_whatever_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a"))
+    install_cuda(monkeypatch)
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
+    try:
+        torch.set_num_threads(cores + 1)
+        prepared("cuda:0", monkeypatch)
+        assert torch.get_num_threads() == cores
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_protocol_sets_the_power_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a"))
+    device = open_device("cuda:0")
+    assert isinstance(device, CudaDevice)
+    assert device.power_window_s(PAPER) == 2.0
+    assert device.power_window_s(dataclasses.replace(PAPER, power_window_s=5.5)) == 5.5
 
 
 def test_power_is_missing_without_any_meter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +330,7 @@ def test_many_steps_are_timed_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
     done = []
     samples_ms = device.time_steps(lambda: done.append(1), 1000)
     assert samples_ms == [2.0] * 1000
-    assert len(done) == 1000
+    assert len(done) == 1000 + 16  # one before each batch, so that the GPU has work already
     assert device.time_parts(lambda mark: (mark(), mark(), mark())) == [2.0] * 3  # type: ignore[func-returns-value]
 
 
@@ -281,15 +358,15 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
 def test_an_old_nvml_package_lacks_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a"))
     for name in ("EventReasons", "ThrottleReasons"):
-        monkeypatch.delattr(FakeNvml, f"nvmlDeviceGetCurrentClocks{name}")
+        monkeypatch.delattr(pynvml, f"nvmlDeviceGetCurrentClocks{name}")
     window = window_on("cuda:0", monkeypatch)
     assert window.facts["clock_event_reasons"] is None
     assert "nvidia-ml-py" in window.missing["clock_event_reasons"]
 
 
 def test_an_old_driver_is_asked_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board("GPU-a", reasons=0x8, reserved=None)
-    install(monkeypatch, board).of_old_driver = True
+    board = Board("GPU-a", reasons=0x8)
+    install(monkeypatch, board, driver="418.226")
 
     def come() -> None:
         board.processes = [own(), Process(7)]
@@ -306,11 +383,11 @@ def test_energy_window_begins_and_ends_with_the_counter(monkeypatch: pytest.Monk
     install(monkeypatch, Board("GPU-a", energy_mj=counts))
     install_cuda(monkeypatch)
     device = prepared("cuda:0", monkeypatch)
-    device.open_window()
+    device.open_window(lambda: None)
     done = []
-    count = device.run_to_tick(lambda: done.append(1))
+    device.run_to_tick(lambda: done.append(1))
     window = device.close_window()
-    assert len(done) == count == 4  # asked once more when the window opened
+    assert len(done) == 4  # asked once more when the window opened
     assert window.energy_j == pytest.approx(100.0)
 
 
@@ -318,10 +395,14 @@ def test_waiting_for_a_counter_that_stands_still_ends(monkeypatch: pytest.Monkey
     install(monkeypatch, Board("GPU-a", energy_mj=5))
     install_cuda(monkeypatch)
     device = prepared("cuda:0", monkeypatch)
-    assert device.run_to_tick(lambda: None) > 0
+    done = []
+    device.run_to_tick(lambda: done.append(1))
+    assert done
     install(monkeypatch, Board("GPU-a", energy_mj=None))
     device = prepared("cuda:0", monkeypatch)
-    assert device.run_to_tick(lambda: None) == 0
+    done = []
+    device.run_to_tick(lambda: done.append(1))
+    assert not done
 
 
 def test_lost_processor_time_is_told_of_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_cpu_window_notices_lost_time() -> None:
         "    if pid == 0:\n"
         "        while True: pass\n"
         "    rivals.append(pid)\n"
-        "device.open_window()\n"
+        "device.open_window(lambda: None)\n"
         "end = time.monotonic() + 1.0\n"
         "while time.monotonic() < end: pass\n"
         "window = device.close_window()\n"
@@ -166,7 +166,7 @@ def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
         },
     )
     device = CpuDevice("cpu-1t", powercap=tmp_path)
-    device.open_window()
+    device.open_window(lambda: None)
     fake_powercap(
         tmp_path,
         {
@@ -183,7 +183,7 @@ def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
 
 def test_no_rapl_is_missing_with_the_reason(tmp_path: Path) -> None:
     device = CpuDevice("cpu-1t", powercap=tmp_path)
-    device.open_window()
+    device.open_window(lambda: None)
     window = device.close_window()
     assert window.energy_j is None
     assert str(tmp_path) in (window.energy_missing or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import install_cuda, prepared
-from fake_nvml import Board, install
+from nvml_stub import Board, install
 
+from trappm.profiler.code_version import Commit
 from trappm.profiler.devices import open_device
 from trappm.profiler.measuring import environment as environment_module
 from trappm.profiler.measuring.environment import (
-    _code_version,
     host_facts,
     run_facts,
     stack_difference,
@@ -26,6 +27,7 @@ from trappm.profiler.measuring.environment import (
 )
 from trappm.profiler.records import Configuration, Measurement, Outcome
 
+ROOT = Path(__file__).parents[2]
 CONFIGURATION = Configuration(
     architecture="mobilenetv3_small_050", batch_size=2, input_size=64, optimizer="adam"
 )
@@ -68,7 +70,7 @@ def test_cuda_record_has_all_that_makes_a_label_comparable(
     environment = device.environment()
     assert set(CUDA_FACTS) <= environment.keys()
     assert set(RUN_FACTS) <= run_facts(CONFIGURATION).keys()
-    device.open_window()
+    device.open_window(lambda: None)
     facts = device.close_window().facts
     assert set(WINDOW_FACTS) <= facts.keys()
     json.dumps([environment, facts])
@@ -128,6 +130,21 @@ def test_stack_of_a_gpu_has_its_error_correction_clock_and_host(
         assert stack_fingerprint(other) != stack_fingerprint(plain)
 
 
+def test_memory_counted_in_another_way_is_another_stack() -> None:
+    environment = open_device("cpu-1t").environment()
+    usual = {**environment, "memory_method": "nvml process memory"}
+    other = {**environment, "memory_method": "nvml device memory above its baseline"}
+    assert stack_fingerprint(other) != stack_fingerprint(usual)
+    assert "memory_method" in (stack_difference(other, usual) or "")
+    # What a device says before it measures, and a run that came to no memory, are of the usual one.
+    untold = {k: v for k, v in environment.items() if k != "memory_method"}
+    assert stack_fingerprint(usual) == stack_fingerprint(untold)
+    assert stack_fingerprint({**usual, "memory_method": "none"}) == stack_fingerprint(untold)
+    # A label of the version before keeps the fingerprint that it was stored with.
+    before = {**other, "measuring_version": 1}
+    assert stack_fingerprint(before) == stack_fingerprint({**usual, "measuring_version": 1})
+
+
 def test_stack_that_was_stored_before_keeps_its_fingerprint() -> None:
     """Of facts that joined later nothing was recorded; the fingerprint is as it was stored then."""
     stored = {
@@ -139,44 +156,70 @@ def test_stack_that_was_stored_before_keeps_its_fingerprint() -> None:
     assert stack_fingerprint({**stored, "switches": {}}) == stack_fingerprint(stored)
 
 
-def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the package ran from this folder."""
-    room = folder / "profiler"
-    room.mkdir()
-    monkeypatch.setattr(environment_module, "__file__", str(room / "environment.py"))
-
-
-def git(folder: Path, *words: str) -> None:
+def git(folder: Path, *words: str) -> str:
     name = ("-c", "user.name=n", "-c", "user.email=e")
-    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+    done = subprocess.run(
+        ["git", *name, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
-def test_code_version_names_the_commit_and_whether_it_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkout(tmp_path, monkeypatch)
-    assert _code_version() == (version("trappm"), None)  # installed, no checkout
-    git(tmp_path, "init")
-    unborn, why = _code_version()
+def code_version_of(folder: Path) -> tuple[str | None, str | None]:
+    """What a process says of the code in this folder, which has a package `trappm`."""
+    program = (
+        "import json; from trappm.profiler.measuring.environment import host_facts\n"
+        "facts = host_facts(); print(json.dumps([facts[k] if k in facts else None for k in "
+        "('code_version', 'code_version_missing')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    version, missing = json.loads(done.stdout)
+    return version, missing
+
+
+def copied_checkout(folder: Path) -> Path:
+    """The rooms as they stand in our repository: `profiler` at its top, a link in `trappm`."""
+    shutil.copytree(ROOT / "profiler", folder / "profiler")
+    (folder / "trappm").mkdir()
+    shutil.copy(ROOT / "trappm" / "__init__.py", folder / "trappm")
+    (folder / "trappm" / "profiler").symlink_to("../profiler")
+    (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
+    return folder
+
+
+def test_code_version_names_the_commit_and_whether_it_is_changed(tmp_path: Path) -> None:
+    ours = copied_checkout(tmp_path)
+    assert code_version_of(ours) == (version("trappm"), None)  # unpacked, no checkout
+    git(ours, "init")
+    git(ours, "add", ".")
+    unborn, why = code_version_of(ours)
     assert unborn == version("trappm")
     assert "commit is not told" in (why or "")
-    (tmp_path / "file").write_text("a", encoding="utf-8")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-m", "first")
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
-    ).stdout
-    clean, _ = _code_version()
-    assert clean == f"{version('trappm')}+{head[:12]}"
-    (tmp_path / "file").write_text("b", encoding="utf-8")
-    assert _code_version() == (f"{clean}-dirty", None)
+    git(ours, "commit", "-m", "first")
+    git(ours, "tag", "v9")  # the commit is named, whatever tags there are
+    clean = f"{version('trappm')}+{git(ours, 'rev-parse', 'HEAD')[:12]}"
+    assert code_version_of(ours) == (clean, None)
+    with (ours / "profiler" / "records.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert code_version_of(ours) == (f"{clean}-dirty", None)
 
 
-def test_no_code_version_is_told_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkout(tmp_path, monkeypatch)
+def test_installation_inside_of_another_repository_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "theirs").write_text("", encoding="utf-8")
+    git(tmp_path, "add", "theirs")
+    git(tmp_path, "commit", "-m", "theirs")
+    installed = tmp_path / "venv" / "site-packages"
+    shutil.copytree(ROOT / "profiler", installed / "trappm" / "profiler")
+    shutil.copy(ROOT / "trappm" / "__init__.py", installed / "trappm")
+    assert code_version_of(installed) == (version("trappm"), None)
+
+
+def test_no_code_version_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_module, "_version", lambda _: None)
+    monkeypatch.setattr(environment_module, "code_commit", lambda: Commit(None))
     environment_module._machine_facts.cache_clear()
     try:
         facts = host_facts()

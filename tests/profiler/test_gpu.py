@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -65,8 +66,32 @@ def test_training_step_is_measured_with_all_its_facts(measurer: Measurer) -> Non
     assert found.environment["driver"]
     for metric in ("memory_mib", "power_w", "energy_j"):
         assert (getattr(found, metric) is None) == (metric in found.missing)
+    assert found.environment["threads"] == len(os.sched_getaffinity(0))
+    assert 0 < found.environment["paused_s"] < 0.1 * found.environment["window_s"] + 0.2
+    assert found.environment["memory_method"]
     if found.power_w is not None and found.environment["device_power_limit_w"] is not None:
         assert 5 < found.power_w < 1.2 * found.environment["device_power_limit_w"]
+
+
+def test_first_sample_of_a_batch_waits_for_no_launch(measurer: Measurer) -> None:
+    """It holds no more than the others: the GPU had work when its first event was set."""
+    many = dataclasses.replace(TRUSTING, min_steps=64, max_steps=64)
+    small = dataclasses.replace(STEP, batch_size=128)
+    samples_ms = measurer.measure(small, "cuda:0", many).step_samples_ms
+    assert samples_ms[0] < 1.1 * sorted(samples_ms)[len(samples_ms) // 2]
+
+
+def test_power_window_is_the_protocols(measurer: Measurer) -> None:
+    longer = dataclasses.replace(TRUSTING, power_window_s=4.0)
+    found = measurer.measure(STEP, "cuda:0", longer)
+    assert found.environment["window_s"] > 3.5
+
+
+def test_power_repeats(measurer: Measurer) -> None:
+    first, again = (measured(measurer, batch_size=64).power_w for _ in range(2))
+    if first is None:
+        pytest.skip("this GPU has no meter that we may read")
+    assert again == pytest.approx(first, rel=0.1)
 
 
 def test_events_agree_with_the_wall_clock(measurer: Measurer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -43,12 +44,11 @@ class Recorded(CpuDevice):
         self.steps_for_memory = self.steps
         return MemoryReading(peak_mib=1.0, method="none")
 
-    def open_window(self) -> None:
+    def open_window(self, step: Callable[[], None]) -> None:
         self.warmup_steps = self.steps - self.steps_for_memory
 
-    def run_to_tick(self, step: Callable[[], None]) -> int:
+    def run_to_tick(self, step: Callable[[], None]) -> None:
         step()
-        return 1
 
     def close_window(self) -> Window:
         return Window(seconds=1.0, energy_j=5.0)
@@ -98,12 +98,15 @@ def test_memory_is_read_with_optimizer_states_whatever_overflowed_before(
     assert run.window.disturbances == ()
 
 
-def test_gradients_of_a_fresh_model_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they would with the scale that torch begins with (test_vit: three steps left out)."""
+def test_memory_of_a_fresh_model_is_read_once_its_gradients_are_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the scale that torch begins with the first steps of test_vit are left out."""
     model = step_module.create_model("test_vit", 160)
-    _, device = run_recorded(monkeypatch, model, input_size=160)
-    assert device.steps_for_memory == 2
+    run, device = run_recorded(monkeypatch, model, input_size=160)
+    assert device.steps_for_memory > 2
     assert device.states_at_memory == len(list(model.parameters()))
+    assert run.window.disturbances == ()
 
 
 def test_model_whose_gradients_never_are_finite_is_unsupported(
@@ -141,6 +144,18 @@ def test_device_that_is_slow_to_start_is_warmed_up_for_longer(
     monkeypatch.setattr(Recorded, "min_warmup_s", 0.5)
     _, device = run_recorded(monkeypatch, Overflowing())
     assert device.warmup_steps == FEW.warmup_steps + 3 * step_module._WARMUP_BATCH
+
+
+@pytest.mark.parametrize(("window_s", "steps"), [(0.0, 3), (0.03, 3), (0.2, 20)])
+def test_window_is_filled_as_the_protocol_says(
+    window_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that take 10 ms each; one more brings it to the tick of the meter."""
+    monkeypatch.setattr(Recorded, "power_window_s", lambda _, protocol: protocol.power_window_s)
+    monkeypatch.setitem(globals(), "FEW", replace(FEW, power_window_s=window_s))
+    run, _ = run_recorded(monkeypatch, Overflowing())
+    assert len(run.samples_ms) == 3
+    assert run.steps_in_window == steps + 1
 
 
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
