@@ -1,4 +1,4 @@
-"""One catalogue of cards: known by all names that they go by, consistent in itself, never guessed."""
+"""One catalogue of cards: known by all their names, consistent in itself, never guessed."""
 
 from __future__ import annotations
 
