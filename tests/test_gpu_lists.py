@@ -61,31 +61,24 @@ def test_the_list_of_repeats_is_a_part_of_it_in_another_order():
 
 
 def workloads(configurations: list[Configuration]) -> list[Workload]:
-    traced = {}
+    traced, found = {}, []
     for c in configurations:
         # The time of both half precisions is the same.
-        half = Precision.AMP_FP16 if c.precision is not Precision.FP32 else Precision.FP32
+        half = Precision.FP32 if c.precision is Precision.FP32 else Precision.AMP_FP16
         key = c.architecture, c.input_size, half, c.memory_format
         if key not in traced:
-            traced[key] = kernel_profile(
-                c.architecture, c.input_size, precision=half, memory_format=c.memory_format
+            traced[key] = kernel_profile(*key[:2], precision=half, memory_format=c.memory_format)
+        found.append(
+            Workload(
+                graph=Graph.empty(c.batch_size),
+                precision=c.precision,
+                memory_format=c.memory_format,
+                optimizer=c.optimizer,
+                phase=c.phase,
+                kernels=traced[key],
             )
-    return [
-        Workload(
-            graph=Graph.empty(c.batch_size),
-            precision=c.precision,
-            memory_format=c.memory_format,
-            optimizer=c.optimizer,
-            phase=c.phase,
-            kernels=next(
-                kernels
-                for (name, size, half, layout), kernels in traced.items()
-                if (name, size, layout) == (c.architecture, c.input_size, c.memory_format)
-                and (half is Precision.FP32) == (c.precision is Precision.FP32)
-            ),
         )
-        for c in configurations
-    ]
+    return found
 
 
 @pytest.mark.slow
