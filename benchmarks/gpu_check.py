@@ -251,7 +251,7 @@ def told(found: dict) -> str:
     if not found["measured"]:
         lines += ["NOT MEASURED: these answers were simulated or replayed; no truth in them."]
     lines += [
-        f"memory, {name:10} simulated over measured {off.ratio:.3f}, median error {off.median:.1f} %"
+        f"memory, {name:10} simulated over measured {off.ratio:.3f}, error {off.median:.1f} %"
         for name in ("allocated", "reserved")
         if (off := found[name].get("all"))
     ]
