@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 
 from trappm.profiler.__main__ import main as profiler
 from trappm.profiler.records import Measurement, Outcome
+
+Check = Callable[..., tuple[int, str, str]]
 
 ROOT = Path(__file__).parents[1]
 LIST = """
@@ -45,18 +47,40 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRAPPM_HOME": str(folder / "home")}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), str(folder), *options],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def check(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Check:
+    """Runs the benchmark; exit status, and what it printed."""
+    path = ROOT / "benchmarks" / "gpu_check.py"
+    spec = importlib.util.spec_from_file_location("gpu_check", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_check", module)
+    spec.loader.exec_module(module)
+    home = tmp_path_factory.getbasetemp() / "gpu_check_home"
+    monkeypatch.setenv("TRAPPM_HOME", str(home))
+
+    def run(folder: Path, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpu_check", str(folder), *options])
+        capsys.readouterr()
+        status = 0
+        try:
+            module.main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
 
 
-def test_the_answer_comes_first_and_fits_a_terminal(sweeps: Path) -> None:
-    done = check(sweeps)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_the_answer_comes_first_and_fits_a_terminal(sweeps: Path, check: Check) -> None:
+    status, told, why = check(sweeps)
+    assert status == 0, why
+    lines = told.splitlines()
     assert max(map(len, lines)) <= 80
     assert "3 compared" in lines[0]
     assert "1 oom" in lines[1]
@@ -66,10 +90,10 @@ def test_the_answer_comes_first_and_fits_a_terminal(sweeps: Path) -> None:
     assert lines.index("memory, allocated") > 8, "tables come after the answer"
 
 
-def test_figures_are_those_of_the_sweeps(sweeps: Path) -> None:
-    done = check(sweeps, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+def test_figures_are_those_of_the_sweeps(sweeps: Path, check: Check) -> None:
+    status, told, why = check(sweeps, "--json")
+    assert status == 0, why
+    found: dict[str, Any] = json.loads(told)
     repeats = found["repeats"]
     assert repeats["step_time_ms"]["median"] == pytest.approx(100 * 0.05 / 1.025)
     assert repeats["power_w"]["median"] == pytest.approx(100 * 0.01 / 1.005)
@@ -84,17 +108,19 @@ def test_figures_are_those_of_the_sweeps(sweeps: Path) -> None:
     assert not found["measured"]
 
 
-def test_what_cannot_be_compared_is_told_in_one_line(tmp_path: Path, sweeps: Path) -> None:
-    done = check(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has no sweeps" in done.stderr
+def test_what_cannot_be_compared_is_told_in_one_line(
+    tmp_path: Path, sweeps: Path, check: Check
+) -> None:
+    status, told, why = check(tmp_path)
+    assert (status, told) == (2, "")
+    assert "has no sweeps" in why
     (tmp_path / "broken.jsonl").write_text("{}\n", encoding="utf-8")
-    assert "line 1 of" in check(tmp_path).stderr
+    assert "line 1 of" in check(tmp_path)[2]
     (tmp_path / "broken.jsonl").unlink()
     text = (sweeps / "check.jsonl").read_text(encoding="utf-8")
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     (tmp_path / "b.jsonl").write_text(text.replace("simulated:h100", "simulated:a100"))
-    done = check(tmp_path)
-    assert done.returncode == 2
-    assert "several devices" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    status, _, why = check(tmp_path)
+    assert status == 2
+    assert "several devices" in why
+    assert len(why.splitlines()) == 1
