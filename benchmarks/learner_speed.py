@@ -29,6 +29,7 @@ from trappm.learner.networks.distinct import classes_of
 from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.networks.published import TrappmAsPublished, random_encoder
+from trappm.learner.priors.device_specs import spec_of
 from trappm.learner.priors.memory_prior import MemoryPrior
 from trappm.learner.priors.step_time import StepTimePrior
 from trappm.learner.workload import Workload
@@ -86,7 +87,7 @@ def our_heads(count: int, architectures: int, generator: np.random.Generator) ->
     drawn = generator.permutation(len(workloads))[:count]
     asked, names = [workloads[i] for i in drawn], [groups[i] for i in drawn]
     print(f"{len(asked)} labels of {len(set(names))} architectures, one thread")
-    for metric, prior in (("memory", MemoryPrior()), ("step time", StepTimePrior())):
+    for metric, prior in (("memory", MemoryPrior()), ("step time", StepTimePrior(spec_of("a100")))):
         first_s = cpu_seconds(lambda p=prior: p.log_values(asked))
         logs = prior.log_values(asked) + 0.05 * generator.standard_t(4, len(asked))
         targets = Targets(np.exp(logs), np.full(len(asked), np.nan), names)

@@ -17,7 +17,7 @@ from trappm.cluster.kernels import KernelKey
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
-from trappm.learner.priors.device_specs import is_gpu
+from trappm.learner.priors.device_specs import has_kernels
 from trappm.learner.workload import Workload
 from trappm.profiler.families import family_of
 from trappm.profiler.graphs.graph import Graph
@@ -92,8 +92,8 @@ class EncodedPool:
         return len(self.configurations)
 
     def workloads(self, device: str) -> Sequence[Workload]:
-        """As heads of this device see them (n): those of CPUs know no kernels."""
-        return self._workloads if is_gpu(device) else self._without_kernels
+        """As heads of this device see them (n): those of CPUs and unknown GPUs know no kernels."""
+        return self._workloads if has_kernels(device) else self._without_kernels
 
     @cached_property
     def _without_kernels(self) -> Sequence[Workload]:

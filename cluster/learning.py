@@ -26,7 +26,7 @@ from trappm.learner.heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.judging.evaluation import accuracy
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
-from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.priors.device_specs import known_spec
 from trappm.learner.registry import LATEST, Registry
 from trappm.learner.regressions import promote
 from trappm.learner.snapshot import save_snapshot
@@ -188,7 +188,7 @@ class CampaignLearner:
         asked = device, tuple(sorted(known or FIRST_METRICS))
         if asked not in self._known:
             self._known[asked] = PoolKnowledge.of(
-                self._pool.workloads(device), asked[1], spec_of(device), self._generator(2)
+                self._pool.workloads(device), asked[1], known_spec(device), self._generator(2)
             )
         return self._known[asked]
 
@@ -261,7 +261,7 @@ class CampaignLearner:
             [workloads[i] for i in at],
             _targets(labels),
             above=_bounds(labels),
-            spec=spec_of(labels[0].device),
+            spec=known_spec(labels[0].device),
             groups=[self._pool.configurations[i].architecture for i in at],
             preset=self._preset.head,
             generator=self._generator(1),

@@ -11,7 +11,7 @@ from trappm.cluster.crew import Choice, ChoiceRequest, Crew
 from trappm.cluster.kernels import KernelCache, KernelKey
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.telling import Teller
-from trappm.learner.priors.device_specs import is_gpu
+from trappm.learner.priors.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.memory import expected_memory_mib
 from trappm.profiler.records import Configuration, Outcome
 from trappm.store import Assignment, PlannedAssignment, Store
@@ -62,10 +62,16 @@ class Planner:
             teller.tell(done=teller.progress.done + 1, news=refusal)
 
     def make_kernels(self, kept: KernelCache, crew: Crew, teller: Teller) -> dict[KernelKey, bytes]:
-        """The kernels of the pool, traced where they are missing; none where no device is a GPU.
+        """The kernels of the pool, traced where they are missing; none without a known GPU.
 
         Of CPUs kernels tell no more than the graph does (docs/step_time.md).
         """
+        for device in self._spec.devices.keys:
+            if known_spec(device) is None:
+                teller.tell(
+                    news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
+                    "take is learned from labels alone, without its data sheet"
+                )
         keys = self._kernel_keys()
         found = self.known_kernels(kept)  # which removes what is damaged
         missing = kept.missing(keys)
@@ -87,7 +93,7 @@ class Planner:
         return {key: profile for key, profile in found.items() if profile is not None}
 
     def _kernel_keys(self) -> list[KernelKey]:
-        if not any(is_gpu(device) for device in self._spec.devices.keys):
+        if not any(has_kernels(device) for device in self._spec.devices.keys):
             return []
         return sorted({KernelKey.of(configuration) for configuration, _ in self.pool})
 

@@ -23,6 +23,7 @@ import psutil
 
 from trappm.cluster.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
+from trappm.profiler.devices.catalogue import ray_labels
 from trappm.profiler.errors import CampaignError, DeviceError
 from trappm.profiler.records import is_cpu_device
 
@@ -51,18 +52,24 @@ class RayDiedError(CampaignError):
 class Placement:
     """Which nodes have a device, and the Ray options that put a profiler actor on one of them."""
 
-    labels: Mapping[str, str]
+    labels: Mapping[str, tuple[str, ...]]
+    """By name: the values that will do, the usual one first."""
     needs_gpu: bool
 
     @property
     def options(self) -> dict[str, Any]:
         # No core is asked for: Ray would want one for each GPU, and leave GPUs idle for lack of it.
         gpu = {"num_gpus": 1} if self.needs_gpu else {}
-        return {**gpu, "num_cpus": 0, "label_selector": dict(self.labels)}
+        selector = {
+            name: values[0] if len(values) == 1 else f"in({','.join(values)})"
+            for name, values in self.labels.items()
+        }
+        return {**gpu, "num_cpus": 0, "label_selector": selector}
 
     def suits(self, node: Mapping[str, Any]) -> bool:
         """Whether a node, as `ray.nodes` tells of it, has the device."""
-        return bool(node.get("Labels", {}).items() >= self.labels.items())
+        labels = node.get("Labels", {})
+        return all(labels.get(name) in values for name, values in self.labels.items())
 
 
 def placement(device: str) -> Placement:
@@ -76,10 +83,10 @@ def placement(device: str) -> Placement:
         if any(real.suits(node) for node in _nodes()):
             return real
     if runs_nothing(device):
-        return Placement({NODE_LABEL: _this_node()}, needs_gpu=False)
+        return Placement({NODE_LABEL: (_this_node(),)}, needs_gpu=False)
     if is_cpu_device(device):
-        return Placement({CPU_LABEL: "true"}, needs_gpu=False)
-    return Placement({ACCELERATOR_LABEL: device.upper()}, needs_gpu=True)
+        return Placement({CPU_LABEL: ("true",)}, needs_gpu=False)
+    return Placement({ACCELERATOR_LABEL: ray_labels(device)}, needs_gpu=True)
 
 
 def here() -> dict[str, Any]:
@@ -180,14 +187,15 @@ def require_nodes(devices: tuple[str, ...]) -> None:
 
     Ray lets an actor that nothing can satisfy pend for ever, so we look first.
     """
-    nodes = [node.get("Labels", {}) for node in _nodes()]
+    nodes = _nodes()
     for device in devices:
         if runs_nothing(device):
             continue
-        ((key, value),) = placement(device).labels.items()
-        if any(labels.get(key) == value for labels in nodes):
+        place = placement(device)
+        if any(place.suits(node) for node in nodes):
             continue
-        have = sorted({labels[key] for labels in nodes if key in labels})
+        ((key, (value, *_)),) = place.labels.items()
+        have = sorted({node["Labels"][key] for node in nodes if key in node.get("Labels", {})})
         offer = f"the nodes offer {', '.join(have)}" if have else "no node has such a label"
         raise DeviceError(
             f"no node for device {device!r}: it needs the label {key}={value}, and {offer}; "

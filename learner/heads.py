@@ -228,7 +228,7 @@ def train_heads(
         generator: all randomness comes from it.
         above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
             NaN elsewhere. Networks leave them out.
-        spec: of the device, where step time starts from without a source.
+        spec: of the device; without one kernels say nothing of step time.
         init: heads of another device to start from (TraPPM, Table V): constants are refitted close
             to that device's, and what its residual says is taken by the share that proves right.
         on_progress: told of parts done.
@@ -284,8 +284,8 @@ def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
         return {"heads": MemoryPrior() if spec is None else MemoryPrior.on(spec)}
     # A metric of which nobody has thought yet is taken for work, as most costs are.
     found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
-    if metric == "step_time_ms":
-        found["of_kernels"] = StepTimePrior() if spec is None else StepTimePrior(spec)
+    if metric == "step_time_ms" and spec is not None:
+        found["of_kernels"] = StepTimePrior(spec)
     return found
 
 

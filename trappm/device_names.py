@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError, SnapshotError
 
-_NO_NAME = frozenset({"gpu", "nvidia", "geforce", "tesla", "pcie", "sxm2", "sxm4", "sxm5", "nvl"})
 _COUNT = re.compile(r":(\d+)$")
 
 
@@ -30,21 +30,10 @@ def device_key(asked: object, keys: Iterable[str]) -> str:
     count = _COUNT.search(asked)
     if count is not None and int(count[1]) != 1:
         raise InputError(f"device {asked!r} is {count[1]} GPUs; predictions are of one (':1')")
-    words = set(_words(asked[: count.start()] if count else asked))
-    found = [key for key in keys if words and _is_same(words, set(_words(key)))]
+    card = read_name(asked[: count.start()] if count else asked)
+    found = [key for key in keys if card.model and card.may_be(read_name(key))]
     if len(found) == 1:
         return found[0]
     if found:
         raise SnapshotError(f"device {asked!r} may be {' or '.join(found)}; name one of them")
     raise SnapshotError(f"there is no head for device {asked!r}; there are: {', '.join(keys)}")
-
-
-def _is_same(asked: set[str], key: set[str]) -> bool:
-    """Either names all that the other does: `a100` and `a100-40gb`, or the other way round."""
-    return asked <= key or key <= asked
-
-
-def _words(name: str) -> list[str]:
-    """`GeForce RTX 3090` and `rtx3090` have the same ones."""
-    joined = re.sub(r"\b(rtx|gtx)[\s_-]+(?=\d)", r"\1", name.lower())
-    return [word for word in re.split(r"[^a-z0-9]+", joined) if word and word not in _NO_NAME]

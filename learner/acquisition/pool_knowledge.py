@@ -43,7 +43,7 @@ class PoolKnowledge:
         cls,
         workloads: Sequence[Workload],
         metrics: Sequence[str],
-        spec: DeviceSpec,
+        spec: DeviceSpec | None,
         generator: np.random.Generator,
     ) -> PoolKnowledge:
         """Of these metrics, as far as a batch serves them.
@@ -51,7 +51,7 @@ class PoolKnowledge:
         Args:
             workloads: the pool (n).
             metrics: that the device's labels have, or all.
-            spec: of the device.
+            spec: of the device, if it is known.
             generator: draws landmarks.
         """
         covariances, estimates = {}, {}
@@ -86,7 +86,10 @@ def _log_std(said: Estimate) -> npt.NDArray[np.float64]:
 
 
 def _known(
-    metric: str, workloads: Sequence[Workload], spec: DeviceSpec, generator: np.random.Generator
+    metric: str,
+    workloads: Sequence[Workload],
+    spec: DeviceSpec | None,
+    generator: np.random.Generator,
 ) -> tuple[Covariance, Estimate]:
     """Of one metric; workloads that different priors explain tell nothing of each other."""
     traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
@@ -110,12 +113,13 @@ def _known(
 
 
 def _priors(
-    metric: str, spec: DeviceSpec, traced: npt.NDArray[np.bool_]
+    metric: str, spec: DeviceSpec | None, traced: npt.NDArray[np.bool_]
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
     if metric == "memory_mib":
-        return [(MemoryPrior.on(spec), np.ones_like(traced))]
-    if metric != "step_time_ms":
+        prior = MemoryPrior() if spec is None else MemoryPrior.on(spec)
+        return [(prior, np.ones_like(traced))]
+    if metric != "step_time_ms" or spec is None:
         return [(GraphPrior(metric), np.ones_like(traced))]
     found: list[tuple[Prior, npt.NDArray[np.bool_]]] = [
         (StepTimePrior(spec), traced),

@@ -1,11 +1,19 @@
 """What is known of devices before any label: where the constants of priors start from.
 
-They are starting points only: labels move everything that hangs on them.
+They are starting points only: labels move everything that hangs on them. Peaks of GPUs stand in
+`profiler.devices.catalogue`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.errors import InputError
+
+PROCESS_MIB = 1750.0
+"""What a process needs before its first tensor: CUDA's context and the libraries' kernels on an
+A100 (MEMORY.md, step 5 of the recipe)."""
 
 
 @dataclass(frozen=True)
@@ -25,39 +33,55 @@ class DeviceSpec:
     """Least time of a kernel on the device."""
     dispatch_us: float = 8.0
     """Time of the host for an operator, where the device waits for the host."""
-    process_mib: float = 1750.0
-    """What a process needs before its first tensor: CUDA's context and the libraries' kernels on an
-    A100 (MEMORY.md, step 5 of the recipe)."""
+    process_mib: float = PROCESS_MIB
     fragments: float = 1.0
     """How much of the gaps between the blocks of CUDA's allocator there is."""
+    tf32_tflops: float | None = None
+    """Convolutions of fp32 tensors, for which PyTorch lets cuDNN take TF32; None where there is no
+    TF32: then they are as fast as other products."""
 
 
-DEVICE_SPECS = {
-    "v100": DeviceSpec(112, 14, 900, 6, 80),
-    "a100": DeviceSpec(312, 19.5, 1555, 40, 108),
-    "h100": DeviceSpec(989, 67, 3350, 50, 132),
-    "rtx3090": DeviceSpec(71, 35.6, 936, 6, 82),
-    "rtx4090": DeviceSpec(165, 82.6, 1008, 72, 128),
-    # Above the baseline of a warm process there is little but tensors on a CPU.
-    "cpu": DeviceSpec(
-        0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0, process_mib=5.0, fragments=0.1
-    ),
-}
-"""By the first letters of a device's key. GeForce cards: with fp32 accumulation."""
-
-UNKNOWN_GPU = DEVICE_SPECS["a100"]
+# Above the baseline of a warm process there is little but tensors on a CPU.
+CPU = DeviceSpec(
+    0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0, process_mib=5.0, fragments=0.1
+)
 
 
 def spec_of(device: str) -> DeviceSpec:
     """The specification of the device of this key, such as `a100` or `cpu-2t`.
 
-    A device that nobody listed is taken for a GPU like an A100.
+    Raises:
+        InputError: nobody has listed this device.
     """
-    name = device.removeprefix("simulated:")
-    found = (spec for key, spec in DEVICE_SPECS.items() if name.startswith(key))
-    return next(found, UNKNOWN_GPU)
+    found = known_spec(device)
+    if found is None:
+        raise InputError(
+            f"nothing is known of device {device!r}, so its step times cannot be simulated; add "
+            "a line of its data sheet to profiler/devices/catalogue.csv"
+        )
+    return found
 
 
-def is_gpu(device: str) -> bool:
-    """Whether the device of this key launches kernels one by one, as all but CPUs are taken to."""
-    return spec_of(device) is not DEVICE_SPECS["cpu"]
+def known_spec(device: str) -> DeviceSpec | None:
+    """The same; None for a device that nobody has listed, which is not taken for another one."""
+    if device.startswith("cpu"):
+        return CPU
+    card = card_of(device)
+    if card is None:
+        return None
+    return DeviceSpec(
+        half_tflops=card.half_tflops,
+        full_tflops=card.fp32_tflops,
+        bandwidth_gbs=card.bandwidth_gbs,
+        cache_mib=card.cache_mib,
+        units=card.units,
+        tf32_tflops=card.tf32_tflops,
+    )
+
+
+def has_kernels(device: str) -> bool:
+    """Whether kernels explain the step times of this device: they do of GPUs that are known.
+
+    CPUs launch none, and how fast an unknown GPU runs them nobody has said.
+    """
+    return known_spec(device) not in (None, CPU)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,17 @@ DETAILS = {
 }
 _FIRST_DETAIL = np.cumsum([0, *DETAILS.values()])
 DETAIL_COUNT = int(_FIRST_DETAIL[-1])
+
+
+class Peak(IntEnum):
+    """What bounds the arithmetic of a kernel that multiplies."""
+
+    FULL = 0
+    HALF = 1
+    TF32 = 2
+    """Convolutions of fp32 tensors, where there is TF32: cuDNN may take it, cuBLAS may not, as
+    PyTorch has it by default and `profiler.devices.cuda` sets it."""
+
 
 FEW_GROUPS = 16
 """Of a convolution; networks with so few of them take slow kernels, with 18 and more fast ones."""
@@ -92,7 +104,8 @@ class Products:
     """Kind and pass."""
     detail: Tensor
     """Detail and pass."""
-    half: Tensor
+    peak: Tensor
+    """Which `Peak` bounds it."""
     last: Tensor
     """1 for channels-last."""
     reordered: Tensor
@@ -245,7 +258,9 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
         "detail": detail * PASSES + passes,
-        "half": half.astype(np.int64),
+        "peak": np.select(
+            [half, convolution & (spec.tf32_tflops is not None)], [Peak.HALF, Peak.TF32]
+        ),
         "last": last.astype(np.float64),
         "reordered": (convolution & half & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),

@@ -23,6 +23,7 @@ from trappm.learner.priors.kernel_terms import (
     PRODUCTS,
     STREAMS,
     TILES,
+    Peak,
     Products,
     Streams,
     Terms,
@@ -90,6 +91,7 @@ GROUPS = (
     Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
     Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.21),
     Group("overlap", (), 0.3, 0.42),
+    Group("tf32_peak", (), 0.0, 0.5, common=True),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -252,8 +254,14 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
             slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
         return slower
 
-    peaks = torch.tensor([spec.full_tflops, spec.half_tflops], dtype=torch.float64)
-    peak = pick("peak", terms.half) - (peaks[terms.half] * 1e9).log()
+    tflops = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
+    peaks = torch.tensor(tflops, dtype=torch.float64)
+    slower = torch.where(
+        terms.peak == Peak.TF32,
+        pick("tf32_peak", zeros),
+        pick("peak", (terms.peak == Peak.HALF).long()),
+    )
+    peak = slower - (peaks[terms.peak] * 1e9).log()
     bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
     penalty = (

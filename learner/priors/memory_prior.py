@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
+from trappm.learner.priors.device_specs import PROCESS_MIB, DeviceSpec
 from trappm.learner.priors.physics import PriorSpec, TermSpec
 from trappm.learner.priors.step_memory import (
     CONVOLUTION_KINDS,
@@ -80,7 +80,7 @@ class MemoryPrior(TermPrior):
     def on(cls, device: DeviceSpec) -> Self:
         """Where the constants start from on this device."""
         found = np.zeros(len(SPEC.terms))
-        found[0] = np.log(device.process_mib / UNKNOWN_GPU.process_mib)
+        found[0] = np.log(device.process_mib / PROCESS_MIB)
         found[2] = np.log(device.fragments)
         return cls(found)
 
@@ -139,7 +139,7 @@ class MemoryPrior(TermPrior):
             memory = step_memory(workload, self.loop)
             factor = amp_factor(workload, memory)
             parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
-            rows.append([UNKNOWN_GPU.process_mib, *(factor * part for part in parts)])
+            rows.append([PROCESS_MIB, *(factor * part for part in parts)])
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
     def features(self, workloads: Sequence[Workload]) -> Array:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.priors.device_specs import UNKNOWN_GPU, DeviceSpec
-from trappm.learner.priors.kernel_terms import Array, Terms, terms_of
+from trappm.learner.priors.device_specs import DeviceSpec
+from trappm.learner.priors.kernel_terms import Array, Peak, Terms, terms_of
 from trappm.learner.priors.kernel_times import (
     SHARE_GROUPS,
     Lookup,
@@ -57,7 +57,7 @@ class StepTimePrior:
 
     def __init__(
         self,
-        spec: DeviceSpec = UNKNOWN_GPU,
+        spec: DeviceSpec,
         constants: Tensor | None = None,
         learned_spreads: Tensor | None = None,
     ) -> None:
@@ -152,21 +152,34 @@ class StepTimePrior:
         return type(self)(self.spec, self.constants + torch.from_numpy(by) * spreads(1.0))
 
     def tensors(self) -> dict[str, Tensor]:
-        spec = torch.tensor(list(asdict(self.spec).values()), dtype=torch.float64)
+        numbers = [0.0 if value is None else value for value in asdict(self.spec).values()]
+        spec = torch.tensor(numbers, dtype=torch.float64)
         return {"constants": self.constants.clone(), "spec": spec}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        constants, spec = tensors["constants"], tensors["spec"].tolist()
+        constants, spec = _with_tf32(tensors["constants"], tensors["spec"].tolist())
         if constants.shape != starting_constants().shape or len(spec) != len(fields(DeviceSpec)):
             raise ValueError(
                 f"{tuple(constants.shape)} constants and {len(spec)} numbers of a spec"
             )
-        if not constants.isfinite().all() or min(spec) <= 0:
+        *others, tf32 = spec
+        if not constants.isfinite().all() or min(others) <= 0 or not tf32 >= 0:
             raise ValueError("constants that are not finite, or a spec that is not positive")
-        told = dict(zip((field.name for field in fields(DeviceSpec)), spec, strict=True))
-        told["units"] = round(told["units"])
-        return cls(DeviceSpec(**told), constants.double())
+        half, full, bandwidth, cache, units, launch, dispatch, process, fragments = others
+        read = DeviceSpec(
+            half, full, bandwidth, cache, round(units),
+            launch, dispatch, process, fragments, tf32 or None,
+        )  # fmt: skip
+        return cls(read, constants.double())
+
+
+def _with_tf32(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]]:
+    """The same of a snapshot of before TF32 had a peak: convolutions went by that of fp32."""
+    before = len(starting_constants()) - 1, len(fields(DeviceSpec)) - 1
+    if (*constants.shape, len(spec)) == before:
+        return torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
+    return constants, spec
 
 
 def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:

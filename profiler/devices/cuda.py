@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.devices.gpu_neighbours import Neighbours
 from trappm.profiler.devices.gpu_watch import PERIOD_S, GpuWatch
 from trappm.profiler.devices.nvml import (
@@ -88,7 +89,7 @@ class CudaDevice(StepDevice):
         if ordinal is not None:
             matches = gpus[int(ordinal[1]) : int(ordinal[1]) + 1]
         else:
-            matches = [gpu for gpu in gpus if gpu.short_key == key]
+            matches = [gpu for gpu in gpus if read_name(key).may_be(read_name(gpu.name))]
         if not matches:
             failures = [gpu.failure for gpu in gpus if gpu.failure is not None]
             raise DeviceError("; ".join(["no GPU here has this number or name", *failures]))

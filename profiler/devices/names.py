@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from trappm.profiler.devices.memory import MEMORY_MIB
-from trappm.profiler.devices.simulated import SPECIFICATIONS
+from trappm.profiler.devices.catalogue import card_keys, card_of
 
 _FURTHER_GPUS = (
-    "a10", "a100x", "a10g", "a10m", "a16", "a2", "a30", "a30x", "a40", "a800", "b200", "b300",
-    "gb200", "gb300", "gh200", "h20", "h800", "k40", "k80", "l2", "l20", "l4", "l40", "l40g",
-    "l40s", "m10", "m40", "m60", "p100", "p4", "p40", "p6", "t4g", "v100s",
+    "a100x", "a10m", "a30x", "b300", "gb300", "h800", "k40", "k80", "l2", "l40g", "m10", "m40",
+    "m60", "p4", "p40", "p6", "t4g",
 )  # fmt: skip
-"""NVIDIA's for servers, beside those that we have data sheets of; each differs from another one by
-a letter, so without this list they would be taken for misspelt."""
+"""NVIDIA's for servers, beside those of the catalogue; each differs from another one by a letter,
+so without this list they would be taken for misspelt."""
 
 _TOO_MANY = ("rtx", "gtx")
 """Begins the names of cards of which nobody lists all."""
@@ -31,11 +29,11 @@ def nearest_device(key: str, offered: Iterable[str]) -> str | None:
         offered: keys that are known to be right, beside the names of GPUs.
     """
     if key.startswith(_SIMULATED):
-        near = _nearest(key.removeprefix(_SIMULATED), SPECIFICATIONS)
+        near = None if card_of(key) else _nearest(key.removeprefix(_SIMULATED), card_keys())
         return f"{_SIMULATED}{near}" if near else None
-    if key.startswith(_TOO_MANY):
+    if key.startswith(_TOO_MANY) or (key == key.lower() and card_of(key)):
         return None
-    return _nearest(key, {*SPECIFICATIONS, *MEMORY_MIB, *_FURTHER_GPUS, *offered})
+    return _nearest(key, {*card_keys(), *_FURTHER_GPUS, *offered})
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:

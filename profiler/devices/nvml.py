@@ -8,17 +8,12 @@ context; any process may ask.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import DeviceError
-
-_NOT_PART_OF_KEY = re.compile(
-    r"\b(nvidia|tesla|geforce|quadro|graphics|device|pcie|nvl|hbm\w+|sxm\w*|\d+gb)\b"
-)
-_MIG_NAME = re.compile(r" MIG (\S+)$")
 
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW, an unsigned int
 
@@ -69,10 +64,7 @@ class Gpu:
     @property
     def short_key(self) -> str:
         """`a100` for NVIDIA A100-SXM4-40GB, `a100-mig-1g.5gb` for a part of it."""
-        profile = _MIG_NAME.search(self.name)
-        name = self.name[: profile.start()] if profile else self.name
-        words = _NOT_PART_OF_KEY.sub(" ", name.lower().replace("-", " ")).split()
-        return "-".join([*words, "mig", profile[1].lower()] if profile else words)
+        return read_name(self.name).key
 
     def ask(self, function: str, *arguments: Any) -> Answer:
         """The answer of one NVML query on this GPU, or the reason why there is none."""

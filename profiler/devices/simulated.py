@@ -1,4 +1,4 @@
-"""GPUs that nobody has, from their public specifications: `simulated:a100`, `simulated:h200`.
+"""GPUs that nobody has, from the catalogue of data sheets: `simulated:a100`, `simulated:h200`.
 
 Each node of the static graph takes as long as its arithmetic or its memory traffic needs at the
 specified peak, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009), and
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.devices.base import Device, Findings
+from trappm.profiler.devices.catalogue import Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
@@ -38,82 +38,6 @@ if TYPE_CHECKING:
     from trappm.profiler.static import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Specification:
-    """What the maker says a GPU can do, without sparsity."""
-
-    name: str
-    source: str
-    fp32_tflops: float
-    tf32_tflops: float | None
-    """None: convolutions in fp32 use the ordinary units."""
-    fp16_tflops: float
-    """Of the tensor cores; bf16 is the same where there is any."""
-    has_bf16: bool
-    bandwidth_gb_s: float
-    memory_gib: int
-    tdp_w: float
-
-
-SPECIFICATIONS = {
-    "a100": Specification(
-        name="NVIDIA A100-SXM4-40GB",
-        source="NVIDIA A100 Tensor Core GPU data sheet (nvidia-a100-datasheet, 1758950), A100 40GB",
-        fp32_tflops=19.5,
-        tf32_tflops=156.0,
-        fp16_tflops=312.0,
-        has_bf16=True,
-        bandwidth_gb_s=1555.0,
-        memory_gib=40,
-        tdp_w=400.0,
-    ),
-    "v100": Specification(
-        name="Tesla V100-SXM2-16GB",
-        source="NVIDIA V100 Tensor Core GPU data sheet (v100-datasheet, January 2020), NVLink form",
-        fp32_tflops=15.7,
-        tf32_tflops=None,
-        fp16_tflops=125.0,
-        has_bf16=False,
-        bandwidth_gb_s=900.0,
-        memory_gib=16,
-        tdp_w=300.0,
-    ),
-    "h100": Specification(
-        name="NVIDIA H100 80GB HBM3",
-        source="NVIDIA H100 Tensor Core GPU data sheet, SXM form, half of its sparse figures",
-        fp32_tflops=67.0,
-        tf32_tflops=494.7,
-        fp16_tflops=989.4,
-        has_bf16=True,
-        bandwidth_gb_s=3350.0,
-        memory_gib=80,
-        tdp_w=700.0,
-    ),
-    "h200": Specification(
-        name="NVIDIA H200",
-        source="NVIDIA H200 Tensor Core GPU data sheet, SXM form, half of its sparse figures",
-        fp32_tflops=67.0,
-        tf32_tflops=494.7,
-        fp16_tflops=989.4,
-        has_bf16=True,
-        bandwidth_gb_s=4800.0,
-        memory_gib=141,
-        tdp_w=700.0,
-    ),
-    "t4": Specification(
-        name="Tesla T4",
-        source="NVIDIA T4 Tensor Core GPU data sheet (t4-tensor-core-datasheet, 951643)",
-        fp32_tflops=8.1,
-        tf32_tflops=None,
-        fp16_tflops=65.0,
-        has_bf16=False,
-        bandwidth_gb_s=320.0,
-        memory_gib=16,
-        tdp_w=70.0,
-    ),
-}
 
 # What no data sheet says; assumed alike for all.
 _LAUNCH_MS = 0.005
@@ -147,34 +71,36 @@ class SimulatedDevice(Device):
     def __init__(self, key: str, *, seed: int = SEED) -> None:
         super().__init__(key)
         name = key.partition(":")[2]
-        if name not in SPECIFICATIONS:
-            known = ", ".join(f"simulated:{name}" for name in SPECIFICATIONS)
-            raise DeviceError(f"no specification is named {name!r}; there are {known}")
-        self._gpu = SPECIFICATIONS[name]
+        card = card_of(name)
+        if card is None:
+            raise DeviceError(
+                f"no card of profiler/devices/catalogue.csv is named {name!r}; name one as in "
+                "simulated:a100, or add it there"
+            )
+        self._card: Card = card
         self._seed = seed
 
     def environment(self) -> dict[str, Any]:
         return {
             **host_facts(),
             "device": self.key,
-            "device_name": f"{self._gpu.name} (simulated)",
+            "device_name": f"{self._card.name} (simulated)",
             "device_memory_mib": self.capacity_mib,
-            "device_power_limit_w": self._gpu.tdp_w,
-            "simulated_from": self._gpu.source,
+            "device_power_limit_w": self._card.power_w,
             "noise_seed": self._seed,
-            "tf32": "convolutions only" if self._gpu.tf32_tflops else None,
+            "tf32": "convolutions only" if self._card.tf32_tflops else None,
         }
 
     @property
     def capacity_mib(self) -> float:
-        return self._gpu.memory_gib * 1024.0
+        return self._card.memory_gb * 1024.0
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
         enter("create")
-        if configuration.precision is Precision.AMP_BF16 and not self._gpu.has_bf16:
-            raise UnsupportedModelError(f"{self._gpu.name} has no bf16 arithmetic")
+        if configuration.precision is Precision.AMP_BF16 and not self._card.has_bf16:
+            raise UnsupportedModelError(f"{self._card.name} has no bf16 arithmetic")
         profile = _profile(configuration.architecture, configuration.input_size)
         enter("warmup")
         memory_mib, detail_mib, missing = self._memory(profile, configuration)
@@ -196,7 +122,12 @@ class SimulatedDevice(Device):
         )
         train = configuration.phase is Phase.TRAIN
         step = summarize(samples_ms, [parts_ms] if train else ())
-        power_w = self._gpu.tdp_w * (_IDLE_SHARE + (1 - _IDLE_SHARE) * busy_ms / step_ms)
+        power_w = None
+        if self._card.power_w is None:
+            missing = missing | {"power_w": f"no power limit of {self._card.name} is known"}
+        else:
+            busy = _IDLE_SHARE + (1 - _IDLE_SHARE) * busy_ms / step_ms
+            power_w = self._card.power_w * busy
         return Findings(
             outcome=Outcome.OK,
             step_samples_ms=samples_ms,
@@ -204,7 +135,7 @@ class SimulatedDevice(Device):
             memory_mib=memory_mib,
             memory_detail_mib=detail_mib,
             power_w=power_w,
-            energy_j=power_w * step.median_ms / 1000,
+            energy_j=None if power_w is None else power_w * step.median_ms / 1000,
             missing=missing,
             environment={"power_method": "idle to TDP by share of time at a peak (simulated)"},
             provenance=self.provenance,
@@ -216,7 +147,7 @@ class SimulatedDevice(Device):
         """Milliseconds of forward, backward and optimizer; and how long a peak is reached."""
         kernels = np.array([o not in _VIEWS for o in graph.operators], dtype=bool)
         width = BYTES_PER_ELEMENT // (1 if configuration.precision is Precision.FP32 else 2)
-        traffic = _elements_moved(graph) * width / (self._gpu.bandwidth_gb_s * 1e6)
+        traffic = _elements_moved(graph) * width / (self._card.bandwidth_gbs * 1e6)
         arithmetic = 2.0 * graph.macs / (self._peak_tflops(graph, configuration) * 1e9)
         busy_ms = float(np.maximum(traffic, arithmetic)[kernels].sum())
         forward_ms = busy_ms + _LAUNCH_MS * int(kernels.sum())
@@ -225,18 +156,18 @@ class SimulatedDevice(Device):
         # Reads weights, gradients and states, writes weights and states.
         tensors = 3 + 2 * STATES_PER_PARAMETER[configuration.optimizer]
         update = tensors * BYTES_PER_ELEMENT * int(graph.parameters.sum())
-        update_ms = update / (self._gpu.bandwidth_gb_s * 1e6)
+        update_ms = update / (self._card.bandwidth_gbs * 1e6)
         parts_ms = (forward_ms, _BACKWARD_PASSES * forward_ms, update_ms + _LAUNCH_MS)
         return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
 
     def _peak_tflops(self, graph: Graph, configuration: Configuration) -> FloatArray:
         """What each node's arithmetic may reach, as `profiler.devices.cuda` sets up torch (N)."""
-        gpu = self._gpu
-        convolution, product = gpu.tf32_tflops or gpu.fp32_tflops, gpu.fp32_tflops
+        card = self._card
+        convolution, product = card.tf32_tflops or card.fp32_tflops, card.fp32_tflops
         if configuration.precision is not Precision.FP32:
-            convolution = product = gpu.fp16_tflops
+            convolution = product = card.half_tflops
         peaks = dict.fromkeys(CONVOLUTIONS, convolution) | dict.fromkeys(PRODUCTS, product)
-        return np.array([peaks.get(o, gpu.fp32_tflops) for o in graph.operators])
+        return np.array([peaks.get(o, card.fp32_tflops) for o in graph.operators])
 
     def _memory(
         self, profile: StaticProfile, configuration: Configuration

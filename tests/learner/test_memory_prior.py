@@ -7,7 +7,7 @@ import torch
 from trappm.learner.acquisition.joint import Ground, Joint
 from trappm.learner.estimator import Targets
 from trappm.learner.head import Head, Ours
-from trappm.learner.priors.device_specs import UNKNOWN_GPU, spec_of
+from trappm.learner.priors.device_specs import PROCESS_MIB, spec_of
 from trappm.learner.priors.graph_prior import GraphPrior
 from trappm.learner.priors.memory_prior import MemoryPrior
 from trappm.learner.priors.step_memory import step_memory
@@ -41,9 +41,9 @@ def test_without_labels_it_is_process_and_simulated_memory(traced):
     said = np.exp(MemoryPrior().log_values(workloads))
     for mib, workload in zip(said, workloads, strict=True):
         simulated = workload.step.memory(workload.batch_size)
-        assert UNKNOWN_GPU.process_mib + simulated.live_mib <= mib * 1.0001
+        assert PROCESS_MIB + simulated.live_mib <= mib * 1.0001
         more = max(simulated.reserved_mib, simulated.reserved_with_workspace_mib)
-        assert mib < UNKNOWN_GPU.process_mib + more * 1.0001
+        assert mib < PROCESS_MIB + more * 1.0001
 
 
 @pytest.mark.parametrize("loop", Loop)
@@ -116,7 +116,7 @@ def test_more_of_anything_needs_more(traced):
         return np.exp(MemoryPrior().log_values([with_settings(workload, **settings)]))[0]
 
     assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
-    assert mib() > mib(phase=Phase.INFER) > UNKNOWN_GPU.process_mib
+    assert mib() > mib(phase=Phase.INFER) > PROCESS_MIB
 
 
 def test_without_a_traced_step_rules_answer(traced):

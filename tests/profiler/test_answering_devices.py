@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trappm.profiler.devices import Findings, open_device
-from trappm.profiler.devices.simulated import SPECIFICATIONS, SimulatedDevice
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.simulated import SimulatedDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER
 from trappm.profiler.records import (
@@ -27,6 +28,7 @@ from trappm.profiler.records import (
     StepSummary,
 )
 
+SIMULATED = ("a100", "v100", "h100", "h200", "t4", "rtx-3090", "a100-80gb", "b200")
 CONFIGURATION = Configuration(architecture="test_resnet", batch_size=16, input_size=160)
 STEP = StepSummary(median_ms=5.0, mean_ms=5.5, iqr_ms=1.0, p95_ms=8.0)
 
@@ -166,20 +168,30 @@ def median(found: Findings) -> float:
     return found.step.median_ms
 
 
-@pytest.mark.parametrize("name", SPECIFICATIONS)
+@pytest.mark.parametrize("name", SIMULATED)
 def test_a_simulation_is_marked_and_possible(name: str) -> None:
     found = simulate(name)
     assert found.provenance is Provenance.SIMULATED
     assert found.outcome is Outcome.OK
-    specification = SPECIFICATIONS[name]
+    card = card_of(name)
+    assert card is not None
+    assert card.power_w is not None
     assert found.power_w is not None
-    assert 0 < found.power_w <= specification.tdp_w
+    assert 0 < found.power_w <= card.power_w
     assert found.energy_j == pytest.approx(found.power_w * median(found) / 1000)
     assert found.memory_mib is not None
-    assert found.memory_mib < specification.memory_gib * 1024
+    assert found.memory_mib < card.memory_gb * 1024
     environment = open_device(f"simulated:{name}").environment()
     assert "simulated" in environment["device_name"]
-    assert specification.source == environment["simulated_from"]
+    assert environment["device_memory_mib"] == card.memory_gb * 1024
+
+
+def test_what_no_data_sheet_says_is_missing_with_the_reason() -> None:
+    found = simulate("a100-mig-1g.5gb")
+    assert found.outcome is Outcome.OK
+    assert found.power_w is found.energy_j is None
+    assert "a100 sxm4 40gb mig 1g.5gb" in found.missing["power_w"]
+    assert median(found) > 3 * median(simulate("a100"))
 
 
 def test_simulated_samples_depend_on_the_seed_alone() -> None:
@@ -194,7 +206,7 @@ def test_simulated_samples_depend_on_the_seed_alone() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.sampled_from(sorted(SPECIFICATIONS)),
+    st.sampled_from(SIMULATED),
     st.sampled_from(list(Optimizer)),
     st.integers(1, 512),
     st.integers(2, 4),
@@ -243,7 +255,7 @@ def test_beyond_the_capacity_is_out_of_memory() -> None:
     assert found.step is None
 
 
-@pytest.mark.parametrize("key", ["simulated:", "simulated:b200", "simulated-a100"])
-def test_unknown_specification_is_told_with_those_there_are(key: str) -> None:
+@pytest.mark.parametrize("key", ["simulated:", "simulated:a1000", "simulated-a100"])
+def test_an_unknown_card_is_told_with_the_nearest(key: str) -> None:
     with pytest.raises(DeviceError, match="simulated:a100"):
         open_device(key)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.families import FAMILIES, family_of
 from trappm.profiler.measuring.sweep_list import read_configurations
-from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,22 +39,6 @@ def test_groups_are_those_of_a_pool(tmp_path: Path) -> None:
     assert {c.batch_size for c in found} == {1, 2}
     path.write_text(json.dumps([configuration(9).to_dict(), GROUP]), encoding="utf-8")
     assert read_configurations(path) == [configuration(9), *found]
-
-
-def test_list_for_gpu_owners_has_all_that_the_truth_on_a_gpu_needs() -> None:
-    found = read_configurations(ROOT / "examples" / "gpu_sweep.yaml")
-    assert len(found) >= 300
-    assert {family_of(c.architecture) for c in found} == set(FAMILIES)
-    for family in FAMILIES:
-        sizes = {c.batch_size for c in found if family_of(c.architecture) == family}
-        assert sizes >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
-    # Nothing holds a thousand images of the largest ones, so running out of memory is met.
-    assert any(c.architecture == "vit_large_patch16_224" and c.batch_size == 1024 for c in found)
-    for field, values in (
-        ("precision", Precision), ("memory_format", MemoryFormat), ("optimizer", Optimizer),
-        ("phase", Phase),
-    ):  # fmt: skip
-        assert {getattr(c, field) for c in found} == set(values)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""What NVIDIA's cards can do by their data sheets, for all who need to know: `catalogue.csv`.
+
+The figures are of NVIDIA's data sheets and architecture white papers (Volta, Turing, Ampere, Ada,
+Hopper, Blackwell), without sparsity and with fp32 accumulation, which is what PyTorch uses and
+what halves the tensor peak of most GeForce cards; where those give clocks only, cores times boost
+clock. Parts by MIG follow `nvidia-smi mig -lgip` and the MIG user guide. What is not known is
+missing and never guessed; a card that is not listed is no other card. To add one, add a line.
+
+`read_name` makes one form of all the names that a card goes by: NVML's (`NVIDIA A100-SXM4-40GB`),
+Ray's labels (`GeForce-RTX-3090`), and the keys in campaigns and stores (`a100`, `rtx-3090`,
+`rtx3090`, `a100-80gb`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+_FILE = Path(__file__).parent / "catalogue.csv"
+_NO_NAME = frozenset(
+    {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
+     "simulated", "120gb", "480gb"}
+)  # fmt: skip
+"""Words that tell no card from another; the sizes are those of GH200's memory beside its CPU."""
+_FORM = re.compile(r"sxm\d?|pcie|nvl|dgxs")
+_MEMORY = re.compile(r"(\d+)gb?")
+_HBM = re.compile(r"hbm\w+")
+_PART = re.compile(r"[\s-]mig[\s-](\S+)$")
+_PROFILE = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb(?:\+.*)?")
+_SERIES = re.compile(r"\b(rtx|gtx)\W*(\d+)(ti|super|d)?\b")
+_GEFORCE = re.compile(r"[rg]tx-\d")
+_NUMBERED = re.compile(r"[rg]tx-\D*\d+")
+_MEMORY_TOLERANCE = 0.12
+"""NVML tells somewhat less than the data sheet: error correction, the driver's own, GB for GiB."""
+_USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
+"""Of the memory, by compute slices of a part; of the cards with seven."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardName:
+    """What a name says of a card."""
+
+    model: str
+    """Such as `a100` or `rtx-3090-ti`."""
+    form: str | None = None
+    """`sxm4`, `pcie` or `nvl`."""
+    memory_gb: int | None = None
+    part: str | None = None
+    """Of a part by MIG: its profile, such as `1g.5gb`."""
+
+    def __str__(self) -> str:
+        """Such as `a100 sxm4 40gb`."""
+        size = None if self.memory_gb is None else f"{self.memory_gb}gb"
+        return " ".join(
+            filter(None, (self.model, self.form, size, self.part and f"mig {self.part}"))
+        )
+
+    @property
+    def key(self) -> str:
+        """The key of such devices, whatever their form: `a100`, `rtx-3090`, `a100-mig-1g.5gb`."""
+        return f"{self.model}-mig-{self.part}" if self.part else self.model
+
+    def may_be(self, other: CardName) -> bool:
+        """Whether nothing that one says contradicts the other; `sxm` may be any of them."""
+        forms = self.form or other.form or "", other.form or self.form or ""
+        sizes = {self.memory_gb, other.memory_gb} - {None}
+        return (
+            (self.model, self.part) == (other.model, other.part)
+            and len(sizes) < 2
+            and (forms[0].startswith(forms[1]) or forms[1].startswith(forms[0]))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A card, or a part of one by MIG, on paper; None is what is not known."""
+
+    name: CardName
+    half_tflops: float
+    """Dense products in fp16 with fp32 accumulation; in bf16 the same from Ampere on."""
+    tf32_tflops: float | None
+    """Dense products of fp32 numbers in TF32; None before Ampere, which has none."""
+    fp32_tflops: float
+    bandwidth_gbs: float
+    memory_gb: float
+    memory_mib: float | None
+    """What a CUDA process can have of it, where somebody has seen it."""
+    cache_mib: float
+    """L2."""
+    units: int
+    """Streaming multiprocessors."""
+    power_w: float | None
+    """Limit as delivered; None also for parts, which share their card's."""
+    capability: tuple[int, int]
+    """CUDA's compute capability."""
+    units_of_part: tuple[tuple[int, int], ...] = ()
+    """Streaming multiprocessors of a part by its compute slices."""
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability >= (8, 0)
+
+    def part(self, profile: str) -> Card | None:
+        """A part by MIG, such as `1g.5gb`; None if nobody listed what it has."""
+        found = _PROFILE.fullmatch(profile)
+        by_slices = dict(self.units_of_part)
+        units = by_slices.get(int(found[1] or found[2])) if found else None
+        if found is None or units is None:
+            return None
+        memory_gb = float(found[3])
+        slices = 8 if 7 in by_slices else 4
+        of_memory = min(max(round(memory_gb / self.memory_gb * slices), 1), slices) / slices
+        of_units = units / self.units
+        return replace(
+            self,
+            name=replace(self.name, part=profile),
+            half_tflops=self.half_tflops * of_units,
+            tf32_tflops=self.tf32_tflops and self.tf32_tflops * of_units,
+            fp32_tflops=self.fp32_tflops * of_units,
+            bandwidth_gbs=self.bandwidth_gbs * of_memory,
+            memory_gb=memory_gb,
+            memory_mib=None,
+            cache_mib=self.cache_mib * of_memory,
+            units=units,
+            power_w=None,
+            units_of_part=(),
+        )
+
+
+def read_name(name: str) -> CardName:
+    """What a name says, be it NVML's, a label of Ray or the key of a device."""
+    words = _SERIES.sub(r"\1 \2 \3", name.strip().lower())
+    part = _PART.search(words)
+    if part is not None:
+        words = words[: part.start()]
+    model: list[str] = []
+    form, memory_gb = None, None
+    for word in re.split(r"[^a-z0-9]+", words):
+        size = _MEMORY.fullmatch(word)
+        if not word or word in _NO_NAME or _HBM.fullmatch(word):
+            continue
+        if _FORM.fullmatch(word):
+            form = word
+        elif size is not None:
+            memory_gb = int(size[1])
+        else:
+            model.append(word)
+    return CardName(
+        model="-".join(model), form=form, memory_gb=memory_gb, part=part and part[1].lower()
+    )
+
+
+def card_of(name: str, memory_mib: float | None = None) -> Card | None:
+    """The card of this name, or the part of one; None if it is not in the catalogue.
+
+    Args:
+        name: any that it goes by. Where it says neither form nor memory, the first row is meant.
+        memory_mib: as NVML tells it, where somebody has asked.
+    """
+    asked = read_name(name)
+    whole = replace(asked, part=None)
+    rows = [card for card in cards() if whole.may_be(card.name)]
+    if memory_mib is not None and asked.part is None:
+        rows = [r for r in rows if abs(memory_mib / 1024 / r.memory_gb - 1) < _MEMORY_TOLERANCE]
+    if asked.part is None:
+        return rows[0] if rows else None
+    parts = [(row, part) for row in rows if (part := row.part(asked.part)) is not None]
+    # 1g.10gb is the eighth of 80 GB rather than the quarter of 40.
+    parts.sort(key=lambda pair: not _is_usual(*pair))
+    return parts[0][1] if parts else None
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """All of the catalogue, in its order."""
+    with _FILE.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in file if not line.startswith("#")]
+    return tuple(_card(row) for row in csv.DictReader(lines))
+
+
+@cache
+def card_keys() -> tuple[str, ...]:
+    """The keys of all of them, in the catalogue's order."""
+    return tuple(dict.fromkeys(card.name.key for card in cards()))
+
+
+def ray_labels(device: str) -> tuple[str, ...]:
+    """Values of Ray's label `ray.io/accelerator-type` that nodes with this device may carry.
+
+    Ray takes it from the name that NVML gives: `A100`, `RTX-A6000`, but `GeForce-RTX-3090`, and
+    `RTX-6000` for cards of three generations. Which one it is the profiler there looks at.
+    """
+    model = read_name(device).model
+    labels = [device.upper().replace(" ", "-"), model.upper()]
+    if _GEFORCE.match(model):
+        words = model.split("-")
+        labels.append(
+            "-".join(["GeForce", *(w.capitalize() if w == "ti" else w.upper() for w in words)])
+        )
+    if numbered := _NUMBERED.match(model):
+        labels.append(numbered[0].upper())
+    return tuple(dict.fromkeys(labels))
+
+
+def _is_usual(whole: Card, part: Card) -> bool:
+    found = _PROFILE.fullmatch(part.name.part or "")
+    share = _USUAL_SHARE.get(int(found[2])) if found else None
+    return share is not None and abs(part.memory_gb / whole.memory_gb / share - 1) < 0.1
+
+
+def _card(row: dict[str, str]) -> Card:
+    def number(column: str) -> float | None:
+        return float(row[column]) if row[column] else None
+
+    major, minor = row["capability"].split(".")
+    memory_gb = int(row["memory_gb"])
+    of_part = (pair.split(":") for pair in row["mig_units"].split())
+    return Card(
+        name=CardName(model=row["model"], form=row["form"] or None, memory_gb=memory_gb),
+        half_tflops=float(row["half_tflops"]),
+        tf32_tflops=number("tf32_tflops"),
+        fp32_tflops=float(row["fp32_tflops"]),
+        bandwidth_gbs=float(row["bandwidth_gbs"]),
+        memory_gb=memory_gb,
+        memory_mib=number("memory_mib"),
+        cache_mib=float(row["cache_mib"]),
+        units=int(row["units"]),
+        power_w=number("power_w"),
+        capability=(int(major), int(minor)),
+        units_of_part=tuple((int(slices), int(count)) for slices, count in of_part),
+    )

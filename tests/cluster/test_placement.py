@@ -1,0 +1,33 @@
+"""A device is placed on the nodes that Ray labels with its card, whatever its key is."""
+
+from __future__ import annotations
+
+import pytest
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+from trappm.cluster.runtime import ACCELERATOR_LABEL, placement
+from trappm.profiler.devices.catalogue import read_name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA H100 80GB HBM3",
+     "NVIDIA GeForce RTX 3090", "GeForce RTX 2080 Ti", "NVIDIA GeForce RTX 4070 Ti SUPER",
+     "NVIDIA GeForce GTX 1660 Ti", "NVIDIA TITAN V", "NVIDIA RTX A6000", "NVIDIA GH200 480GB",
+     "NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"],
+)  # fmt: skip
+def test_nodes_that_ray_labels_by_itself_are_found_by_the_key_that_we_measure_under(name):
+    label = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(name)
+    node = {"Labels": {ACCELERATOR_LABEL: label}}
+    assert placement(read_name(name).key).suits(node)
+    assert not placement("l4").suits(node)
+
+
+def test_a_selector_of_ray_takes_any_of_the_labels():
+    assert placement("a100").options["label_selector"] == {ACCELERATOR_LABEL: "A100"}
+    selector = placement("rtx3090").options["label_selector"][ACCELERATOR_LABEL]
+    assert selector == "in(RTX3090,RTX-3090,GeForce-RTX-3090)"
+    from ray._private.label_utils import validate_label_selector
+
+    for device in ("rtx3090", "a100-mig-1g.5gb", "a100-80gb"):
+        assert validate_label_selector(placement(device).options["label_selector"]) is None

@@ -1,0 +1,146 @@
+"""One catalogue of cards: known by all their names, consistent in itself, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.profiler.fake_nvml import GIB, Board, install
+from trappm.profiler.devices import open_device
+from trappm.profiler.devices.catalogue import Card, card_keys, card_of, cards, ray_labels, read_name
+from trappm.profiler.errors import DeviceError
+
+CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""For fp32 in a multiprocessor; 128 in all later ones."""
+
+
+def known(name: str, memory_mib: float | None = None) -> Card:
+    card = card_of(name, memory_mib)
+    assert card is not None, name
+    return card
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "form", "memory_gb", "bandwidth_gbs"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100", "sxm4", 40, 1555),
+        ("NVIDIA A100-SXM4-80GB", "a100", "sxm4", 80, 2039),
+        ("NVIDIA A100-PCIE-40GB", "a100", "pcie", 40, 1555),
+        ("NVIDIA A100 80GB PCIe", "a100", "pcie", 80, 1935),
+        ("A100-SXM-80GB", "a100", "sxm4", 80, 2039),
+        ("Tesla V100-SXM2-16GB", "v100", "sxm2", 16, 900),
+        ("Tesla V100-SXM2-32GB", "v100", "sxm2", 32, 900),
+        ("Tesla V100-SXM3-32GB", "v100", "sxm3", 32, 900),
+        ("Tesla V100-PCIE-32GB", "v100", "pcie", 32, 900),
+        ("Tesla P100-PCIE-16GB", "p100", "pcie", 16, 732),
+        ("NVIDIA H100 80GB HBM3", "h100", "sxm5", 80, 3350),
+        ("NVIDIA H100 PCIe", "h100", "pcie", 80, 2039),
+        ("NVIDIA H100 NVL", "h100", "nvl", 94, 3938),
+        ("NVIDIA H200 NVL", "h200", "nvl", 141, 4800),
+        ("NVIDIA GH200 480GB", "gh200", None, 96, 4000),
+        ("NVIDIA GH200 144G HBM3e", "gh200", None, 144, 4900),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090", None, 24, 936),
+        ("GeForce-RTX-3090", "rtx-3090", None, 24, 936),
+        ("rtx3090", "rtx-3090", None, 24, 936),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx-3090-ti", None, 24, 1008),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070-ti-super", None, 16, 672),
+        ("Quadro RTX 6000", "rtx-6000", None, 24, 672),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada", None, 48, 960),
+        ("NVIDIA RTX A6000", "rtx-a6000", None, 48, 768),
+        ("NVIDIA TITAN RTX", "titan-rtx", None, 24, 672),
+        ("NVIDIA L40S", "l40s", None, 48, 864),
+        ("a100", "a100", "sxm4", 40, 1555),
+        ("a100-80gb", "a100", "sxm4", 80, 2039),
+        ("simulated:v100-32gb", "v100", "sxm2", 32, 900),
+    ],
+)
+def test_a_card_is_known_by_all_its_names(
+    name: str, key: str, form: str | None, memory_gb: int, bandwidth_gbs: float
+) -> None:
+    card = known(name)
+    assert read_name(name).key == key
+    assert (card.name.form, card.memory_gb, card.bandwidth_gbs) == (form, memory_gb, bandwidth_gbs)
+
+
+def test_the_driver_tells_by_its_memory_which_card_it_is() -> None:
+    assert known("NVIDIA GeForce RTX 3080", 10_240).bandwidth_gbs == 760
+    assert known("NVIDIA GeForce RTX 3080", 12_288).bandwidth_gbs == 912
+    assert known("NVIDIA A100", 81_251).memory_gb == 80
+    assert known("Tesla V100", 32_510).memory_gb == 32
+    assert card_of("NVIDIA A100", 65_000) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "gpu", "never heard of", "a100x", "a1000", "v1000", "NVIDIA A100-SXM-64GB", "rtx-9090",
+     "NVIDIA GeForce RTX 4090 Laptop GPU", "cpu-2t", "replay:a100.jsonl", "h100-mig-9g.99gb",
+     "l4-mig-1g.5gb"],
+)  # fmt: skip
+def test_what_is_not_listed_is_no_other_card(name: str) -> None:
+    assert card_of(name) is None
+
+
+@pytest.mark.parametrize("card", cards(), ids=lambda card: str(card.name))
+def test_figures_of_a_card_fit_each_other(card: Card) -> None:
+    clock_ghz = card.fp32_tflops * 1e3 / (2 * card.units * CORES.get(card.capability, 128))
+    assert 1.0 < clock_ghz < 2.7
+    assert (card.tf32_tflops is None) == (card.capability < (8, 0)), "TF32 came with Ampere"
+    if card.tf32_tflops is not None:
+        assert card.half_tflops == pytest.approx(2 * card.tf32_tflops, rel=0.02)
+        assert card.tf32_tflops >= 0.98 * card.fp32_tflops
+    # Half precision is once to 32 times as fast: P100 twice, tensor cores more, or no tensor cores.
+    assert 1.7 <= card.half_tflops / card.fp32_tflops <= 32
+    assert 100 <= card.bandwidth_gbs <= 8000
+    assert 1 <= card.cache_mib <= 128
+    if card.memory_mib is not None:
+        assert 0.9 * card.memory_gb < card.memory_mib / 1024 <= card.memory_gb
+    assert card_of(str(card.name)) == card, "its own name means it"
+
+
+def test_a_line_for_each_card() -> None:
+    assert len({card.name for card in cards()}) == len(cards())
+    assert {"v100", "t4", "a100", "h100", "rtx-3090", "rtx-5090"} <= set(card_keys())
+
+
+def test_a_part_has_its_share() -> None:
+    whole, part = known("a100"), known("NVIDIA A100-SXM4-40GB MIG 2g.10gb")
+    assert read_name("NVIDIA A100-SXM4-40GB MIG 2g.10gb").key == "a100-mig-2g.10gb"
+    assert part.units == 28
+    assert part.half_tflops == pytest.approx(whole.half_tflops * 28 / 108)
+    assert part.bandwidth_gbs == pytest.approx(whole.bandwidth_gbs / 4)
+    assert (part.memory_gb, part.power_w) == (10, None)
+    assert known("a100-mig-1c.2g.10gb").units == 14
+    assert known("h100-mig-3g.40gb").units == 60
+    assert known("a30-mig-2g.12gb").bandwidth_gbs == pytest.approx(933 / 2)
+    # The eighth of 80 GB rather than the quarter of 40, unless the name says so.
+    assert known("a100-mig-1g.10gb").bandwidth_gbs == pytest.approx(2039 / 8)
+    assert known("a100-40gb-mig-1g.10gb").bandwidth_gbs == pytest.approx(1555 / 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "uuid"),
+    [
+        ("a100", "GPU-a"), ("a100-80gb", "GPU-b"), ("A100-SXM4-80GB", "GPU-b"),
+        ("GeForce-RTX-3090", "GPU-c"), ("rtx-3090", "GPU-c"), ("rtx3090", "GPU-c"),
+    ],
+)  # fmt: skip
+def test_a_device_opens_by_any_of_its_names(
+    key: str, uuid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(
+        monkeypatch,
+        Board("GPU-a", "NVIDIA A100-SXM4-40GB"),
+        Board("GPU-b", "NVIDIA A100-SXM4-80GB", total=80 * GIB),
+        Board("GPU-c", "NVIDIA GeForce RTX 3090", total=24 * GIB),
+    )
+    assert open_device(key).environment()["device_uuid"] == uuid
+    for other in ("a100-64gb", "rtx-3090-ti", "v100"):
+        with pytest.raises(DeviceError, match="no GPU here"):
+            open_device(other)
+
+
+def test_labels_of_a_node_are_those_of_its_card() -> None:
+    assert ray_labels("a100") == ("A100",)
+    assert ray_labels("rtx-3090") == ("RTX-3090", "GeForce-RTX-3090")
+    assert "GeForce-RTX-4070-Ti-SUPER" in ray_labels("rtx-4070-ti-super")
+    assert "A100" in ray_labels("a100-80gb")
+    assert "A100" not in ray_labels("a100x")
