@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from nvml_stub import GIB, Board, install
 
-from tests.profiler.fake_nvml import GIB, Board, install
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import Card, card_keys, card_of, cards, ray_labels, read_name
 from trappm.profiler.errors import DeviceError
