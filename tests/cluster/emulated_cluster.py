@@ -53,6 +53,8 @@ from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
+NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
+"""Of most scenarios: labels, and how many GPUs each has."""
 POISON = "vgg11"
 """The architecture that kills every profiler that it meets."""
 

