@@ -11,6 +11,7 @@ Each line is one row as an object; a list ends them, with the reason of a refusa
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from pathlib import Path
@@ -34,10 +35,14 @@ def main() -> None:
 
 
 def _write(path: str) -> None:
+    # The usual allocator reserves a gigabyte of the address space before it is asked for a byte.
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they take
+    # Each thread reserves more of the address space than it takes.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
     status = Path("/proc/self/statm").read_text(encoding="ascii")
     limit = int(status.split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
