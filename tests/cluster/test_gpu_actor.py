@@ -12,7 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.profiler.nvml_stub import Board, Machine, error
+
+pytestmark = pytest.mark.timeout(900)  # Ray and torch start in several processes
 
 ROOT = Path(__file__).parents[2]
 
