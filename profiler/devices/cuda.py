@@ -9,7 +9,6 @@ away from everybody else. Energy is NVML's counter over a window of seconds.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import random
 import re
@@ -17,8 +16,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.devices.base import Mark, MarkedStep, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.base import MarkedStep, MemoryReading, StepDevice, Window
 from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.gpu_events import between_events, repeat
 from trappm.profiler.devices.gpu_neighbours import Neighbours
 from trappm.profiler.devices.gpu_watch import PERIOD_S, GpuWatch
 from trappm.profiler.devices.nvml import (
@@ -214,12 +214,12 @@ class CudaDevice(StepDevice):
         while len(samples_ms) < count:
             batch = min(_EVENT_BATCH, count - len(samples_ms))
             begin = time.perf_counter()
-            samples_ms += _between_events(functools.partial(_repeat, step, batch), step)
+            samples_ms += between_events(functools.partial(repeat, step, batch), step)
             self._wall_ms.append((time.perf_counter() - begin) * 1000 / (batch + 1))
         return samples_ms
 
     def time_parts(self, step: MarkedStep) -> list[float]:
-        return _between_events(step, lambda: step(lambda: None))
+        return between_events(step, lambda: step(lambda: None))
 
     def watch_memory(self) -> None:
         import torch
@@ -389,31 +389,3 @@ def _bare_uuids(gpu: Gpu) -> set[str]:
     """The UUIDs by which CUDA may know this GPU or instance, without NVML's prefix."""
     uuids = {gpu.uuid, gpu.board.uuid if gpu.board else gpu.uuid}
     return {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in uuids}
-
-
-def _repeat(step: Callable[[], None], count: int, mark: Mark) -> None:
-    for _ in range(count):
-        step()
-        mark()
-
-
-def _between_events(work: MarkedStep, before: Callable[[], None]) -> list[float]:
-    """Milliseconds on the GPU between the marks that the work sets, and from its start.
-
-    `before` is launched first, so that the GPU has work when the first event is set: it would
-    otherwise be set at once, and the first span hold the launch of what follows.
-    """
-    import torch
-
-    events: list[torch.cuda.Event] = []
-
-    def mark() -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        events.append(event)
-
-    before()
-    mark()
-    work(mark)
-    torch.cuda.synchronize()
-    return [first.elapsed_time(second) for first, second in itertools.pairwise(events)]
