@@ -33,7 +33,7 @@ from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import Home, Patience, Store, StoreAccess
+from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
 """How long a detached campaign that has ended answers its watchers."""
@@ -166,8 +166,8 @@ class CampaignActor:
         patience = Patience(tell=self._note_store)
         open_store = partial(Store.open, self._access.take_over(), patience)
         with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
-            if store is None:
-                return False  # it was stopped before it began, or while it was not there
+            if store is None:  # it was stopped before it began, or ended while this was not there
+                return opened.campaign_state(self._campaign_id) is CampaignState.FINISHED
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,
@@ -211,7 +211,8 @@ class CampaignActor:
         if self._campaign is not None:
             self._campaign.note("store", message)
         else:  # it is not open yet
-            self._progress = Progress(stage="label store", lines=(message,), lines_told=1)
+            lines = (*self._progress.lines, message)
+            self._progress = Progress(stage="label store", lines=lines, lines_told=len(lines))
 
     def _note_crew(self, message: str) -> None:
         if self._campaign is not None:

@@ -52,7 +52,10 @@ def machine() -> str:
 
 def is_here(owner: Owner) -> bool:
     """Whether the owner's process can be looked for: it is, or was, one of this machine."""
-    return bool(owner.process.machine) and owner.process.machine == machine()
+    if not owner.process.machine or owner.process.machine != machine():
+        return False
+    pid = owner.process.pid  # of another user it may be hidden: there is one, and no more is told
+    return bool(_facts(pid)) or not _exists(pid)
 
 
 def is_gone(owner: Owner) -> bool:
@@ -147,6 +150,16 @@ def _known_to_be_gone(store: Store, campaign_id: str) -> str | None:
     if not is_gone(owner):
         raise OwnedError(campaign_id, campaign.state, owner)
     return owner.id
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _facts(pid: int) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from trappm.cluster.rehearsal import unfit_to_publish
 from trappm.cluster.telling import CampaignStopped, Teller
 from trappm.cluster.thinking import Thinker, training_labels
+from trappm.profiler.errors import TrappmError
 from trappm.profiler.measuring.environment import utc_now
 from trappm.store import SnapshotRecord, Store
 
@@ -31,7 +32,7 @@ def publish(
 
     Raises:
         CampaignStopped: it was paused or cancelled meanwhile; no name was moved.
-        TrappmError: the learner or the store failed.
+        TrappmError: the learner or the store failed, before the campaign was finished.
     """
     labels = training_labels(store, campaign_id).labels
     unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
@@ -49,7 +50,14 @@ def publish(
         created_at=utc_now(),
     )
     _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)
-    kept = thinker.promote(snapshots, snapshot.id)
+    try:
+        kept = thinker.promote(snapshots, snapshot.id)
+    except TrappmError as error:  # the campaign is finished all the same
+        kept = (
+            f"snapshot {snapshot.id} is published, but not the latest ({error}); "
+            f"name it with: trappm snapshot alias latest {snapshot.id}"
+        )
+        store.log_event(campaign_id, "published", {"message": kept})
     if kept is None:
         store.set_alias("latest", snapshot.id)
     else:

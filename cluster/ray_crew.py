@@ -277,7 +277,7 @@ class RayCrew:
         count, why = self._failed_starts[device], last_line(error)
         if count == STARTS and not self._may_grow:
             raise DeviceError(f"the profiler of {device} cannot be started: {why}")
-        pause_s = min(RECRUIT_S * 2**count, REFUSED_S)
+        pause_s = min(RECRUIT_S * 2.0 ** min(count, 10), REFUSED_S)
         self._refused_until[device] = time.monotonic() + pause_s
         self._tell(
             f"{device}: a profiler ended before it could measure ({why}); "

@@ -15,6 +15,7 @@ from trappm.cluster.ending import Ending
 from trappm.cluster.events import Event, Joined, Leaving, Lost, Settled, Worker
 from trappm.cluster.shares import Claims
 from trappm.profiler.errors import CampaignError
+from trappm.profiler.measuring.environment import stack_fingerprint
 from trappm.store import Store
 
 
@@ -126,7 +127,15 @@ class Roster:
     def _take_over(self, device: str, fingerprint: str) -> list[str]:
         """The assignments that have their labels from earlier campaigns now."""
         before = self._open(device)
-        count = self._store.adopt_labels(self._id, device, fingerprint, self._protocol)
+        # How memory is counted belongs to a stack, but shows only once something is measured.
+        stacks = {fingerprint}
+        for known, environment in self._store.device_environments(device).items():
+            if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
+                stacks.add(known)
+        count = sum(
+            self._store.adopt_labels(self._id, device, stack, self._protocol)
+            for stack in sorted(stacks)
+        )
         if not count:
             return []
         self._on_taken(device, count)

@@ -257,8 +257,10 @@ def ray_runtime(address: str | None) -> Iterator[None]:
     try:
         _init(address, options)
         if folder is not None:
-            own = psutil.Process().children(recursive=True)
-            _own_processes.update((p, p.name()) for p in own if p.name() in _OWN_NAMES)
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's helpers live short
+                    if process.name() in _OWN_NAMES:
+                        _own_processes[process] = process.name()
         yield
     finally:
         if folder is not None and not all(map(_lives, _own_processes)):

@@ -186,10 +186,10 @@ class Protocol:
                 f"protocol {self.name!r} measures for {self.max_seconds} s and is killed after "
                 f"{self.timeout_s} s; the first may not be negative, the second must be above 0"
             )
-        if not 0 <= self.power_window_s < self.timeout_s:
+        if not 0 <= self.power_window_s <= 60:
             raise InputError(
                 f"protocol {self.name!r} has a power_window_s of {self.power_window_s}; it must be "
-                f"0 or more, and less than its timeout_s of {self.timeout_s}"
+                "from 0 to 60"
             )
 
     def to_dict(self) -> dict[str, Any]:

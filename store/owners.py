@@ -45,6 +45,7 @@ class OwnedError(CampaignError):
     """Another process runs this campaign."""
 
     def __init__(self, campaign_id: str, state: CampaignState, owner: Owner) -> None:
+        self._arguments = campaign_id, state, owner
         self.owner = owner
         self.is_stopping = state is not CampaignState.RUNNING
         verb = "is stopping" if self.is_stopping else "runs"
@@ -55,6 +56,10 @@ class OwnedError(CampaignError):
             f"{campaign_id}; stop it with: trappm campaign pause {campaign_id}; if that host is "
             f"gone, try again once it was silent for {SILENT_S:.0f} s"
         )
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:
+        """Raised in the campaign's process, it is told by the one that launched it."""
+        return type(self), self._arguments
 
 
 class NotOwnerError(CampaignError):

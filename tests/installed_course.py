@@ -70,7 +70,8 @@ def main() -> None:
             seed=spec.seed, cache=home.campaigns / record.id,
         )  # fmt: skip
         Campaign(
-            store=store, campaign_id=record.id, spec=spec, crew=Crew(), learner=learner,
+            store=campaign_crew.owned(store, record.id), campaign_id=record.id, spec=spec,
+            crew=Crew(), learner=learner,
             snapshots=home.snapshots, kernels=KernelCache(home.kernel_profiles),
         ).run()  # fmt: skip
         told = {

@@ -23,7 +23,7 @@ from trappm.learner.predictions import StepSettings
 from trappm.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
-from trappm.profiler.measuring.forks import ForkServer
+from trappm.profiler.measuring.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class TracingProcess:
         self._server.start()
 
     def stop(self) -> None:
-        """Ends it with whatever it looks at. May be called again."""
+        """Ends it with whatever it looks at. May be called again, and it may be asked again."""
         self._server.stop()
 
     def look(self, request: Mapping[str, Any], name: str, deadline: float | None) -> bytes:
@@ -205,6 +205,9 @@ class TracingProcess:
             until = time.monotonic() + self._timeout_s if deadline is None else deadline
             try:
                 return self._look({**request, **self._limits(request)}, name, until)
+            except ForkServerError:
+                self._server.stop()  # what it says next would not be about the next model
+                raise
             except TrappmError:
                 raise
             except BaseException:  # nobody waits for it any more
@@ -284,8 +287,13 @@ def _limit(kind: int, most: int) -> None:
 
 
 _OWN: dict[int, TracingProcess] = {}
+_OWN_LOCK = threading.Lock()
 
 
 def own_process() -> TracingProcess:
     """The one that this process looks at files with; a fork of it has another."""
-    return _OWN.setdefault(os.getpid(), TracingProcess())
+    with _OWN_LOCK:
+        pid = os.getpid()
+        if pid not in _OWN:
+            _OWN[pid] = TracingProcess()
+        return _OWN[pid]

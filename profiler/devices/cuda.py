@@ -264,7 +264,7 @@ class CudaDevice(StepDevice):
 
         used, why = self._neighbours.own_bytes()
         reserved = torch.cuda.memory_reserved()
-        if used is not None and used < reserved:
+        if used is not None and used <= reserved:  # a context alone takes more than nothing
             return None, (
                 f"NVML tells {used / _MIB:.0f} MiB of this process, of which torch alone has "
                 f"{reserved / _MIB:.0f} MiB"

@@ -109,7 +109,13 @@ class Measurer:
         message = again.message
         if is_worth_another(again):
             message = f"{message} (twice, the second time afresh; perhaps for want of memory)"
-        return replace(again, environment=environment, message=message)
+        return replace(
+            again,
+            environment=environment,
+            message=message,
+            started_at=first.started_at,
+            duration_s=first.duration_s + again.duration_s,
+        )
 
     def _measure(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +21,13 @@ from campaign_crew import (
 
 import trappm.cluster.launch
 import trappm.cluster.telling
+from trappm.cluster.events import Worker
 from trappm.cluster.kernels import KernelCache, TracedKernels
 from trappm.cluster.launch import check_spec, start_or_continue, to_resume
 from trappm.cluster.orders import order_retry, order_stop
 from trappm.cluster.telling import CampaignStopped
 from trappm.profiler.errors import CampaignError, InputError
+from trappm.profiler.measuring.environment import stack_fingerprint
 from trappm.profiler.pool import build_pool
 from trappm.store import CampaignState, Store
 
@@ -98,8 +101,8 @@ def test_a_misspelt_device_of_a_cluster_is_told_before_its_budget(store, monkeyp
 
     with pytest.raises(InputError, match="no device 'v1000'; did you mean 'v100'"):
         launched_on("v1000")
-    with pytest.raises(InputError, match="did you mean 'simulated:a100'"):
-        launched_on("simulated:a10O")
+    with pytest.raises(InputError, match="did you mean 'simulated:h100'"):
+        launched_on("simulated:h10O")
     for device in ("v100", "h1000", "tpu-v9"):  # ours, a node's, a kind that nobody knows
         with pytest.raises(InputError, match=f"budget for {device} cannot be met"):
             launched_on(device)
@@ -404,6 +407,28 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
     assert elsewhere
     assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
     assert len(crew.starts) == 3 + 5 + 2 * 2 - len(elsewhere)
+
+
+def test_labels_count_for_a_worker_that_cannot_know_yet_how_memory_is_counted(store):
+    """In a container NVML may hide our process, which shows only once something is measured."""
+    facts = {"device": "a100", "measuring_version": 2}
+
+    class Hidden(FakeCrew):
+        def workers(self):
+            return [Worker("a1", "a100", "host", stack_fingerprint(facts))]
+
+        def _measure(self, *arguments):
+            environment = {**facts, "memory_method": "nvml device memory above its baseline"}
+            return replace(super()._measure(*arguments), environment=environment)
+
+    small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
+             "initial": {"source": 5}, "rounds": {"count": 1, "source": 2}}  # fmt: skip
+    for starts, snapshot in ((3 + 5 + 2, "first"), (0, "second")):
+        crew = Hidden()
+        run = campaign(store, crew, FakeLearner(snapshot), **small)
+        run.run()
+        assert len(crew.starts) == starts
+        assert labels_by_device(store, run.id).total() == 3 + 5 + 2
 
 
 def test_what_is_given_up_is_told(store):

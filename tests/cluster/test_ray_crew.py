@@ -95,6 +95,9 @@ def test_a_profiler_that_cannot_be_started_is_tried_more_and_more_seldom_and_tol
     assert "the next one is started in 2 s" in told[0]
     assert "in 60 s" in told[-1]
     assert "a100" in crew.awaited()  # once it is mended, it goes on
+    crew._failed_starts["a100"] = 5_000  # as it is after some days
+    failing.pass_by(crew, 61)
+    assert "in 60 s" in told[-1]
 
     worker = {"host": "n", "gpus": ["0"], "fingerprint": "stack", "process": (1, 1.0)}
     failing.ray.get.side_effect = lambda reference: worker

@@ -107,7 +107,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"protocol": {"name": "mine", "max_step": 60}}, "did you mean 'max_steps'"),
         ({"protocol": {"name": "mine", "min_steps": 60}}, "60 to 50 steps"),
         ({"protocol": {"name": "mine", "power_window_s": -1}}, "power_window_s of -1"),
-        ({"protocol": {"name": "mine", "power_window_s": 300}}, "less than its timeout_s"),
+        ({"protocol": {"name": "mine", "power_window_s": 300}}, "from 0 to 60"),
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
         ({"pool": {"groups": []}}, "no groups"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from datetime import timedelta
 
@@ -48,6 +49,8 @@ def test_who_runs_a_campaign_is_told_to_whoever_wants_to_run_it_too(store, campa
     with pytest.raises(OwnedError, match=told) as refused:
         store.begin_campaign(campaign_id)
     assert "\n" not in str(refused.value)
+    arrived = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  (as Ray brings it)
+    assert (str(arrived), arrived.owner) == (str(refused.value), refused.value.owner)
     with pytest.raises(OwnedError, match=told):
         store.claim_campaign(campaign_id, "other", process("other"))
     assert store.claim_campaign(campaign_id, "gpu-3", process("gpu-3"))  # its answer was lost
