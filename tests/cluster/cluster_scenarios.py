@@ -362,7 +362,8 @@ SOAK_FAULTS = {
 }
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, budget, busy, node_comes_late, autoscaled_from_nothing, node_out_of_order, node_lost,
+    calm, budget, busy, profiles_made, node_comes_late, autoscaled_from_nothing,
+    node_out_of_order, node_lost,
     node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
     paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
     two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
