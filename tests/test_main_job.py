@@ -81,6 +81,11 @@ def campaign(tmp_path_factory):
     return run
 
 
+def plain(raw: str) -> str:
+    """What a command wrote, without what only moves the cursor or colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r\n", "\n")
+
+
 class Run:
     """One data folder, and the commands that are typed at it."""
 
@@ -194,8 +199,7 @@ class Run:
     def finish(self) -> None:
         terminal = self.go_on()
         status = terminal.wait(1200)
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.raw)
-        self.output, self.frames = plain.replace("\r\n", "\n"), terminal.frames
+        self.output, self.frames = plain(terminal.raw), terminal.frames
         assert status == 0, self.output
 
     def query(self, sql: str) -> list[tuple]:
@@ -335,15 +339,15 @@ def test_the_death_of_a_process_of_rays_own_is_told_and_leaves_nothing(tmp_path,
     run = Run(tmp_path)
     family: list[psutil.Process] = []
 
-    def kill(process):
-        family.extend(psutil.Process(process.pid).children(recursive=True))
-        run._kill_one(process, lambda p: p.name() == victim)
+    def kill(terminal):
+        family.extend(psutil.Process(terminal.process.pid).children(recursive=True))
+        run._kill_one(terminal.process, lambda p: p.name() == victim)
 
     run.kill_after_labels(1, kill)
-    output, _ = run.process.communicate(timeout=600)
-    assert run.process.returncode == 1, output
-    assert f"Ray's own {victim} was killed or crashed" in output
-    assert "trappm campaign resume" in output
-    assert "Traceback" not in output
+    assert run.terminal.wait(600) == 1, run.terminal.raw
+    shown = " ".join(plain(run.terminal.raw).split())
+    assert f"Ray's own {victim} was killed or crashed" in shown
+    assert "trappm campaign resume" in shown
+    assert "Traceback" not in shown
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
