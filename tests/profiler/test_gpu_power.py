@@ -22,9 +22,14 @@ from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Outcome
 
 
-def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procfs, "run_queue_wait_s", lambda: 0.0)  # whatever this machine does
+@pytest.fixture(autouse=True)
+def quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine does, nothing takes cores away here."""
+    monkeypatch.setattr(procfs, "run_queue_wait_s", lambda: 0.0)
     monkeypatch.setattr(procfs, "stolen_cpu_s", lambda _cores: 0.0)
+
+
+def test_energy_comes_from_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=[4_990_000, 5_000_000, 5_600_000]))
     window = window_on("cuda:0", monkeypatch)
     assert window.energy_j == pytest.approx(600.0)
