@@ -91,20 +91,20 @@ def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
     Raises:
         InputError: there are none, or a line is no measurement.
     """
-    found: dict[str, list[Measurement]] = {}
+    sweeps: dict[str, list[Measurement]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    found.setdefault(path.stem, []).append(Measurement.from_dict(json.loads(line)))
+                    sweeps.setdefault(path.stem, []).append(Measurement.from_dict(json.loads(line)))
                 except (ValueError, KeyError, TypeError) as error:
                     raise InputError(f"line {number} of {path} is no measurement") from error
-    if not found:
+    if not sweeps:
         raise InputError(f"{folder} has no sweeps (*.jsonl); see docs/gpu_day.md")
-    devices = {(m.device, m.environment.get("device_name")) for ms in found.values() for m in ms}
+    devices = {(m.device, m.environment.get("device_name")) for ms in sweeps.values() for m in ms}
     if len({device for device, _ in devices}) > 1:
         raise InputError(f"{folder} has sweeps of several devices: {sorted(map(str, devices))}")
-    return found
+    return sweeps
 
 
 def latest(measurements: Sequence[Measurement]) -> dict[Configuration, Measurement]:
@@ -176,7 +176,7 @@ def repeats(sweeps: dict[str, list[Measurement]]) -> dict[str, dict[str, float]]
     for measurements in sweeps.values():
         for configuration, measurement in latest(measurements).items():
             by_configuration[configuration].append(measurement)
-    found: dict[str, dict[str, float]] = {}
+    repeats: dict[str, dict[str, float]] = {}
     for metric, aim in AIMS.items():
         differences = []
         for several in by_configuration.values():
@@ -184,13 +184,13 @@ def repeats(sweeps: dict[str, list[Measurement]]) -> dict[str, dict[str, float]]
             if len(values) == 2 and None not in values:
                 differences.append(100 * abs(values[0] - values[1]) / (sum(values) / 2))
         if differences:
-            found[metric] = {
+            repeats[metric] = {
                 "count": len(differences),
                 "median": float(np.median(differences)),
                 "p90": float(np.quantile(differences, 0.9)),
                 "aim": aim,
             }
-    return found
+    return repeats
 
 
 GROUPS: dict[str, Callable[[Row], str]] = {
@@ -204,15 +204,15 @@ def by_group(
     rows: Sequence[Row], pair: Callable[[Row], tuple[float, float] | None]
 ) -> dict[str, Off]:
     """How far simulations are off, of all rows and by each of `GROUPS`."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    errors: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         values = pair(row)
         if values is not None:
-            found.setdefault("all", []).append(values)
+            errors.setdefault("all", []).append(values)
             for group, name_of in GROUPS.items():
-                found.setdefault(f"{group} {name_of(row)}", []).append(values)
-    order = sorted(found, key=lambda name: (name != "all", name))
-    return {name: Off.of(found[name]) for name in order}
+                errors.setdefault(f"{group} {name_of(row)}", []).append(values)
+    order = sorted(errors, key=lambda name: (name != "all", name))
+    return {name: Off.of(errors[name]) for name in order}
 
 
 def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict[str, object]:
@@ -243,36 +243,36 @@ def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict
     }  # fmt: skip
 
 
-def told(found: dict) -> str:
+def as_text(summary: dict) -> str:
     """The answer in 80 columns: first in short, then by group."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items())
-    lines = [f"{found['device_name']} ({found['device']}), {found['compared']} compared"]
+    outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
+    lines = [f"{summary['device_name']} ({summary['device']}), {summary['compared']} compared"]
     lines += [f"attempts: {outcomes}"]
-    if not found["measured"]:
+    if not summary["measured"]:
         lines += ["NOT MEASURED: these answers were simulated or replayed; no truth in them."]
     lines += [
         f"memory, {name:10} simulated over measured {off.ratio:.3f}, error {off.median:.1f} %"
         for name in ("allocated", "reserved")
-        if (off := found[name].get("all"))
+        if (off := summary[name].get("all"))
     ]
-    if beyond := found["beyond_mib"]:
+    if beyond := summary["beyond_mib"]:
         lines.append(
             f"memory beyond it   {beyond['median']:.0f} MiB (median; {beyond['p10']:.0f} to "
             f"{beyond['p90']:.0f}), {beyond['assumed']:.0f} assumed"
         )
-    for name, offs in found["step_time"].items():
+    for name, offs in summary["step_time"].items():
         off = offs["all"]
         lines.append(f"step time, {name}:")
         lines.append(f"    simulated over measured {off.ratio:.2f}, median error {off.median:.0f} %"
                      f" ({off.count} steps)")  # fmt: skip
-    for metric, repeat in found["repeats"].items():
+    for metric, repeat in summary["repeats"].items():
         verdict = "within" if repeat["median"] < repeat["aim"] else "MISSES"
         lines.append(
             f"repeats, {metric:12} {repeat['median']:.2f} % (median of {repeat['count']}; "
             f"90 %: {repeat['p90']:.2f}), {verdict} the aim of {repeat['aim']:g} %"
         )
-    tables = [("memory, " + name, found[name]) for name in ("allocated", "reserved")]
-    for name, offs in [*tables, *((f"step time, {n}", o) for n, o in found["step_time"].items())]:
+    tables = [("memory, " + name, summary[name]) for name in ("allocated", "reserved")]
+    for name, offs in [*tables, *((f"step time, {n}", o) for n, o in summary["step_time"].items())]:
         lines += ["", f"{name}", f"{'':28}{'count':>5} {'ratio':>8} {'median %':>8} {'MAPE %':>8}"]
         lines += [f"{group:28}{off}" for group, off in offs.items()]
     return "\n".join(lines)
@@ -287,11 +287,11 @@ def main() -> None:
     try:
         sweeps = read_sweeps(options.folder)
         measured = latest([m for measurements in sweeps.values() for m in measurements])
-        found = summarize(sweeps, compare(measured, options.processes))
+        summary = summarize(sweeps, compare(measured, options.processes))
     except TrappmError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    print(json.dumps(found, default=asdict, indent=1) if options.json else told(found))
+    print(json.dumps(summary, default=asdict, indent=1) if options.json else as_text(summary))
 
 
 if __name__ == "__main__":

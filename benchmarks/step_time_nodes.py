@@ -77,7 +77,7 @@ def _kernels(step: Step, folder: Path) -> KernelProfile | None:
     path = folder / f"{step.architecture}@{step.input_size}-{step.precision}-{step.memory_format}"
     if not path.exists():
         try:
-            found = kernel_profile(
+            profile = kernel_profile(
                 step.architecture,
                 step.input_size,
                 precision=step.precision,
@@ -86,7 +86,7 @@ def _kernels(step: Step, folder: Path) -> KernelProfile | None:
         except TrappmError as error:
             print(f"left out: {error}")
             return None
-        path.write_bytes(found.to_bytes())
+        path.write_bytes(profile.to_bytes())
     return KernelProfile.from_bytes(path.read_bytes())
 
 
@@ -125,11 +125,11 @@ def main() -> None:
     table = pd.DataFrame(rows)
     print("predicted over measured, without TF32 and with it: median; MAPE in %")
     for key, group in table.groupby(["source", "device", "precision", "phase"]):
-        told = [
+        errors = [
             f"{group[form].median():5.2f} {100 * (group[form] - 1).abs().mean():6.1f}"
             for form in ("no_tf32", "tf32")
         ]
-        print(f"{' '.join(map(str, key)):44} {len(group):4}  {'   '.join(told)}")
+        print(f"{' '.join(map(str, key)):44} {len(group):4}  {'   '.join(errors)}")
 
 
 if __name__ == "__main__":

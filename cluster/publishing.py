@@ -65,6 +65,6 @@ def publish(
     return snapshot.id
 
 
-def _finish(store: Store, campaign_id: str, told: str, snapshot: SnapshotRecord | None) -> None:
-    if not store.finish_campaign(campaign_id, told, snapshot):
+def _finish(store: Store, campaign_id: str, message: str, snapshot: SnapshotRecord | None) -> None:
+    if not store.finish_campaign(campaign_id, message, snapshot):
         raise CampaignStopped
