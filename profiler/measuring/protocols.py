@@ -24,7 +24,7 @@ ADAPTIVE = Protocol(
     warmup_steps=5,
     min_steps=16,
     max_steps=500,
-    max_seconds=20.0,
+    max_seconds=4.0,
     target_relative_error=0.002,
 )
 """Goes on until the median is known to 0.2 % or gets no better: for GPUs, where steps are cheap."""
