@@ -5,8 +5,8 @@
 FOLDER has the sweeps that `python -m profiler measure --sweep` wrote (*.jsonl, also compressed as
 *.jsonl.xz, of one device; docs/gpu_day.md). Compared are
 
-    memory       simulated live and reserved bytes with the peaks of CUDA's allocator, and what a
-                 process takes beside the allocator with what is assumed of it
+    memory       simulated live and reserved bytes, and what cuBLAS keeps, with the peaks of CUDA's
+                 allocator; what a process takes beside it with what is assumed of that
     step time    the prior from the card's data sheet, and with the constants that the shipped
                  snapshot has of the RTX 3090; steps that wait for the host apart: where the GPU
                  was seen to be idle a fifth of the time, or else by the simulation
@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from trappm.cluster.kernels import KernelCache
-from trappm.learner.priors.device_specs import PROCESS_MIB, spec_of
+from trappm.learner.priors.device_specs import spec_of
 from trappm.learner.priors.kernel_terms import terms_of
 from trappm.learner.priors.kernel_times import Lookup, times_of
 from trappm.learner.priors.step_memory import amp_factor, step_memory
@@ -37,6 +37,7 @@ from trappm.learner.priors.step_time import StepTimePrior
 from trappm.learner.snapshot import load_snapshot
 from trappm.learner.workload import Workload
 from trappm.preparing import prepare
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.families import family_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Provenance
@@ -48,7 +49,7 @@ AIMS = {"step_time_ms": 2.0, "memory_mib": 0.5, "power_w": 5.0}
 """Median difference of two measurements in %."""
 SOURCES = ("sheet", CONSTANTS_OF)
 BUSY = 0.8
-"""NVML's utilization of a GPU that waits for nobody; less than 1, as the power window has pauses."""
+"""NVML's utilization of a GPU that waits for nobody: below 1, as the power window has pauses."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,12 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
     facts = measured[samples.configurations[0]].environment
     named = str(facts.get("device_name") or prepared.device).removesuffix(" (simulated)")
     priors = {phase: _priors(named, phase) for phase in Phase}
+    card = card_of(named)
+    workspace_mib = 0.0 if card is None else card.library_workspace_mib
     rows = []
     for configuration, workload in zip(samples.configurations, samples.workloads, strict=True):
         by_source = priors[configuration.phase]
-        rows.append(_row(measured[configuration], workload, by_source))
+        rows.append(_row(measured[configuration], workload, by_source, workspace_mib))
     return rows
 
 
@@ -150,11 +153,16 @@ def _priors(card: str, phase: Phase) -> dict[str, StepTimePrior]:
     return {"sheet": sheet, CONSTANTS_OF: sheet.started_from(head.prior)}
 
 
-def _row(measurement: Measurement, workload: Workload, priors: dict[str, StepTimePrior]) -> Row:
+def _row(
+    measurement: Measurement,
+    workload: Workload,
+    priors: dict[str, StepTimePrior],
+    workspace_mib: float,
+) -> Row:
     detail = measurement.memory_detail_mib
     memory = step_memory(workload)
     factor = amp_factor(workload, memory)
-    live = factor * memory.live_mib
+    live = factor * memory.live_mib + workspace_mib
     reserved = live + factor * (memory.fragments_mib + memory.scratch_mib)
     seen, taken = detail.get("peak_allocated"), detail.get("peak_reserved")
     whole = measurement.memory_mib
@@ -247,7 +255,7 @@ def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict
         "repeats": repeated,
         "beyond_mib": None
         if not beyond
-        else {"assumed": PROCESS_MIB, **dict(zip(("p10", "median", "p90"),
+        else {"assumed": CONTEXT_MIB, **dict(zip(("p10", "median", "p90"),
               np.quantile(beyond, [0.1, 0.5, 0.9]).tolist(), strict=True))},
         "allocated": by_group(rows, lambda row: row.allocated),
         "reserved": by_group(rows, lambda row: row.reserved),

@@ -281,7 +281,7 @@ def train_heads(
 def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
     """What explains a metric before labels do, by the part of the heads that it belongs to."""
     if metric == "memory_mib":
-        return {"heads": MemoryPrior() if spec is None else MemoryPrior.on(spec)}
+        return {"heads": MemoryPrior.on(spec)}
     # A metric of which nobody has thought yet is taken for work, as most costs are.
     found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
     if metric == "step_time_ms" and spec is not None:

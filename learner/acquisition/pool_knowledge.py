@@ -117,7 +117,7 @@ def _priors(
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
     if metric == "memory_mib":
-        prior = MemoryPrior() if spec is None else MemoryPrior.on(spec)
+        prior = MemoryPrior.on(spec)
         return [(prior, np.ones_like(traced))]
     if metric != "step_time_ms" or spec is None:
         return [(GraphPrior(metric), np.ones_like(traced))]

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError
-
-PROCESS_MIB = 1750.0
-"""What a process needs before its first tensor: CUDA's context and the libraries' kernels on an
-A100 (MEMORY.md, step 5 of the recipe)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,8 @@ class DeviceSpec:
     """Least time of a kernel on the device."""
     dispatch_us: float = 8.0
     """Time of the host for an operator, where the device waits for the host."""
-    process_mib: float = PROCESS_MIB
+    process_mib: float = CONTEXT_MIB
+    """What a process needs beside its tensors: context, libraries and their workspaces."""
     fragments: float = 1.0
     """How much of the gaps between the blocks of CUDA's allocator there is."""
     tf32_tflops: float | None = None
@@ -76,6 +73,7 @@ def known_spec(device: str) -> DeviceSpec | None:
         cache_mib=card.cache_mib,
         units=card.units,
         tf32_tflops=card.tf32_tflops,
+        process_mib=CONTEXT_MIB + card.library_workspace_mib,
     )
 
 

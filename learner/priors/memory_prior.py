@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.priors.device_specs import PROCESS_MIB, DeviceSpec
+from trappm.learner.priors.device_specs import DeviceSpec
 from trappm.learner.priors.physics import PriorSpec, TermSpec
 from trappm.learner.priors.step_memory import (
     CONVOLUTION_KINDS,
@@ -37,6 +37,7 @@ from trappm.learner.residuals.graph_features import (
     operator_shares,
 )
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import Loop
 
@@ -51,6 +52,9 @@ SPEC = PriorSpec(
     ),
     common_spread=0.05,
 )
+PROCESS_MIB = 1750.0
+"""What the first constant is counted in: a process on an A100 with software of 2023 (MEMORY.md,
+step 5 of the recipe), the first labels that this was fitted to."""
 LABELS_FOR_LOOP = 200
 """Enough to tell loops apart; each is replayed for both."""
 TYPICAL_ERROR = 0.03
@@ -77,11 +81,11 @@ class MemoryPrior(TermPrior):
         self.loop = loop
 
     @classmethod
-    def on(cls, device: DeviceSpec) -> Self:
-        """Where the constants start from on this device."""
+    def on(cls, device: DeviceSpec | None) -> Self:
+        """Where the constants start from on this device; None for one that nobody has listed."""
         found = np.zeros(len(SPEC.terms))
-        found[0] = np.log(device.process_mib / PROCESS_MIB)
-        found[2] = np.log(device.fragments)
+        found[0] = np.log((CONTEXT_MIB if device is None else device.process_mib) / PROCESS_MIB)
+        found[2] = 0.0 if device is None else np.log(device.fragments)
         return cls(found)
 
     def with_constants(self, log_constants: Array) -> Self:

@@ -74,6 +74,12 @@ class CardName:
         )
 
 
+CONTEXT_MIB = 760.0
+"""What a process takes beside PyTorch's allocator: CUDA's context and kernels of its libraries,
+which are loaded when first used. Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762,
+examples/data/h100); a published A100 sheet of older software shows about 1,750."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """A card, or a part of one by MIG, on paper; None is what is not known."""
@@ -102,6 +108,17 @@ class Card:
     @property
     def has_bf16(self) -> bool:
         return self.capability >= (8, 0)
+
+    @property
+    def library_workspace_mib(self) -> float:
+        """What cuBLAS keeps of PyTorch's allocator from the first matrix product on.
+
+        A workspace for the thread of the forward pass and for that of the backward pass, 32 MiB
+        each on Hopper and data-centre Blackwell, (2 * 4096 + 8 * 16) KiB elsewhere, and 1 MiB of
+        cuBLASLt's (aten/src/ATen/cuda/CublasHandlePool.cpp; seen so on an H100:
+        examples/data/h100/traces).
+        """
+        return 2 * (32.0 if self.capability[0] in {9, 10} else 8.125) + 1.0
 
     def part(self, profile: str) -> Card | None:
         """A part by MIG, such as `1g.5gb`; None if nobody listed what it has."""

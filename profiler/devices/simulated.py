@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.devices.base import Device, Findings
-from trappm.profiler.devices.catalogue import Card, card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
@@ -43,8 +43,6 @@ FloatArray = npt.NDArray[np.float64]
 _LAUNCH_MS = 0.005
 _IDLE_SHARE = 0.12
 """Power of an idle GPU, as a share of its TDP."""
-_CONTEXT_MIB = 1750.0
-"""CUDA context and libraries: an intercept fitted to published A100 labels."""
 _NOISE = 0.01
 """Standard deviation of the logarithm of a sample."""
 
@@ -179,7 +177,8 @@ class SimulatedDevice(Device):
         if configuration.phase is Phase.INFER:
             # The largest node holds its input while it writes its output.
             live = weights + BYTES_PER_ELEMENT * float(_elements_moved(graph).max()) / 2**20
-            return live + _CONTEXT_MIB, detail | {"peak_allocated": live}, {}
+            live += self._card.library_workspace_mib
+            return live + CONTEXT_MIB, detail | {"peak_allocated": live}, {}
         if profile.step is None:
             return None, detail, {"memory_mib": f"no trace of the step: {profile.step_refusal}"}
         simulated = profile.step.memory(configuration.batch_size, configuration.optimizer)
@@ -188,8 +187,9 @@ class SimulatedDevice(Device):
             # Weights, gradients and states stay in fp32; activations take half.
             kept = weights * (2 + STATES_PER_PARAMETER[configuration.optimizer])
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
+        live, reserved = (size + self._card.library_workspace_mib for size in (live, reserved))
         detail |= {"peak_allocated": live, "peak_reserved": reserved}
-        return reserved + _CONTEXT_MIB, detail, {}
+        return reserved + CONTEXT_MIB, detail, {}
 
 
 @lru_cache(maxsize=8)
