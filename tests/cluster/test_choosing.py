@@ -195,11 +195,10 @@ def traced(tmp_path, monkeypatch):
 
 
 def labels_of(configurations, device, card=None):
+    values = [(3.0 + c.batch_size, 900.0, None) for c in configurations]
     return [
-        TrainingLabel(
-            c.id, device, "train", (3.0 + c.batch_size, 900.0, None), "measured", card=card
-        )
-        for c in configurations
+        TrainingLabel(c.id, device, "train", value, "measured", card=card)
+        for c, value in zip(configurations, values, strict=True)
     ]
 
 
@@ -226,27 +225,23 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
 ):
     learner, configurations = traced
     learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
-    prior = learner._heads["a100"].of_kernels["step_time_ms"].prior
-    assert prior.spec == spec_of(sheet)
-    published = learner.publish(tmp_path / "registry", {})
-    snapshot = load_snapshot(tmp_path / "registry" / published["folder"])
-    assert snapshot.card("a100") == (card or "a100")
+    assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
+    published = learner.publish(tmp_path, {})
+    assert load_snapshot(tmp_path / published["folder"]).card("a100") == (card or "a100")
 
 
 def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):
     learner, configurations = traced
-    first = [c.id for c in configurations[:4]]
 
     def costs(**changes):
         with requests_of(learner) as requests:
-            picks(learner, asked(candidates=first, **changes))
+            picks(learner, asked(candidates=[c.id for c in configurations[:4]], **changes))
         return requests[0].predicted_cost
 
     plain = costs()
     assert np.array_equal(costs(card="a100 sxm4 40gb"), plain)
     assert (costs(card=A100_80GB) < plain).all()
-    too_few_for_heads = labels_of(configurations[:3], "a100", A100_80GB)
-    learner.fit(too_few_for_heads, lambda done, total: None)
+    learner.fit(labels_of(configurations[:3], "a100", A100_80GB), lambda done, total: None)
     assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
