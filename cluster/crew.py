@@ -143,6 +143,8 @@ class TrainingLabel:
     provenance: str
     memory_above_mib: float | None = None
     """Memory ran out, and this is the least that the configuration needs."""
+    card: str | None = None
+    """Where measurements name it, the card behind the device's key: whose data sheet counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,8 @@ class ChoiceRequest:
     """Candidates that were given up as unstable, and how often each was tried."""
     capacity_mib: float | None = None
     """Memory of the device: what a measurement on it has told, or before one its name or host."""
+    card: str | None = None
+    """As in `TrainingLabel`, of all that was ever measured on the device."""
     seed: Sequence[int]
 
 

@@ -91,9 +91,9 @@ class EncodedPool:
     def __len__(self) -> int:
         return len(self.configurations)
 
-    def workloads(self, device: str) -> Sequence[Workload]:
-        """As heads of this device see them (n): those of CPUs and unknown GPUs know no kernels."""
-        return self._workloads if has_kernels(device) else self._without_kernels
+    def workloads(self, card: str) -> Sequence[Workload]:
+        """As heads of this card see them (n): those of CPUs and unknown GPUs know no kernels."""
+        return self._workloads if has_kernels(card) else self._without_kernels
 
     @cached_property
     def _without_kernels(self) -> Sequence[Workload]:

@@ -55,6 +55,7 @@ class CampaignLearner:
         self._heads: dict[str, DeviceHeads] = {}
         self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
+        self._cards: Mapping[str, str] = {}
 
     def set_pool(
         self,
@@ -104,6 +105,7 @@ class CampaignLearner:
             if label.memory_above_mib is not None or any(v is not None for v in label.values)
         ]
         self._training_labels = [label for label in labels if label.role == "train"]
+        self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
         report: dict[str, Any] = {
             "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
@@ -143,9 +145,10 @@ class CampaignLearner:
         # What is held out is left out here too: nothing is chosen to suit the evaluation set.
         rows = pool.indices([*request.candidates, *request.known, *request.elsewhere])
         rows = np.unique(rows)
-        workloads = [pool.workloads(request.device)[i] for i in rows.tolist()]
+        card = self._cards.get(request.device) or request.card or request.device
+        workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        knowledge = self._knowledge(request.device).of_rows(rows)
+        knowledge = self._knowledge(card).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
             return np.searchsorted(rows, pool.indices(list(names)))
@@ -177,7 +180,7 @@ class CampaignLearner:
             for pick in strategy.select(asked)
         ]
 
-    def _knowledge(self, device: str) -> PoolKnowledge:
+    def _knowledge(self, card: str) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
         known = {
             metric
@@ -185,10 +188,10 @@ class CampaignLearner:
             for metric, value in zip(METRICS, label.values, strict=True)
             if value is not None
         }
-        asked = device, tuple(sorted(known or FIRST_METRICS))
+        asked = card, tuple(sorted(known or FIRST_METRICS))
         if asked not in self._known:
             self._known[asked] = PoolKnowledge.of(
-                self._pool.workloads(device), asked[1], known_spec(device), self._generator(2)
+                self._pool.workloads(card), asked[1], known_spec(card), self._generator(2)
             )
         return self._known[asked]
 
@@ -230,7 +233,11 @@ class CampaignLearner:
             source_device=self._source,
             preset=self._preset,
             labels=self._training_labels,
-            fields={**fields, "parent": before[-1].snapshot if before else None},
+            fields={
+                **fields,
+                "cards": {device: self._cards[device] for device in self._heads},
+                "parent": before[-1].snapshot if before else None,
+            },
         )
         return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
 
@@ -256,12 +263,13 @@ class CampaignLearner:
         self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress
     ) -> DeviceHeads:
         at = self._pool.indices([label.configuration_id for label in labels]).tolist()
-        workloads = self._pool.workloads(labels[0].device)
+        card = self._cards[labels[0].device]
+        workloads = self._pool.workloads(card)
         return train_heads(
             [workloads[i] for i in at],
             _targets(labels),
             above=_bounds(labels),
-            spec=known_spec(labels[0].device),
+            spec=known_spec(card),
             groups=[self._pool.configurations[i].architecture for i in at],
             preset=self._preset.head,
             generator=self._generator(1),
@@ -276,7 +284,7 @@ class CampaignLearner:
         if not labels:
             return {}, []
         at = self._pool.indices([label.configuration_id for label in labels]).tolist()
-        workloads = self._pool.workloads(labels[0].device)
+        workloads = self._pool.workloads(self._cards[labels[0].device])
         predictions = heads.predict([workloads[i] for i in at])
         targets = _targets(labels)
         errors: dict[str, Any] = {}

@@ -12,6 +12,7 @@ from trappm.cluster.kernels import KernelCache, KernelKey
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.telling import Teller
 from trappm.learner.priors.device_specs import has_kernels, known_spec
+from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.devices.memory import expected_memory_mib
 from trappm.profiler.records import Configuration, Outcome
 from trappm.store import Assignment, PlannedAssignment, Store
@@ -67,7 +68,7 @@ class Planner:
         Of CPUs kernels tell no more than the graph does (docs/step_time.md).
         """
         for device in self._spec.devices.keys:
-            if known_spec(device) is None:
+            if known_spec(self._card(device)) is None:
                 teller.tell(
                     news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
                     "take is learned from labels alone, without its data sheet"
@@ -93,7 +94,7 @@ class Planner:
         return {key: profile for key, profile in found.items() if profile is not None}
 
     def _kernel_keys(self) -> list[KernelKey]:
-        if not any(has_kernels(device) for device in self._spec.devices.keys):
+        if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):
             return []
         return sorted({KernelKey.of(configuration) for configuration, _ in self.pool})
 
@@ -134,6 +135,7 @@ class Planner:
             elsewhere=() if device == source else _taught(self._assigned(source).values()),
             unsteady=unsteady,
             capacity_mib=self._store.device_memory_mib(device) or expected_memory_mib(device),
+            card=self._card(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
@@ -150,6 +152,9 @@ class Planner:
             )
             for rank, choice in enumerate(choices)
         ]
+
+    def _card(self, device: str) -> str:
+        return card_name(device, self._store.device_environments(device).values())
 
     def _assigned(self, device: str) -> dict[str, Assignment]:
         return {a.configuration.id: a for a in self._store.assignments(self._id, device=device)}

@@ -15,6 +15,7 @@ from trappm.cluster.crew import Choice, ChoiceRequest, Learner, TrainingLabel
 from trappm.cluster.kernels import KernelKey
 from trappm.cluster.progress import Pace
 from trappm.cluster.telling import Teller
+from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.measuring.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
@@ -175,10 +176,11 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     for label in everything:
         stacks[label.device][label.fingerprint] += 1
     most = {device: counts.most_common(1)[0][0] for device, counts in stacks.items()}
-    left_out = []
+    left_out, cards = [], {}
     for device, counts in sorted(stacks.items()):
+        known = store.device_environments(device)
+        cards[device] = card_name(device, [known[most[device]]])
         if len(counts) > 1:
-            known = store.device_environments(device)
             left_out += [
                 LeftOut(
                     device,
@@ -197,6 +199,7 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
             values=tuple(getattr(label, metric) for metric in METRICS),
             provenance=label.provenance,
             memory_above_mib=label.memory_above_mib,
+            card=cards[label.device],
         )
         for label in everything
         if label.fingerprint == most[label.device]

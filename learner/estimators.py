@@ -24,8 +24,8 @@ class Surroundings:
 
     metric: str
     """A metric's column, such as `memory_mib`."""
-    device: str
-    """Its key, such as `a100-40gb`."""
+    card: str
+    """Of the device: its key, such as `a100-40gb`, or the name of the card behind that."""
     make_encoder: MakeEncoder
     estimates_mib: Mapping[Workload, float]
     """FakeTensor's, where the labels came with them."""
@@ -40,9 +40,9 @@ def _prior(given: Surroundings) -> Prior:
     from trappm.learner.priors.step_time import StepTimePrior
 
     if given.metric == "memory_mib":
-        return MemoryPrior.on(spec_of(given.device))
+        return MemoryPrior.on(spec_of(given.card))
     if given.metric == "step_time_ms":
-        return StepTimePrior(spec_of(given.device))
+        return StepTimePrior(spec_of(given.card))
     return GraphPrior(given.metric)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
@@ -72,6 +72,12 @@ class Snapshot:
     """By device and phase."""
     source_device: str
     encoder_bytes: bytes | None = None
+    cards: Mapping[str, str] = field(default_factory=dict)
+    """The card behind a device's key, where measurements have named it."""
+
+    def card(self, device: str) -> str:
+        """What this device is looked up by where its memory or speed on paper is asked for."""
+        return self.cards.get(device, device)
 
     def trained(self, device: str, phase: Phase) -> TrainedHeads:
         """The heads of this device and phase.
@@ -224,9 +230,11 @@ def load_snapshot(folder: Path) -> Snapshot:
             for device, phases in manifest["heads"].items()
         }
         source_device = str(manifest["source_device"])
+        cards = {str(device): str(card) for device, card in manifest.get("cards", {}).items()}
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
-    return Snapshot(manifest["id"], manifest, heads, source_device, contents.get(ENCODER))
+    encoder = contents.get(ENCODER)
+    return Snapshot(manifest["id"], manifest, heads, source_device, encoder, cards)
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:

@@ -20,6 +20,8 @@ from trappm.costs import Price, prices_of, run_of
 from trappm.device_names import device_key
 from trappm.learner.heads import USABLE_SHARE
 from trappm.learner.manifest import read_whole
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.snapshot import load_snapshot, save_snapshot
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import METRICS
@@ -83,6 +85,28 @@ def test_the_largest_batch_size_fits_and_the_next_does_not(answer):
         size = answer.largest_batch_size + more
         again = trappm.predict("test_resnet", batch_size=size, device="a100")
         assert (again.intervals["memory_mib"][1] <= limit) == fits
+
+
+@pytest.mark.parametrize(
+    ("cards", "capacity_mib", "has_part"),
+    [({}, 40_536, True), ({"a100": "a100 sxm4 40gb"}, 40_536, True),
+     ({"a100": "a100 sxm4 80gb"}, 81_251, False)],
+)  # fmt: skip
+def test_what_fits_is_judged_by_the_card_that_was_measured(
+    tmp_path, answer, cards, capacity_mib, has_part
+):
+    snapshot = save_snapshot(
+        tmp_path, heads={"a100": load_snapshot(SHIPPED).heads["a100-40gb"]}, source_device="a100",
+        preset=LAPTOP, labels=[], fields={"cards": cards} if cards else {},
+    )  # fmt: skip
+    asked = {"batch_size": 64, "snapshot": snapshot.folder}
+    found = trappm.predict("test_resnet", device="a100", **asked)
+    assert found.memory_mib == answer.memory_mib
+    assert found.capacity_mib == capacity_mib
+    larger = found.largest_batch_size / answer.largest_batch_size
+    assert larger == pytest.approx(1 if has_part else 2, rel=0.1)
+    assert (found.mig_profile is not None) == has_part
+    assert ("40 GB" in found.missing.get("mig_profile", "")) != has_part
 
 
 def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels():

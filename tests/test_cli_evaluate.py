@@ -9,8 +9,10 @@ import pytest
 
 from trappm.cli import run
 from trappm.cluster.graphs import profile_graph
+from trappm.cluster.kernels import KernelCache
 from trappm.label_files import read_labels
 from trappm.learner.estimators import ESTIMATORS
+from trappm.preparing import prepare
 from trappm.profiler.errors import InputError
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.zoo import native_input_size
@@ -84,6 +86,21 @@ def test_one_file_trains_and_another_judges(say, sheets):
     first = ours["predictions"][0]
     assert first["low"] < first["predicted"] < first["high"]
     assert {p["architecture"] for p in ours["predictions"]} == set(ARCHITECTURES[4:])
+
+
+@pytest.mark.parametrize(
+    ("environment", "card"),
+    [({}, "a100"), ({"device_memory_mib": 40_960}, "a100 sxm4 40gb"),
+     ({"device_name": "NVIDIA A100 80GB PCIe", "device_memory_mib": 81_920}, "a100 pcie 80gb")],
+)  # fmt: skip
+def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, environment, card):
+    labels = [
+        replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
+    ]
+    with Store.open(Home(home).database_url) as store:
+        kernels = KernelCache(Home(home).kernel_profiles)
+        prepared = prepare(labels, "memory_mib", store, kernels, processes=1)
+    assert (prepared.device, prepared.card) == ("a100", card)
 
 
 def test_the_same_seed_gives_the_same_numbers(say, sheets):

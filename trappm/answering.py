@@ -161,7 +161,7 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     for group in together.values():
         first, workloads = asked[group[0]], [asked[at].workload for at in group]
         said = first.predict(workloads)
-        capacity = memory_mib(first.device)
+        capacity = memory_mib(first.card)
         risks = None
         if capacity is not None and "memory_mib" in said.metrics:
             risks = first.out_of_memory(workloads, capacity)
@@ -191,6 +191,10 @@ class _Asked:
         self._batch_size = question.batch_size or subject.batch_size or fixed or 1
         self._no_kernels: str | None = None
         self.workload = self._workload(self._batch_size)
+
+    @property
+    def card(self) -> str:
+        return self._snapshot.card(self.device)
 
     @property
     def heads(self) -> tuple[object, ...]:
@@ -277,7 +281,7 @@ class _Asked:
             found["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
-        if self.device.startswith("a100-80gb"):
+        if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
             missing["mig_profile"] = "the rule is of an A100 with 40 GB"
         elif self.device.startswith("a100"):
             found["mig_profile"] = mig_profile(memory[1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
         estimates = {**learned.estimates_mib, **tested.estimates_mib}
         estimators = _estimators(
             request,
-            Prepared(learned.samples, estimates, learned.device, learned.left_out),
+            replace(learned, estimates_mib=estimates),
             home,
         )
         starts = _starts(request, store, home, estimators)
@@ -193,7 +193,7 @@ def _estimators(request: Request, prepared: Prepared, home: Home) -> list[Estima
     samples = prepared.samples
     given = Surroundings(
         metric=request.metric,
-        device=prepared.device,
+        card=prepared.card,
         make_encoder=lambda preset, pretrained: make_encoder(
             [w.graph for w in samples.workloads],
             samples.architectures,
@@ -254,7 +254,7 @@ def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
     rows = repr(samples.configurations).encode()
     labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
     start = None if request.start is None else _digest(request.start)
-    return KeptRuns(request.runs, (request.metric, prepared.device, request.size, start, labels))
+    return KeptRuns(request.runs, (request.metric, prepared.card, request.size, start, labels))
 
 
 def _digest(path: Path) -> str:

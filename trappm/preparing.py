@@ -17,6 +17,7 @@ from trappm.cluster.kernels import KernelCache, KernelKey
 from trappm.learner.heads import USABLE_SHARE
 from trappm.learner.judging.benchmarking import Samples
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph import Graph
 from trappm.profiler.records import GraphTemplate, Measurement
@@ -39,6 +40,8 @@ class Prepared:
     estimates_mib: Mapping[Workload, float]
     """FakeTensor's, where the labels came with them."""
     device: str
+    card: str
+    """Behind the device's key, where measurements name it: whose data sheet counts."""
     left_out: Mapping[str, int]
     """Labels by the reason why there is no workload for them."""
 
@@ -111,6 +114,7 @@ def prepare(
             if "floor" in m.memory_detail_mib
         },
         device=devices[0],
+        card=card_name(devices[0], (m.environment for m in known)),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
 

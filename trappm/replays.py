@@ -201,9 +201,9 @@ class Benches:
             )
         self._prior: Prior = GraphPrior(plan.metric)
         if plan.metric == "memory_mib":
-            self._prior = MemoryPrior.on(spec_of(self._prepared.device))
+            self._prior = MemoryPrior.on(spec_of(self._prepared.card))
         elif plan.metric == "step_time_ms" and self._has_kernels:
-            self._prior = StepTimePrior(spec_of(self._prepared.device))
+            self._prior = StepTimePrior(spec_of(self._prepared.card))
         # Whatever the learner, choices are made from the embeddings that a campaign has by default.
         graphs = [w.graph for w in self._prepared.samples.workloads]
         self._embeddings = self._encoder(LAPTOP.encoder, pretrained=True).embed(graphs)
@@ -235,7 +235,7 @@ class Benches:
 
         given = Surroundings(
             metric=self._plan.metric,
-            device=self._prepared.device,
+            card=self._prepared.card,
             make_encoder=self._encoder,
             estimates_mib=self._prepared.estimates_mib,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,10 @@ from pathlib import Path
 _FILE = Path(__file__).parent / "catalogue.csv"
 _NO_NAME = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
-     "simulated", "120gb", "480gb"}
+     "simulated", "120gb", "480gb", "ac"}
 )  # fmt: skip
-"""Words that tell no card from another; the sizes are those of GH200's memory beside its CPU."""
+"""Words that tell no card from another; the sizes are those of GH200's memory beside its CPU, and
+`ac` is a B300 that air cools."""
 _FORM = re.compile(r"sxm\d?|pcie|nvl|dgxs")
 _MEMORY = re.compile(r"(\d+)gb?")
 _HBM = re.compile(r"hbm\w+")
@@ -188,6 +190,26 @@ def card_of(name: str, memory_mib: float | None = None) -> Card | None:
     # 1g.10gb is the eighth of 80 GB rather than the quarter of 40.
     parts.sort(key=lambda pair: not _is_usual(*pair))
     return parts[0][1] if parts else None
+
+
+def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
+    """The full name of the card behind a device's key, such as `a100 sxm4 80gb` behind `a100`.
+
+    It goes wherever a key goes, and means one row of the catalogue. The key itself comes back where
+    measurements name no listed card, or several.
+
+    Args:
+        device: the key.
+        environments: of measurements under this key: `device_name` and `device_memory_mib` count.
+    """
+    names = set()
+    for environment in environments:
+        name, memory_mib = environment.get("device_name"), environment.get("device_memory_mib")
+        known_mib = memory_mib if isinstance(memory_mib, int | float) else None
+        if name or known_mib:
+            card = card_of(str(name or device), known_mib)
+            names.add(str(card.name) if card else device)
+    return names.pop() if len(names) == 1 else device
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from trappm.profiler.devices.catalogue import card_keys, card_of
 
 _FURTHER_GPUS = (
-    "a100x", "a10m", "a30x", "b300", "gb300", "h800", "k40", "k80", "l2", "l40g", "m10", "m40",
+    "a100x", "a10m", "a30x", "k40", "k80", "l2", "l40g", "m10", "m40",
     "m60", "p4", "p40", "p6", "t4g",
 )  # fmt: skip
 """NVIDIA's for servers, beside those of the catalogue; each differs from another one by a letter,

@@ -22,6 +22,8 @@ from trappm.cluster.kernels import KernelKey, trace_kernels
 from trappm.cluster.learning import CampaignLearner
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.snapshot import load_snapshot
 from trappm.profiler.measuring import procfs
 from trappm.profiler.measuring.protocols import protocol_named
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
@@ -167,7 +169,9 @@ def test_purely_learned_heads_are_chosen_for_without_physics(
 SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 
 
-def test_kernels_are_known_to_gpus_and_not_to_cpus(tmp_path, monkeypatch):
+@pytest.fixture
+def traced(tmp_path, monkeypatch):
+    """A learner whose pool has kernels in its first half, and the pool."""
     monkeypatch.setitem(
         PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
     )
@@ -177,7 +181,7 @@ def test_kernels_are_known_to_gpus_and_not_to_cpus(tmp_path, monkeypatch):
         for precision in (Precision.FP32, Precision.AMP_FP16)
         for batch in (1, 4, 16, 64)
     ]
-    traced = trace_kernels([KernelKey.of(configurations[0])])
+    kernels = trace_kernels([KernelKey.of(configurations[0])])
     learner = CampaignLearner(
         preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path
     )
@@ -185,19 +189,60 @@ def test_kernels_are_known_to_gpus_and_not_to_cpus(tmp_path, monkeypatch):
         [(c, profile.graph.to_bytes()) for c in configurations],
         lambda done, total: None,
         {("test_resnet", 64): profile.step.to_bytes()},
-        {one.key: one.profile for one in traced},
+        {one.key: one.profile for one in kernels},
     )
+    return learner, configurations
+
+
+def labels_of(configurations, device, card=None):
+    values = [(3.0 + c.batch_size, 900.0, None) for c in configurations]
+    return [
+        TrainingLabel(c.id, device, "train", value, "measured", card=card)
+        for c, value in zip(configurations, values, strict=True)
+    ]
+
+
+def test_kernels_are_known_to_gpus_and_not_to_cpus(traced):
+    learner, configurations = traced
     for device, expected in (("a100", 4), ("simulated:a100", 4), ("cpu-2t", 0)):
         workloads = learner._pool.workloads(device)
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
-        labels = [
-            TrainingLabel(c.id, device, "train", (3.0 + c.batch_size, 900.0, None), "measured")
-            for c in configurations
-        ]
-        learner.fit(labels, lambda done, total: None)
+        learner.fit(labels_of(configurations, device), lambda done, total: None)
         assert learner._heads[device].needs_kernels == bool(expected)
         request = asked(count=2, device=device, candidates=[c.id for c in configurations])
         assert len(set(picks(learner, request))) == 2
+
+
+A100_80GB = "a100 sxm4 80gb"
+
+
+@pytest.mark.parametrize(
+    ("card", "sheet"),
+    [(None, "a100-40gb"), ("a100 sxm4 40gb", "a100-40gb"), (A100_80GB, "a100-80gb")],
+)
+def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it(
+    traced, tmp_path, card, sheet
+):
+    learner, configurations = traced
+    learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
+    assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
+    published = learner.publish(tmp_path, {})
+    assert load_snapshot(tmp_path / published["folder"]).card("a100") == (card or "a100")
+
+
+def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):
+    learner, configurations = traced
+
+    def costs(**changes):
+        with requests_of(learner) as requests:
+            picks(learner, asked(candidates=[c.id for c in configurations[:4]], **changes))
+        return requests[0].predicted_cost
+
+    plain = costs()
+    assert np.array_equal(costs(card="a100 sxm4 40gb"), plain)
+    assert (costs(card=A100_80GB) < plain).all()
+    learner.fit(labels_of(configurations[:3], "a100", A100_80GB), lambda done, total: None)
+    assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
 class Listening(FakeLearner):

@@ -71,3 +71,49 @@ def test_labels_of_one_stack_are_all_learned_from(store):
     known = training_labels(store, run.id)
     assert len(known.labels) == labels_by_device(store, run.id).total()
     assert known.left_out == ()
+
+
+class Nodes(FakeCrew):
+    """All of one key, with these cards in turn."""
+
+    def __init__(self, *cards):
+        super().__init__(workers=[("w", "a100")])
+        self._cards = cards
+
+    def _measure(self, worker, task, cost, fault):
+        made = super()._measure(worker, task, cost, fault)
+        name, memory_mib = self._cards[len(self.starts) % len(self._cards)]
+        return replace(made, environment={"device_name": name, "device_memory_mib": memory_mib})
+
+
+A100_40GB = ("NVIDIA A100-SXM4-40GB", 40_960.0)
+A100_80GB = ("NVIDIA A100-SXM4-80GB", 81_920.0)
+
+
+class Asked(FakeLearner):
+    def __init__(self):
+        super().__init__()
+        self.cards = []
+
+    def choose(self, request):
+        self.cards.append(request.card)
+        return super().choose(request)
+
+
+@pytest.mark.parametrize(
+    ("cards", "learned", "asked"),
+    [
+        ([A100_40GB], "a100 sxm4 40gb", "a100 sxm4 40gb"),
+        ([A100_80GB], "a100 sxm4 80gb", "a100 sxm4 80gb"),
+        ([A100_80GB, A100_80GB, A100_40GB], "a100 sxm4 80gb", "a100"),
+        ([(None, None)], "a100", "a100"),
+    ],
+)  # fmt: skip
+def test_the_learner_hears_which_card_is_behind_a_key(store, cards, learned, asked):
+    learner = Asked()
+    run = campaign(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
+    run.run()
+    known = training_labels(store, run.id)
+    assert {label.card for label in known.labels} == {learned}
+    assert learner.cards[0] == "a100", "nothing has been measured yet"
+    assert learner.cards[-1] == asked

@@ -217,7 +217,7 @@ def test_a_summary_has_mean_and_deviation_over_seeds():
 def test_estimators_go_by_name(zoo):
     surroundings = Surroundings(
         metric="memory_mib",
-        device="a100-40gb",
+        card="a100-40gb",
         make_encoder=lambda preset, pretrained: zoo.encoder,
         estimates_mib={Workload(graph=zoo.graphs[0]): 1.0},
     )
@@ -233,7 +233,7 @@ def test_metrics_that_nothing_simulates_have_a_prior_of_the_graph(zoo, metric, n
     macs = np.array([graph.macs.sum() for graph in zoo.graphs], dtype=float)
     values = 30 + 90 * macs / (macs + 1e8) if metric == "power_w" else 0.5 + macs / 1e8
     surroundings = Surroundings(
-        metric=metric, device="a100", make_encoder=lambda *_: zoo.encoder, estimates_mib={}
+        metric=metric, card="a100", make_encoder=lambda *_: zoo.encoder, estimates_mib={}
     )
     data = samples(values=values[:39], zoo=zoo)
     plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[0])

@@ -165,6 +165,7 @@ def test_every_damage_to_every_file_is_told(saved, name, damage):
         ({"files": {"encoder.safetensors": None}}, "names a file"),
         ({"files": []}, "list of files"),
         ({"preset": {}}, "does not fit"),
+        ({"cards": ["a100"]}, "does not fit"),
         ({"feature_schema": {}}, "other features of graph and memory and kernels"),
         (
             {"heads": {"cpu-2t": {"train": {"kind": "physics", "heads": {"speed": "graph"}}}}},

@@ -6,7 +6,15 @@ import pytest
 from nvml_stub import GIB, Board, install
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.catalogue import Card, card_keys, card_of, cards, ray_labels, read_name
+from trappm.profiler.devices.catalogue import (
+    Card,
+    card_keys,
+    card_name,
+    card_of,
+    cards,
+    ray_labels,
+    read_name,
+)
 from trappm.profiler.errors import DeviceError
 
 CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -36,6 +44,11 @@ def known(name: str, memory_mib: float | None = None) -> Card:
         ("NVIDIA H100 PCIe", "h100", "pcie", 80, 2039),
         ("NVIDIA H100 NVL", "h100", "nvl", 94, 3938),
         ("NVIDIA H200 NVL", "h200", "nvl", 141, 4800),
+        ("NVIDIA H800", "h800", "sxm5", 80, 3350),
+        ("NVIDIA H800 PCIe", "h800", "pcie", 80, 2039),
+        ("NVIDIA B200", "b200", "sxm6", 180, 7700),
+        ("NVIDIA B300 SXM6 AC", "b300", "sxm6", 270, 7700),
+        ("NVIDIA GB300", "gb300", None, 279, 8000),
         ("NVIDIA GH200 480GB", "gh200", None, 96, 4000),
         ("NVIDIA GH200 144G HBM3e", "gh200", None, 144, 4900),
         ("NVIDIA GeForce RTX 3090", "rtx-3090", None, 24, 936),
@@ -46,6 +59,22 @@ def known(name: str, memory_mib: float | None = None) -> Card:
         ("Quadro RTX 6000", "rtx-6000", None, 24, 672),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada", None, 48, 960),
         ("NVIDIA RTX A6000", "rtx-a6000", None, 48, 768),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            "rtx-pro-6000-blackwell-server",
+            None,
+            96,
+            1597,
+        ),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            "rtx-pro-6000-blackwell-workstation",
+            None,
+            96,
+            1792,
+        ),
+        ("NVIDIA GeForce GTX 1650 SUPER", "gtx-1650-super", None, 4, 192),
+        ("NVIDIA GeForce GTX 1650", "gtx-1650", None, 4, 128),
         ("NVIDIA TITAN RTX", "titan-rtx", None, 24, 672),
         ("NVIDIA L40S", "l40s", None, 48, 864),
         ("a100", "a100", "sxm4", 40, 1555),
@@ -67,13 +96,51 @@ def test_the_driver_tells_by_its_memory_which_card_it_is() -> None:
     assert known("NVIDIA A100", 81_251).memory_gb == 80
     assert known("Tesla V100", 32_510).memory_gb == 32
     assert card_of("NVIDIA A100", 65_000) is None
+    assert known("NVIDIA B300 SXM6 AC", 275_040).memory_gb == 270
+    assert known("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_887).bandwidth_gbs == 1597
+
+
+def facts(name: str | None, memory_mib: object = None) -> dict[str, object]:
+    """Of an environment, those that tell a card, among others."""
+    return {"torch": "2.13.0", "device_name": name, "device_memory_mib": memory_mib}
+
+
+@pytest.mark.parametrize(
+    ("device", "environments", "card"),
+    [
+        ("a100", [facts("NVIDIA A100-SXM4-80GB", 81_920.0)], "a100 sxm4 80gb"),
+        ("a100", [facts("NVIDIA A100 80GB PCIe", 81_920.0)], "a100 pcie 80gb"),
+        ("a100", [facts("NVIDIA A100-SXM4-40GB", 40_960.0)], "a100 sxm4 40gb"),
+        ("v100", [facts("Tesla V100-SXM2-32GB", 32_768.0)], "v100 sxm2 32gb"),
+        ("rtx3080", [facts("NVIDIA GeForce RTX 3080", 12_288)], "rtx-3080 12gb"),
+        ("cuda:0", [facts("NVIDIA H100 PCIe", 81_559.0)], "h100 pcie 80gb"),
+        ("simulated:a100-80gb", [facts("a100 sxm4 80gb (simulated)")], "a100 sxm4 80gb"),
+        ("a100-mig-1g.10gb", [facts("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9856.0)],
+         "a100 sxm4 80gb mig 1g.10gb"),
+        ("a100", [facts(None, 81_920.0)], "a100 sxm4 80gb"),
+        ("a100", [facts(None), facts("NVIDIA A100-SXM4-80GB")], "a100 sxm4 80gb"),
+        ("a100", [facts("NVIDIA A100-SXM4-40GB"), facts("NVIDIA A100-SXM4-80GB")], "a100"),
+        ("a100", [facts("NVIDIA A100-SXM-64GB", 65_536.0)], "a100"),
+        ("a100", [facts("NVIDIA A100-SXM4-80GB", 65_536.0)], "a100"),
+        ("a100", [facts(None, "much")], "a100"),
+        ("a100", [{}], "a100"),
+        ("a100", [], "a100"),
+        ("cpu-2t", [{"device_name": "AMD EPYC 7763", "memory_allowed_mib": 8e3}], "cpu-2t"),
+    ],
+)  # fmt: skip
+def test_what_was_measured_tells_the_card_behind_a_key(
+    device: str, environments: list[dict[str, object]], card: str
+) -> None:
+    assert card_name(device, environments) == card
+    if card != device:
+        assert str(known(card).name) == card, "its name means it alone"
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "gpu", "never heard of", "a100x", "a1000", "v1000", "NVIDIA A100-SXM-64GB", "rtx-9090",
      "NVIDIA GeForce RTX 4090 Laptop GPU", "cpu-2t", "replay:a100.jsonl", "h100-mig-9g.99gb",
-     "l4-mig-1g.5gb"],
+     "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "NVIDIA GB300-WS", "rtx-pro-6000"],
 )  # fmt: skip
 def test_what_is_not_listed_is_no_other_card(name: str) -> None:
     assert card_of(name) is None
