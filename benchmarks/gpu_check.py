@@ -135,10 +135,8 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
             watch=lambda done, total, what: print(f"{done}/{total} {what}", file=sys.stderr),
         )
     samples = prepared.samples
-    facts = measured[samples.configurations[0]].environment
-    named = str(facts.get("device_name") or prepared.device).removesuffix(" (simulated)")
-    priors = {phase: _priors(named, phase) for phase in Phase}
-    card = card_of(named)
+    priors = {phase: _priors(prepared.card, phase) for phase in Phase}
+    card = card_of(prepared.card)
     workspace_mib = 0.0 if card is None else card.library_workspace_mib
     rows = []
     for configuration, workload in zip(samples.configurations, samples.workloads, strict=True):
