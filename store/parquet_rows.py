@@ -51,6 +51,8 @@ def _write(path: str) -> None:
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise ValueError(f"it has more than {MAX_ROWS:,} rows; split it")
+        if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
+            raise ValueError("it has a column twice")
         for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
             for row in batch.to_pylist():
                 sys.stdout.write(json.dumps(row) + "\n")
