@@ -8,6 +8,7 @@ import enum
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.stopping import past
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
-from trappm.store import CampaignRecord, CampaignState, Home, Store, StoreAccess
+from trappm.store import CampaignRecord, CampaignState, Home, Patience, Store, StoreAccess
 
 POLL_S = 0.3
 
@@ -151,10 +152,15 @@ def run_campaign(
         CampaignError: it runs elsewhere, or cannot go on; nothing recorded is lost.
     """
     if address is None:
-        with Store.open(home.database_url) as store:
+        with _opened(home) as store:
             begin(store, campaign_id)
     with ray_runtime(address), _sigterm_as_interrupt():
         return _run(home, campaign_id, spec, address, watch, detach)
+
+
+def _opened(home: Home) -> Store:
+    """The store that the command had open before: if it is away now, it will be back."""
+    return Patience()(partial(Store.open, home.database_url))  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -215,7 +221,7 @@ def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -
     import ray
     from ray.exceptions import RayActorError
 
-    with Store.open(home.database_url) as store:
+    with _opened(home) as store:
         while True:
             try:
                 actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")

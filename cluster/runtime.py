@@ -42,6 +42,7 @@ CAMPAIGN_ACTOR = "campaign-"
 START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"
+_LONGEST_TEMPORARY = 9
 
 
 class RayDiedError(CampaignError):
@@ -235,6 +236,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         # The private Ray answers to this process tree only, and leaves no token file behind.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # All of it listens on loopback only, its metrics too, which no token keeps.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
 
     options: dict[str, Any] = {
@@ -245,14 +248,14 @@ def ray_runtime(address: str | None) -> Iterator[None]:
     folder = None
     if address is None:
         _remove_leftovers()
-        # Sockets' paths may have 107 bytes, so the folder is a short one.
-        folder = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-")
+        folder = tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-", dir=_temporary())
         options |= {
             "num_cpus": os.cpu_count(),
             **_local_devices(),
             "include_dashboard": False,
             "object_store_memory": 200 << 20,
-            "_temp_dir": folder,
+            # Ray lets everybody write into its folder: so that stands in one of the user's own.
+            "_temp_dir": f"{folder}/r",
         }
     try:
         _init(address, options)
@@ -294,20 +297,36 @@ def _local_devices() -> dict[str, Any]:
     return {"labels": {CPU_LABEL: "true", ACCELERATOR_LABEL: gpus[0].upper()}}
 
 
+def _temporary() -> Path:
+    """Where the private Ray's folder goes.
+
+    Sockets' paths may have 103 bytes (on Linux 107), of which this leaves those in it 94.
+    """
+    usual = Path(tempfile.gettempdir())
+    return usual if len(bytes(usual)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108  # ours is 0700
+
+
 def _remove_leftovers() -> None:
     """Removes what the local Rays of killed runs left behind: folders, and agents of theirs.
 
     Ray's processes die with the program that started them, but for its two agents, which survive a
     SIGKILL of it; they are known by the log files that they hold open in the folder.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+    for folder in _temporary().glob(f"{_FOLDER_PREFIX}*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
-        if not pid.isdigit() or psutil.pid_exists(int(pid)):
+        if not pid.isdigit() or psutil.pid_exists(int(pid)) or not _is_own(folder):
             continue
         for process in _holders(folder):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid == os.getuid()
+    except FileNotFoundError:  # gone meanwhile
+        return False
 
 
 def _holders(folder: Path) -> Iterator[psutil.Process]:

@@ -22,16 +22,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from trappm.profiler.errors import SnapshotError
+from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.files import read_plain
 
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 3
 """3: heads by device and phase, the encoder only where it is needed."""
 MANIFEST = "manifest.json"
 
-MAX_MANIFEST_BYTES = 16 << 20
-MAX_FILE_BYTES = 2 << 30
-MAX_FILES = 256
+MAX_MANIFEST_BYTES = 4 << 20
 
 STALE_S = 24 * 3600.0
 """A folder that has been unfinished for longer belongs to a process that was killed."""
@@ -95,6 +94,8 @@ def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
     Raises:
         SnapshotError: damaged, of something else, or of another format version.
     """
+    from trappm.learner.manifest_shape import fault_of
+
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -112,12 +113,10 @@ def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
     sound = manifest.get("checksum") == _checksum(manifest)
     if not sound or manifest.get("id") != _content_id(manifest):
         raise damaged(place, f"{MANIFEST} does not match its own checksum")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not 0 < len(files) <= MAX_FILES:
-        raise damaged(place, "its list of files cannot be right")
-    for name, entry in files.items():
-        if not NAME.fullmatch(name) or name == MANIFEST or not isinstance(entry, dict):
-            raise damaged(place, f"it names a file {name!r}")
+    if fault := fault_of(data):
+        raise damaged(place, f"in {MANIFEST} is {fault}")
+    if MANIFEST in manifest["files"]:
+        raise damaged(place, f"it names a file {MANIFEST!r}")
     return manifest
 
 
@@ -150,7 +149,7 @@ def read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     for name, entry in manifest["files"].items():
         if not (folder / name).is_file():
             raise damaged(str(folder), f"{name} is missing")
-        contents[name] = _read(folder / name, MAX_FILE_BYTES)
+        contents[name] = _read(folder / name, entry["bytes"])
         check_file(name, entry, contents[name], str(folder))
     return manifest, contents
 
@@ -213,15 +212,11 @@ def _remove_stale(registry: Path) -> None:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """At most so many bytes of a file, whatever its size says."""
+    """A plain file of at most so many bytes."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise damaged(str(path.parent), f"{path.name} cannot be read ({error.strerror})") from error
-    if len(data) > limit:
-        raise damaged(str(path.parent), f"{path.name} has more than {limit} bytes")
-    return data
+        return read_plain(path, limit)
+    except InputError as error:
+        raise damaged(str(path.parent), str(error)) from error
 
 
 def _content_id(manifest: Mapping[str, Any]) -> str:

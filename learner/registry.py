@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,6 @@ import fsspec
 from trappm.learner.manifest import (
     ID,
     MANIFEST,
-    MAX_FILE_BYTES,
     MAX_MANIFEST_BYTES,
     NAME,
     STALE_S,
@@ -62,13 +62,9 @@ class Registry:
 
     def __init__(self, location: str | Path) -> None:
         """Raises SnapshotError for a location that cannot be reached."""
-        self.location = str(location)
-        try:
-            self._fs, root = fsspec.url_to_fs(self.location)
-        except (ImportError, ValueError, OSError) as error:
-            raise SnapshotError(
-                f"the registry {self.location} cannot be used: {one_line(error)}"
-            ) from error
+        self.location = without_secrets(str(location))
+        with self._reaching():
+            self._fs, root = fsspec.url_to_fs(str(location))
         self._root = root.rstrip("/")
 
     # What is there.
@@ -107,7 +103,7 @@ class Registry:
         manifest = self.manifest(snapshot_id)
         files = {}
         for name, entry in manifest["files"].items():
-            files[name] = self._read(f"{self._root}/{snapshot_id}/{name}", MAX_FILE_BYTES, place)
+            files[name] = self._read(f"{self._root}/{snapshot_id}/{name}", entry["bytes"], place)
             check_file(name, entry, files[name], place)
         return manifest, files
 
@@ -125,9 +121,9 @@ class Registry:
         Raises:
             SnapshotError: it means none, or more than one.
         """
-        history = self.history(name) if NAME.fullmatch(name) else []
-        if history:
-            return history[-1].snapshot
+        moves = self._moves(name) if NAME.fullmatch(name) else []
+        if moves:
+            return _snapshot_of(moves[-1])
         ids = self.ids()
         found = [name] if name in ids else [i for i in ids if len(name) >= 4 and i.startswith(name)]
         if len(found) == 1:
@@ -141,13 +137,20 @@ class Registry:
 
     def aliases(self) -> dict[str, str]:
         """Snapshot ids by alias."""
-        moves = {name: self.history(name) for name in self._names(f"{self._root}/{ALIASES}")}
-        return {name: entries[-1].snapshot for name, entries in sorted(moves.items()) if entries}
+        moves = {name: self._moves(name) for name in self._names(f"{self._root}/{ALIASES}")}
+        return {name: _snapshot_of(names[-1]) for name, names in sorted(moves.items()) if names}
 
     def history(self, alias: str) -> list[AliasEntry]:
-        """All moves of an alias, the last one in force."""
-        folder = f"{self._root}/{ALIASES}/{alias}"
-        return [self._entry(folder, name) for name in self._names(folder) if _is_entry(name)]
+        """All moves of an alias, the last one in force.
+
+        Raises:
+            SnapshotError: what an entry tells of its move cannot be read.
+        """
+        return [self._entry(f"{self._root}/{ALIASES}/{alias}", x) for x in self._moves(alias)]
+
+    def _moves(self, alias: str) -> list[str]:
+        """The names of an alias' entries, which tell what it meant whatever stands in them."""
+        return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]
 
     # What changes it.
 
@@ -193,10 +196,13 @@ class Registry:
         self.manifest(snapshot_id)
         folder = f"{self._root}/{ALIASES}/{alias}"
         at = datetime.now(UTC)
-        history = self.history(alias)
-        if history:  # whatever this machine's clock says, this move is the latest
-            last = datetime.strptime(history[-1].name.split("-")[0], _STAMP).replace(tzinfo=UTC)
-            at = max(at, last + timedelta(microseconds=1))
+        moves = self._moves(alias)
+        if moves:  # whatever this machine's clock says, this move is the latest
+            last = datetime.strptime(moves[-1].split("-")[0], _STAMP).replace(tzinfo=UTC)
+            try:
+                at = max(at, last + timedelta(microseconds=1))
+            except OverflowError as error:
+                raise SnapshotError(f"no time is after {folder}/{moves[-1]}; remove it") from error
         name = f"{at.strftime(_STAMP)}-{snapshot_id}.json"
         entry = {"at": at.isoformat(timespec="seconds"), "why": why, "restores": restores}
         self._write(f"{folder}/{name}", json.dumps(entry).encode())
@@ -230,7 +236,7 @@ class Registry:
         Also what killed processes left behind a day ago or longer. Returns what goes. Versions
         that cannot be read stay: they may be of a newer trappm, or be mended by another push.
         """
-        kept = {entry.snapshot for alias in self.aliases() for entry in self.history(alias)[-2:]}
+        kept = {_snapshot_of(name) for alias in self.aliases() for name in self._moves(alias)[-2:]}
         made = {}
         for name in self.ids():
             with contextlib.suppress(SnapshotError):
@@ -273,41 +279,39 @@ class Registry:
         data = self._read(f"{folder}/{name}", _ENTRY_BYTES, folder)
         try:
             told: Mapping[str, Any] = json.loads(data)
-            return AliasEntry(
-                name, name[:-5].split("-")[1], told["at"], told["why"], told["restores"]
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise SnapshotError(f"{folder}/{name} is no entry of an alias; remove it") from error
+            at, why, restores = told["at"], told["why"], told["restores"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            at = None
+        if not (isinstance(at, str) and isinstance(why, str) and isinstance(restores, str | None)):
+            raise SnapshotError(f"{folder}/{name} is no entry of an alias; remove it")
+        return AliasEntry(name, _snapshot_of(name), at, why, restores)
 
     def _names(self, folder: str) -> list[str]:
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.ls(folder, detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise self._unreachable(error) from error
+        with self._reaching():
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(folder, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
 
     def _exists(self, path: str) -> bool:
-        try:
+        with self._reaching():
             return bool(self._fs.isfile(path))
-        except OSError as error:
-            raise self._unreachable(error) from error
 
     def _read(self, path: str, limit: int, place: str) -> bytes:
         name = path.rsplit("/", 1)[-1]
-        try:
+        with self._reaching():
+            if not self._fs.exists(path):
+                if name == MANIFEST:
+                    raise SnapshotError(f"there is no snapshot {place}; see: trappm snapshot list")
+                raise damaged(place, f"{name} is missing")
+            if not self._fs.isfile(path):  # opening a pipe would wait for somebody to write
+                raise damaged(place, f"{name} is no plain file")
+            if self._fs.size(path) > limit:
+                raise damaged(place, f"{name} has more than {limit} bytes")
             with self._fs.open(path, "rb") as file:
                 data = bytes(file.read(limit + 1))
-        except FileNotFoundError as error:
-            if name == MANIFEST:
-                raise SnapshotError(
-                    f"there is no snapshot {place}; see: trappm snapshot list"
-                ) from error
-            raise damaged(place, f"{name} is missing") from error
-        except OSError as error:
-            raise self._unreachable(error) from error
         if len(data) > limit:
             raise damaged(place, f"{name} has more than {limit} bytes")
         return data
@@ -315,7 +319,7 @@ class Registry:
     def _write(self, path: str, data: bytes) -> None:
         folder, name = path.rsplit("/", 1)
         part = f"{folder}/{_PART}{secrets.token_hex(4)}-{name}"
-        try:
+        with self._reaching():
             self._fs.makedirs(folder, exist_ok=True)
             try:
                 self._fs.pipe_file(part, data)
@@ -324,16 +328,36 @@ class Registry:
                 with contextlib.suppress(OSError):
                     self._fs.rm_file(part)
                 raise
-        except OSError as error:
-            raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> SnapshotError:
-        return SnapshotError(
-            f"the registry {self.location} cannot be used: {one_line(error)}; snapshots that were "
-            "pulled before can be used without it"
-        )
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except SnapshotError:
+            raise
+        except Exception as error:  # each kind of place raises classes of its own
+            told = without_secrets(one_line(error))
+            if "***" in self.location and not isinstance(error, OSError):
+                told = type(error).__name__  # it may quote a piece of the password
+            raise SnapshotError(
+                f"the registry {self.location} cannot be used: {told}; snapshots that were "
+                "pulled before can be used without it"
+            ) from None  # nor does a trace tell its password
+
+
+def without_secrets(text: str) -> str:
+    """The text with nothing that may be a password in the URLs in it: user and query."""
+    return re.sub(r"(://\S*?)\?\S*", r"\1", re.sub(r"://\S*@", "://***@", text))
+
+
+def _snapshot_of(entry: str) -> str:
+    return entry.removesuffix(".json").split("-")[1]
 
 
 def _is_entry(name: str) -> bool:
     stamp, _, rest = name.removesuffix(".json").partition("-")
-    return name.endswith(".json") and stamp.endswith("Z") and bool(ID.fullmatch(rest))
+    try:
+        datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return False
+    return name.endswith(".json") and bool(ID.fullmatch(rest))

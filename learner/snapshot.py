@@ -230,7 +230,7 @@ def load_snapshot(folder: Path) -> Snapshot:
             for device, phases in manifest["heads"].items()
         }
         source_device = str(manifest["source_device"])
-        cards = {str(device): str(card) for device, card in manifest.get("cards", {}).items()}
+        cards = manifest.get("cards", {})
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
     encoder = contents.get(ENCODER)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from trappm.store.database import make_engine, told_as_store_error
 from trappm.store.migrate import require_newest, schema_of, upgrade
 from trappm.store.reading import engine_to_read
 from trappm.store.schema import METADATA
+from trappm.store.whole_file import made_whole
 
 _PAGES = 4096
 """So many are copied between looks at whether somebody wants it to stop."""
@@ -71,39 +71,16 @@ def back_up(url: str, file: Path) -> BackUp:
 @contextmanager
 def _made_at(file: Path) -> Iterator[Path]:
     """A path to write to, whose file becomes this one if nothing goes wrong."""
-    part: Path | None = None
+    taken = InputError(f"{file} is there already and is not overwritten; name a new file")
+    if os.path.lexists(file):
+        raise taken
     try:
-        try:
-            file.touch(mode=0o600, exist_ok=False)  # takes the name, or fails if it is taken
-        except FileExistsError as error:
-            raise InputError(
-                f"{file} is there already and is not overwritten; name a new file"
-            ) from error
-        try:
-            descriptor, name = tempfile.mkstemp(prefix=file.name, suffix=".part", dir=file.parent)
-            part = Path(name)
+        with made_whole(file, mode=0o600, replace=False) as part:
             yield part
-            os.fsync(descriptor)
-            part.replace(file)
-            _sync(file.parent)
-        except BaseException:
-            file.unlink()
-            if part is not None:
-                for rest in ("", "-journal", "-wal", "-shm"):
-                    part.with_name(part.name + rest).unlink(missing_ok=True)
-            raise
-        finally:
-            if part is not None:
-                os.close(descriptor)
+    except FileExistsError as error:
+        raise taken from error
     except OSError as error:
         raise InputError(f"the backup {file} cannot be written: {error.strerror}") from error
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    with suppress(OSError):  # some network file systems sync no folder
-        os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def _copy_pages(engine: Engine, part: Path) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -33,9 +32,11 @@ from trappm.store.exchange_rows import (
     row_of,
     strict_json,
 )
+from trappm.store.whole_file import made_whole
 
 MAX_BYTES = 8 << 30
-_MAX_LINE = 4 << 20
+_MAX_LINE = 8 << 20
+"""Bytes; more than a row of MAX_ROW_BYTES has with every quote in it doubled."""
 _BATCH = 2000
 _TEXTS = ("failed_in", "message")
 
@@ -77,16 +78,13 @@ def export_file(measurements: Iterable[Measurement], path: Path) -> int:
         InputError: the suffix is of none of the three, or the file cannot be written.
     """
     write = _format(path)[0]
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     counter = _Counted(map(row_of, measurements))
     try:
-        write(unfinished, counter)
-        unfinished.replace(path)
+        with made_whole(path, replace=True) as unfinished:
+            write(unfinished, counter)
     except OSError as error:
         reason = error.strerror or one_line(error)
         raise InputError(f"{path} cannot be written: {reason}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return counter.count
 
 
@@ -149,6 +147,13 @@ def checked_size(path: Path) -> Path:
     if not path.is_file() or size > MAX_BYTES:
         raise InputError(f"{path} is no file of at most {MAX_BYTES >> 30} GiB")
     return path
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raises InputError for a column that a table has twice: which one counts, nobody can know."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(f"it has the column {twice[0][:60]!r} twice")
 
 
 def _verdict(measurement: Measurement) -> Verdict:
@@ -222,7 +227,9 @@ def _read_csv(path: Path) -> Iterator[_Row]:
     with path.open("rb") as file:
         # What stands in quotes may have line ends, which the reader wants to see.
         lines = (line.decode() for line in _lines(file))
+        csv.field_size_limit(_MAX_LINE)
         reader = csv.DictReader(chain([next(lines, "").removeprefix("\ufeff")], lines), strict=True)
+        check_columns(reader.fieldnames or ())
         for cells in reader:
             if None in cells or None in cells.values():
                 raise InputError(f"it does not have the {len(reader.fieldnames or ())} cells")

@@ -32,10 +32,15 @@ FORMAT = 1
 _WORKLOAD = tuple(f.name for f in dataclasses.fields(Configuration))
 _STEP = tuple(f.name for f in dataclasses.fields(StepSummary))
 _TIMES = ("median_ms", "mean_ms", "iqr_ms", "p95_ms")
+_SHARES = ("forward_share", "backward_share", "optimizer_share")
 _METRICS = ("memory_mib", "power_w", "energy_j")
 _LONGEST = {"architecture": 200, "failed_in": 16, "message": 10_000}
 _LONGEST_NAME = 64
 _LARGEST = 2**31 - 1
+_LARGEST_AMOUNT = 1e9
+"""Of a time, of memory, power and energy in their units: far beyond any device."""
+MAX_ROW_BYTES = 3 << 20
+"""Of a row as JSON, so that what is exported can be read again in every format."""
 
 WHOLE = ("format_version", "batch_size", "input_size")
 FLOATS = ("duration_s", *(f"step_{name}" for name in _STEP), *_METRICS)
@@ -132,9 +137,31 @@ def measurement_of(row: Row) -> Measurement:
         message=_optional_text("message", row.get("message")),
         environment=environment,
     )
-    if reason := why_not_kept(measurement):
+    if reason := why_not_kept(measurement) or _why_impossible(measurement):
         raise InputError(reason)
+    if len(json.dumps(row_of(measurement))) > MAX_ROW_BYTES:
+        raise InputError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB when it is exported")
     return measurement
+
+
+def _why_impossible(measurement: Measurement) -> str | None:
+    """What `store check` would find wrong; None if there is nothing."""
+    step, memory_mib = measurement.step, measurement.memory_mib
+    if step is not None:
+        if step.p95_ms < step.median_ms:
+            return f"step_p95_ms is {step.p95_ms}, below the median of {step.median_ms}"
+        for name in _SHARES:
+            if not 0 <= (getattr(step, name) or 0) <= 1:
+                return f"step_{name} is {getattr(step, name)}; a share is 1 at most"
+    named = (
+        measurement.environment.get("device_memory_mib"),
+        measurement.environment.get("host_memory_mib"),
+        measurement.memory_detail_mib.get("capacity"),
+    )
+    capacity_mib = next((x for x in named if _is_number(x)), None)
+    if memory_mib and capacity_mib is not None and memory_mib > capacity_mib + 1:
+        return f"memory_mib is {memory_mib}, and there are {capacity_mib} MiB"
+    return None
 
 
 def strict_json(text: str) -> Any:
@@ -183,6 +210,8 @@ def _number(name: str, value: object) -> float | None:
     if not _is_number(value) or value < 0 or (value == 0 and not may_be_0):  # type: ignore[operator]
         least = "0 or more" if may_be_0 else "above 0"
         raise InputError(f"{name} is {_shown(value)}; it must be a number {least}")
+    if value > _LARGEST_AMOUNT:  # type: ignore[operator]
+        raise InputError(f"{name} is {_shown(value)}; at most {_LARGEST_AMOUNT:g} can be")
     return float(value)  # type: ignore[arg-type]
 
 

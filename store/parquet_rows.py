@@ -16,7 +16,7 @@ import resource
 import sys
 from pathlib import Path
 
-MAX_MEMORY_BYTES = 1 << 30
+MAX_MEMORY_BYTES = 768 << 20
 """Beside what the libraries take."""
 MAX_ROWS = 10_000_000
 _BATCH = 500
@@ -28,7 +28,7 @@ def main() -> None:
     try:
         _write(sys.argv[1])
     except MemoryError:  # Arrow's own is one, too
-        reason = [f"its rows unpack to more than {MAX_MEMORY_BYTES >> 30} GiB at once"]
+        reason = [f"its rows unpack to more than {MAX_MEMORY_BYTES >> 20} MiB at once"]
     except (OSError, TypeError, ValueError, RuntimeError) as error:  # Arrow's others
         reason = [f"it is no Parquet file that can be read: {' '.join(str(error).split())[:300]}"]
     sys.stdout.write(json.dumps(reason) + "\n")
@@ -51,6 +51,10 @@ def _write(path: str) -> None:
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise ValueError(f"it has more than {MAX_ROWS:,} rows; split it")
+        if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
+            raise ValueError("it has a column twice")
+        if any(pa.types.is_nested(kind) for kind in file.schema_arrow.types):
+            raise ValueError("it has columns with structure, and an export has none")
         for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
             for row in batch.to_pylist():
                 sys.stdout.write(json.dumps(row) + "\n")

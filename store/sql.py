@@ -31,6 +31,7 @@ from trappm.profiler.errors import InputError, one_line
 from trappm.store import sqlite_question
 from trappm.store.database import Database, told_as_store_error
 from trappm.store.reading import engine_to_read
+from trappm.store.sqlite_question import MAX_ANSWER_BYTES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
 """Unless asked otherwise; what a statement gives beyond is not fetched."""
+
+_PORTION = 200
+"""Rows fetched at once at most; one after another where they are large."""
+_LARGE = 1 << 20
 
 _HARMLESS = ["random", "clock_timestamp", "timeofday", "pg_sleep", "gen_random_uuid"]
 """Volatile functions of PostgreSQL that change nothing and reach nothing."""
@@ -127,7 +132,7 @@ def _ask_server(
         with psycopg.ServerCursor(connection, "asked") as cursor:
             cursor.execute(statement)
             names = [column.name for column in cursor.description or ()]
-            return names, cursor.fetchmany(max_rows)
+            return names, _fetched(cursor, max_rows)
     except psycopg.errors.QueryCanceled as error:
         raise _took_too_long(timeout_s) from error
     except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InternalError) as error:
@@ -136,6 +141,30 @@ def _ask_server(
         raise _refused(one_line(error)) from error
     finally:
         connection.rollback()
+
+
+def _fetched(cursor: Any, max_rows: int) -> list[tuple[Any, ...]]:
+    """The rows, a few at a time, so that they do not fill the memory before they are counted."""
+    rows: list[tuple[Any, ...]] = []
+    size, portion = 0, 1
+    while len(rows) < max_rows:
+        some = cursor.fetchmany(min(portion, max_rows - len(rows)))
+        rows += some
+        of_these = sum(_size(value) for row in some for value in row)
+        size += of_these
+        if size > MAX_ANSWER_BYTES:
+            raise _refused(f"it gives more than {MAX_ANSWER_BYTES >> 20} MiB")
+        if len(some) < portion:
+            break
+        portion = min(2 * portion, _PORTION) if of_these < _LARGE else 1
+    return rows
+
+
+def _size(value: Any) -> int:
+    """Bytes of a value at least; what is nested is weighed as it is shown."""
+    if isinstance(value, str | bytes | memoryview):
+        return len(value)
+    return len(str(value)) if isinstance(value, dict | list) else 8
 
 
 def _begin(connection: Connection[Any], timeout_s: float) -> None:

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 # Which rooms know a library; every other room asks them.
 HOMES = {
     "ray": {"cluster"},
-    "pydantic": {"cluster", "trappm"},
+    "pydantic": {"cluster", "learner", "trappm"},
     "fastapi": {"trappm"},
     "starlette": {"trappm"},
     "uvicorn": {"trappm"},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
-from trappm.store.exchange import checked_size, read_file
+from trappm.store.exchange import check_columns, checked_size, read_file
 from trappm.store.exchange_rows import COLUMNS
 from trappm.store.importers import gpumemnet, timm_results
 
@@ -100,6 +100,7 @@ def read_usable(path: Path) -> dict[tuple[str, int], bool]:
     with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            check_columns(reader.fieldnames or ())
             for row in reader:
                 if row["class"] == "usable":
                     found[row["architecture"], int(row["batch_size"])] = row["spike"] == "1"

@@ -18,7 +18,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.store.exchange import checked_size
+from trappm.store.exchange import check_columns, checked_size
 
 MAX_SHEET_BYTES = 64 << 20
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
@@ -45,6 +45,7 @@ def read_sheet(
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            check_columns(reader.fieldnames or ())
             needed = {*texts, *wholes, *numbers}
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
                 raise InputError(f"the sheet lacks the columns {', '.join(missing)}")

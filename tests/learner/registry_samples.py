@@ -13,6 +13,12 @@ def write_sample(registry, number=0, mape=5.0, size=1000):
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
             "errors": {"a100": {"train": {"memory_mib": {"mape": mape}}}},
             "heads": {},
+            "source_device": "a100",
+            "preset": {"name": "none", "encoder": {}, "head": {}},
+            "training_labels": {"counts": {}, "sha256": "0" * 64},
+            "units": {},
+            "feature_schema": {},
+            "versions": {},
             "number": number,
             "files": entries(contents),
         }

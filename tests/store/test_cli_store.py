@@ -242,6 +242,17 @@ def test_a_backup_is_restored_into_an_empty_store_only(home, run, tmp_path, monk
     assert (status, "there is no backup" in err) == (2, True)
 
 
+def test_mending_is_no_success_where_something_stays_wrong(home, run):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE measurements SET step_p95_ms = step_median_ms / 2 WHERE id = 1")
+    status, out, err, _ = run("mend")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "0 labels were wrong" in out
+    assert "1 faults are left" in err
+    assert "trappm store check" in err
+    assert run("check")[0] == 1
+
+
 def test_mending_tells_what_it_did(home, run, tmp_path, monkeypatch):
     with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
         connection.execute("UPDATE labels SET memory_mib = 1 WHERE id = 1")

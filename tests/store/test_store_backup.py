@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import store_workers
@@ -13,6 +18,8 @@ from store_samples import configuration, contents, measurement
 from trappm.profiler.errors import InputError, StoreError
 from trappm.store import Store
 from trappm.store.backup import back_up
+from trappm.store.upkeep import upgrade_store
+from trappm.store.whole_file import made_whole
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")
@@ -108,3 +115,64 @@ def test_a_copy_made_while_another_process_writes_is_of_one_moment(store, databa
     finally:
         process.kill()
         process.join()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trappm.store import backup, exchange, upkeep
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+backup._verify = die
+what, url, file = sys.argv[1:]
+if what == "backup":
+    backup.back_up(url, Path(file))
+elif what == "upgrade":
+    upkeep.upgrade_store(url)
+else:
+    exchange.export_file(map(die, [1]), Path(file))
+"""
+
+
+def killed(*arguments):
+    command = [sys.executable, "-c", KILLED, *map(str, arguments)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("what", ["backup", "export"])
+def test_a_killed_writer_leaves_nothing_of_the_name_and_the_next_one_clears_up(
+    whole_url, tmp_path, what
+):
+    file = tmp_path / "copies" / "copy.jsonl"
+    file.parent.mkdir()
+    for _ in range(2):  # the same name is not refused
+        killed(what, whole_url, file)
+        assert not file.exists()
+        assert len(list(file.parent.iterdir())) == 1
+    back_up(whole_url, file)
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_copy_that_is_still_being_made_is_not_cleared(whole_url, tmp_path):
+    first = tmp_path / "first.db"
+    with contextlib.suppress(FileExistsError), made_whole(first, replace=False) as part:
+        part.write_text("half")
+        back_up(whole_url, tmp_path / "second.db")
+        assert part.read_text() == "half"
+        first.write_text("somebody was quicker")
+    assert first.read_text() == "somebody was quicker"
+    assert not part.exists()
+
+
+def test_a_killed_upgrade_leaves_no_copy_that_is_none(tmp_path):
+    file = tmp_path / "labels.db"
+    with sqlite3.connect(file) as connection:
+        connection.executescript((Path(__file__).parent / "schemas/0005.sqlite.sql").read_text())
+    connection.close()
+    killed("upgrade", f"sqlite:///{file}", "-")
+    assert not list(tmp_path.glob("labels.db.schema-*"))
+    done = upgrade_store(f"sqlite:///{file}")
+    left = [path for path in tmp_path.iterdir() if not path.name.endswith(("-wal", "-shm"))]
+    assert {*left} == {file, Path(str(done.backup))}

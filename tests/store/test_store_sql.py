@@ -299,3 +299,17 @@ def test_what_is_refused_is_told_in_one_line_with_the_reason(asked, database_url
     else:
         with pytest.raises(InputError, match="not authorized"):
             asked.query_sql("PRAGMA user_version")
+
+
+def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, database_url):
+    series = (
+        "generate_series(1, 9000)"
+        if is_postgresql(database_url)
+        else "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
+        " SELECT i FROM n)"
+    )
+    large = "repeat('x', 1000000)" if is_postgresql(database_url) else "printf('%01000000d', 0)"
+    with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
+        asked.query_sql(" ".join(("SELECT", large, "FROM", series)))
+    frame, more = asked.query_sql(f"SELECT 1 FROM {series}", limit=3000)  # noqa: S608
+    assert (len(frame), more) == (3000, True)

@@ -71,18 +71,28 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: trappm store backup before.db && trappm store mend")
 def mend(database: Database = None, as_json: AsJson = False) -> None:
-    """Make labels that are wrong or lost again from what was measured, all or nothing."""
+    """Make labels that are wrong or lost again from what was measured, all or nothing.
+
+    Exit status 0: nothing is wrong any more; 1: something else is, as `store check` tells.
+    """
+    from trappm.profiler.errors import StoreError
     from trappm.store import Store
 
     url = _url(database)
     Store.open_to_read(url).close()  # or there is none, and none is made
     with Store.open(url) as store:
         done = store.relabel()
+        left = store.check()
         where = store.address
     if as_json:
         print_json(asdict(done))
     else:
         typer.echo(f"{where}: {done.wrong:,} labels were wrong, {done.made:,} are made again")
+    if left:
+        raise StoreError(
+            f"{sum(finding.count for finding in left):,} faults are left that labels are not made "
+            "from again; see what they are: trappm store check"
+        )
 
 
 @app.command(epilog="Example: trappm store profile --device a100-40gb --limit 50")

@@ -1,0 +1,71 @@
+"""Files that appear when they are whole: written beside, under another name, and renamed last.
+
+What a killed process leaves behind is no file of the name that was wanted, and goes when the next
+file is written in that folder: whoever still writes holds a lock on what it writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SUFFIX = ".trappm-part"
+_BESIDE = ("-journal", "-wal", "-shm")
+"""What SQLite keeps beside a database."""
+
+
+@contextmanager
+def made_whole(path: Path, *, mode: int = 0o666, replace: bool) -> Iterator[Path]:
+    """An empty file to write into, which gets this name at the end if nothing goes wrong.
+
+    Args:
+        path: the name.
+        mode: who may read it; less what the process' umask takes away.
+        replace: a file of this name makes room; otherwise FileExistsError is raised at the end.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _clear(path.parent)
+    part = path.with_name(f".{secrets.token_hex(8)}{_SUFFIX}")
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with suppress(OSError):  # a file system without locks: then nothing is cleared there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield part
+        os.fsync(descriptor)
+        if replace:
+            part.replace(path)
+        else:
+            os.link(part, path)
+        _sync(path.parent)
+    finally:
+        _remove(part)
+        os.close(descriptor)
+
+
+def _clear(folder: Path) -> None:
+    for part in folder.glob(f".*{_SUFFIX}"):
+        with suppress(OSError):  # somebody else's, or gone meanwhile
+            descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(part)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(part: Path) -> None:
+    for rest in ("", *_BESIDE):
+        part.with_name(part.name + rest).unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # some network file systems sync no folder
+        os.fsync(descriptor)
+    os.close(descriptor)

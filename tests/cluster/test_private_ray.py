@@ -1,0 +1,94 @@
+"""What others on this host, or on its network, can reach of the private Ray: nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trappm.cluster import runtime
+
+LOOK = """
+import json, psutil
+from trappm.cluster.runtime import ray_runtime
+with ray_runtime(None):
+    import ray
+    ray.get(ray.remote(lambda: None).remote())  # workers listen as well
+    listen = [
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    node = ray._private.worker.global_worker.node
+    folder = node.get_session_dir_path()
+    print(json.dumps([listen, folder]), flush=True)
+    input()
+"""
+
+
+def _looked(ask, **environment):
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        answer = ask(*json.loads(process.stdout.readline()))
+        process.communicate("\n")
+    assert process.returncode == 0
+    return answer
+
+
+def _is_loopback(address):
+    ip = ipaddress.ip_address(address)
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+
+
+@pytest.mark.slow
+def test_it_listens_on_loopback_only_and_nobody_else_gets_into_its_folder():
+    def closed(listen, folder):
+        assert listen
+        assert [address for address in listen if not _is_loopback(address)] == []
+        way = Path(folder).parents
+        assert Path(tempfile.gettempdir()) in way
+        return [f.stat().st_mode & 0o777 for f in way if f.name.startswith("trappm-ray-")]
+
+    assert _looked(closed) == [0o700]
+
+
+@pytest.mark.slow
+def test_it_starts_where_the_folder_for_temporary_files_has_a_long_path(tmp_path):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    folder = _looked(lambda _, folder: folder, TMPDIR=str(long))
+    assert not Path(folder).exists()
+    assert not Path(folder).parents[1].exists()
+
+
+def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(runtime, "_temporary", lambda: tmp_path)
+    own, running = tmp_path / f"trappm-ray-{gone.pid}-a", tmp_path / f"trappm-ray-{os.getpid()}-a"
+    own.mkdir()
+    running.mkdir()
+    runtime._remove_leftovers()
+    assert list(tmp_path.iterdir()) == [running]
+    own.mkdir()
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    killed = []
+    monkeypatch.setattr(psutil.Process, "kill", killed.append)
+    with (own / "log").open("w"):
+        runtime._remove_leftovers()
+    assert own.exists()
+    assert killed == []

@@ -1,0 +1,203 @@
+"""A registry in which somebody else may write: what is odd is named, all else stays usable."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+from registry_samples import write_sample
+
+import trappm.cli
+from trappm.learner.manifest import entries, sealed
+from trappm.learner.registry import Registry
+from trappm.learner.regressions import regressions
+from trappm.learner.snapshot import load_snapshot
+from trappm.profiler.errors import SnapshotError
+from trappm.published import SHIPPED
+from trappm.snapshot_tables import differences, head_rows, print_manifest, snapshot_rows
+
+ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308)
+
+
+def places(value, path=()):
+    """The paths of all values, of long lists and mappings only some."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key in list(value)[:12] if len(path) < 2 else list(value)[:3]:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for index in range(min(len(value), 2)):
+            yield from places(value[index], (*path, index))
+
+
+def changed(manifest, path, odd):
+    other = copy.deepcopy(manifest)
+    part = other
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = odd
+    return sealed(other)
+
+
+def put(registry, manifest):
+    """As somebody would who wants it to be taken for a snapshot."""
+    folder = registry / manifest["id"]
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return manifest["id"]
+
+
+@pytest.fixture
+def shipped():
+    return json.loads((SHIPPED / "manifest.json").read_text())
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "registry"
+
+
+def test_whatever_a_field_is_the_rest_is_listed_and_the_odd_one_named(place, shipped):
+    good = write_sample(place)
+    registry = Registry(place)
+    reference = registry.manifest(good)
+    refused = 0
+    for path in places(shipped):
+        if path[0] in {"id", "checksum"}:
+            continue
+        for odd in ODD:
+            name = put(place, changed(shipped, path, odd))
+            rows = {row["id"]: row for row in snapshot_rows(registry, shipped=False)}
+            assert rows[good].get("damage") is None
+            if told := rows[name].get("damage"):
+                assert "\n" not in told
+                refused += 1
+            else:
+                manifest = registry.manifest(name)
+                print_manifest(manifest)
+                head_rows(manifest)
+                differences(manifest, reference)
+                regressions(reference, manifest)
+            shutil.rmtree(place / name)
+    assert refused > 500
+
+
+def test_odd_settings_of_heads_are_refused_when_they_are_loaded(place, shipped):
+    head = ("heads", "rtx3090", "infer")
+    settings = [head + path for path in places(shipped["heads"]["rtx3090"]["infer"])]
+    for path in (*settings, *(("preset", *path) for path in places(shipped["preset"]))):
+        for odd in (*ODD, 10**9):
+            name = put(place, changed(shipped, path, odd))
+            for file in SHIPPED.glob("*.safetensors"):
+                os.link(file, place / name / file.name)
+            with contextlib.suppress(SnapshotError):
+                load_snapshot(place / name)
+            shutil.rmtree(place / name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "sparse", "sparse manifest"])
+def test_a_file_that_is_none_is_refused_at_once(place, kind):
+    name = write_sample(place)
+    heads = (
+        place / name / ("manifest.json" if kind == "sparse manifest" else "heads-a-1.safetensors")
+    )
+    heads.unlink()
+    if kind == "pipe":
+        os.mkfifo(heads)
+    elif kind == "folder":
+        heads.mkdir()
+    elif kind == "device":
+        heads.symlink_to("/dev/zero")
+    else:
+        with heads.open("wb") as file:
+            file.truncate(4 << 30)
+    for look in (Registry(place).contents, lambda name: load_snapshot(place / name)):
+        with pytest.raises(SnapshotError, match="damaged"):
+            look(name)
+
+
+def test_a_manifest_that_vouches_for_sparse_gigabytes_is_refused(place, shipped):
+    files = {f"heads-{n}.safetensors": {"sha256": "0" * 64, "bytes": 1 << 28} for n in range(64)}
+    name = put(place, sealed({**shipped, "files": files}))
+    with pytest.raises(SnapshotError, match="more than 256 MiB together"):
+        Registry(place).contents(name)
+    name = put(place, sealed({**shipped, "files": {"manifest.json": entries({"a": b""})["a"]}}))
+    with pytest.raises(SnapshotError, match=r"names a file 'manifest\.json'"):
+        Registry(place).manifest(name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"5", b"[" * 60_000, b'{"at": 5, "why": "x", "restores": null}', b'{"at": "x"}', None],
+    ids=["empty", "number", "deep", "type", "missing", "pipe"],
+)
+def test_an_entry_of_an_alias_that_cannot_be_read_hides_nothing(place, content):
+    registry = Registry(place)
+    name = write_sample(place)
+    registry.set_alias("stable", name, "by hand")
+    (entry,) = (place / "aliases" / "stable").iterdir()
+    entry.unlink()
+    os.mkfifo(entry) if content is None else entry.write_bytes(content)
+    assert registry.aliases() == {"stable": name}
+    assert registry.resolve("stable") == name
+    assert [row["id"] for row in snapshot_rows(registry, shipped=False)] == [name]
+    with pytest.raises(SnapshotError, match=entry.name):
+        registry.history("stable")
+
+
+@pytest.mark.parametrize("stamp", ["20269926T000000000000Z", "Z", "x" * 200 + "Z"])
+def test_an_entry_of_month_99_is_none(place, stamp):
+    registry = Registry(place)
+    name = write_sample(place)
+    folder = place / "aliases" / "latest"
+    folder.mkdir(parents=True)
+    (folder / f"{stamp[:180]}-{'0' * 20}.json").write_text("{}")
+    assert registry.set_alias("latest", name, "by hand").snapshot == name
+    assert registry.aliases() == {"latest": name}
+
+
+def test_an_entry_at_the_end_of_time_is_told(place):
+    registry = Registry(place)
+    name = write_sample(place)
+    folder = place / "aliases" / "latest"
+    folder.mkdir(parents=True)
+    (folder / f"99991231T235959999999Z-{'0' * 20}.json").write_text("{}")
+    with pytest.raises(SnapshotError, match="99991231T235959999999Z"):
+        registry.set_alias("latest", name, "by hand")
+
+
+SECRET = "s3cret"  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"nosuch://user:{SECRET}@host/bucket",
+        f"ftp://user:{SECRET}@127.0.0.1:1/x",
+        f"ftp://user:{SECRET}/more@127.0.0.1:1/x",
+        f"http://127.0.0.1:1/x?token={SECRET}",
+        f"simplecache::ftp://user:{SECRET}@127.0.0.1:1/x",
+    ],
+)
+def test_a_password_in_its_url_is_never_told(url, capsys):
+    assert trappm.cli.run(["snapshot", "list", "--registry", url]) == 2
+    out, err = capsys.readouterr()
+    assert SECRET not in out + err
+    assert "cannot be used" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("scheme", sorted({*fsspec.available_protocols(), "x", "data", "a::b"}))
+def test_a_registry_of_an_odd_scheme_is_refused_or_empty(scheme, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with contextlib.suppress(SnapshotError):
+        assert Registry(f"{scheme}://127.0.0.1:1/nothing").ids() == []
+    assert Path.cwd() == tmp_path
