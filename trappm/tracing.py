@@ -40,9 +40,12 @@ FOR_NAMES = ("trappm.profiler.zoo",)
 
 TIMEOUT_S = 120.0
 MEMORY_MIB = 2048
+_FILE_MEMORY_MIB = 1024
+"""Of a file, at most: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
 """Of a file's bytes that reading it may make, beside the memory above."""
 _MAX_WRITTEN_BYTES = 1 << 20
+_MAX_OPEN_FILES = 64
 _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV")
 
 
@@ -215,9 +218,11 @@ class TracingProcess:
                 raise
 
     def _limits(self, request: Mapping[str, Any]) -> dict[str, int]:
-        size = os.stat(request["model"]).st_size if request["is_file"] else 0
+        size, mib = 0, self._memory_mib
+        if request["is_file"]:
+            size, mib = os.stat(request["model"]).st_size, min(mib, _FILE_MEMORY_MIB)
         return {
-            "memory_bytes": (self._memory_mib << 20) + _COPIES * size,
+            "memory_bytes": (mib << 20) + _COPIES * size,
             "cpu_s": int(self._timeout_s) + 1,
         }
 
@@ -250,12 +255,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
     """Profiles what the request names, in a process of its own, and sends what it found."""
     import torch
 
-    from trappm.profiler.measuring.procfs import memory_status_kib
-
-    memory_bytes = (memory_status_kib()["VmSize"] << 10) + request["memory_bytes"]
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    _limit(resource.RLIMIT_CPU, request["cpu_s"])
-    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    confine(request["memory_bytes"], request["cpu_s"])
     torch.set_num_threads(1)
     model = request["model"]
     tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
@@ -271,6 +271,17 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
         send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
     else:
         send({"found": base64.b64encode(found).decode()})
+
+
+def confine(memory_bytes: int, cpu_s: int) -> None:
+    """Limits this process: memory beside what it has, CPU time, what it writes and opens."""
+    from trappm.profiler.measuring.procfs import memory_status_kib
+
+    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + memory_bytes)
+    _limit(resource.RLIMIT_CPU, cpu_s)
+    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
 
 
 def _found(tracer: Tracer, kernels: Mapping[str, Any] | None) -> bytes:
