@@ -53,6 +53,26 @@ class TracingTimeoutError(ModelFileError):
     """Looking at a model took longer than it may, and was ended."""
 
 
+class Deadline:
+    """Until when anybody waits for what is found out; that may end sooner."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._ended = seconds, False
+        self.start()
+
+    def start(self) -> None:
+        """From now on the time counts."""
+        self._until = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        self._ended = True
+
+    @property
+    def at_s(self) -> float:
+        """In seconds of `time.monotonic`."""
+        return 0.0 if self._ended else self._until
+
+
 class Tracer(ABC):
     """Profiles one model."""
 
@@ -142,8 +162,8 @@ class OutsideTracer(Tracer):
     inner: NameTracer | FileTracer
     name: str
     """For messages."""
-    deadline: float | None = None
-    """In seconds of `time.monotonic`, for all that is asked; else each look has its own."""
+    deadline: Deadline | None = None
+    """For all that is asked; else each look has its own."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         return profile_from_bytes(self._look(None))
@@ -191,7 +211,12 @@ class TracingProcess:
         """Ends it with whatever it looks at. May be called again, and it may be asked again."""
         self._server.stop()
 
-    def look(self, request: Mapping[str, Any], name: str, deadline: float | None) -> bytes:
+    def abandon(self, deadline: Deadline) -> None:
+        """Ends the look that has this deadline, whichever thread waits for it."""
+        deadline.end()
+        self._server.interrupt()
+
+    def look(self, request: Mapping[str, Any], name: str, deadline: Deadline | None) -> bytes:
         """What a fork finds out.
 
         Raises:
@@ -205,7 +230,7 @@ class TracingProcess:
             import torch  # noqa: F401  # meanwhile: whoever asks needs it for the answer
 
             self._server.start()
-            until = time.monotonic() + self._timeout_s if deadline is None else deadline
+            until = deadline or Deadline(self._timeout_s)
             try:
                 return self._look({**request, **self._limits(request)}, name, until)
             except ForkServerError:
@@ -226,11 +251,11 @@ class TracingProcess:
             "cpu_s": int(self._timeout_s) + 1,
         }
 
-    def _look(self, request: Mapping[str, Any], name: str, until: float) -> bytes:
+    def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
         told: Mapping[str, Any] = {}
         child = self._server.fork("trappm.tracing:look", dict(request))
         try:
-            for told in child.messages(lambda: until):  # noqa: B007  # the last one counts
+            for told in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
         except TimeoutError:
             child.kill()
