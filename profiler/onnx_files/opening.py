@@ -26,7 +26,7 @@ from trappm.profiler.onnx_files.inputs import (
     refuse_what_is_no_weight,
     supplied_weights,
 )
-from trappm.profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size, constant
+from trappm.profiler.onnx_files.stored import FLOATS, INTEGERS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
 """Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
@@ -83,6 +83,8 @@ class CheckedModel:
     """Type and shape of everything else that is stored, or to be supplied beside the image."""
     parameters: Mapping[str, int]
     """Number of elements of each weight that training changes."""
+    quantized: Mapping[str, int]
+    """Number of elements of each weight of small integers, which nothing trains."""
     source: onnx.ModelProto
     """The file, with its large tensors emptied."""
 
@@ -125,11 +127,9 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
     stored = Stored(path)
-    parameters = {}
+    parameters = _elements(path, graph, FLOATS)
+    quantized = _elements(path, graph, INTEGERS)
     for tensor in graph.initializer:
-        # Stored scalars are constants, not weights.
-        if tensor.data_type in FLOATS and tensor.dims:
-            parameters[tensor.name] = check_size(path, tensor.name, tensor.dims)
         stored.add(tensor.name, tensor)
     image = image_input(path, graph, stored)
     known = {image.name, *stored.weights, *stored.constants}
@@ -158,8 +158,18 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         constants=stored.constants,
         weights=stored.weights,
         parameters=parameters,
+        quantized=quantized,
         source=model,
     )
+
+
+def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:
+    """Elements of the stored weights of these types; stored scalars are constants, not weights."""
+    return {
+        tensor.name: check_size(path, tensor.name, tensor.dims)
+        for tensor in graph.initializer
+        if tensor.data_type in kinds and tensor.dims
+    }
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:

@@ -32,6 +32,16 @@ FLOATS = frozenset(
     }
 )
 
+INTEGERS = frozenset(
+    {
+        onnx.TensorProto.UINT8,
+        onnx.TensorProto.INT8,
+        onnx.TensorProto.UINT4,
+        onnx.TensorProto.INT4,
+    }
+)
+"""Of the weights of quantised models."""
+
 Kind = tuple[int, tuple[int, ...]]
 """Element type (of onnx.TensorProto) and shape of a tensor."""
 
