@@ -53,6 +53,7 @@ def outcome(process, path, content):
     return "answered", str(profile.step_refusal)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
 def test_hostile_files_are_answered_or_refused_in_one_line(folders, process, every):
     outcomes = Counter()
