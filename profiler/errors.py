@@ -52,6 +52,8 @@ class CampaignError(TrappmError):
 
 def one_line(error: BaseException) -> str:
     """The first line of what an error says, or its kind if it says nothing."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

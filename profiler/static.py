@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from trappm.profiler.simulation.memory_rules import memory_by_rules
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile, step_profile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+
+_QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 
 
 class StepSource(enum.StrEnum):
@@ -51,6 +54,11 @@ class StaticProfile:
     step_source: StepSource
     step_remark: str | None = None
     """What the step's source could not see; None if it saw all."""
+
+    @property
+    def quantized(self) -> str | None:
+        """An operator on quantised numbers, which no training step has; None without one."""
+        return next((name for name in self.graph.operators if _QUANTIZED.search(name)), None)
 
     def memory(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -88,9 +89,19 @@ def test_a_file_that_takes_too_long_is_ended_and_the_next_one_read(sound, tmp_pa
     impatient.stop()
 
 
+SECRETS = (
+    "PGPASSWORD",
+    "TRAPPM_DATABASE",
+    "TRAPPM_TOKEN",
+    "RAY_AUTH_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+)
+
+
 def test_a_model_is_looked_at_without_secrets_and_in_an_empty_folder(monkeypatch):
     before = {child.pid for child in psutil.Process().children()}
-    monkeypatch.setenv("PGPASSWORD", "secret")
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
     own = TracingProcess()
     own.start()
     (server,) = (
@@ -98,10 +109,22 @@ def test_a_model_is_looked_at_without_secrets_and_in_an_empty_folder(monkeypatch
         for child in psutil.Process().children()
         if "trappm-tracing-" in child.cwd() and child.pid not in before
     )
-    assert "PGPASSWORD" not in server.environ()
+    assert "secret" not in server.environ().values()
     assert "PATH" in server.environ()
     assert os.listdir(server.cwd()) == []
     own.stop()
+
+
+def test_a_look_has_limits_of_memory_time_writing_and_open_files():
+    code = (
+        "import resource as r; from trappm.tracing import confine; confine(1 << 30, 7); "
+        "print([r.getrlimit(k)[0] for k in (r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE, "
+        "r.RLIMIT_CORE, r.RLIMIT_AS)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *limits, memory_bytes = json.loads(done.stdout)
+    assert limits == [7, 1 << 20, 64, 0]
+    assert 1 << 30 < memory_bytes < 1 << 34
 
 
 def test_python_and_the_command_line_refuse_such_a_file_in_one_line(amplified, tmp_path):

@@ -16,7 +16,7 @@ from trappm.learner.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction import Prediction
 from trappm.profiler.devices.memory import memory_mib
-from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
 from trappm.profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
 from trappm.published import snapshots_that_answer
 
@@ -187,6 +187,11 @@ class _Asked:
         self._trained = self._snapshot.trained(device, self._phase)
         self._settings = question.settings(self._trained)
         self._profile = subject.profile()
+        if self._phase is Phase.TRAIN and self._profile.quantized is not None:
+            raise UnsupportedModelError(
+                f"{subject.name} is quantised (it has {self._profile.quantized}), and is not "
+                "trained; ask about inference: phase infer"
+            )
         fixed = self._profile.graph.fixed_batch_size
         self._batch_size = question.batch_size or subject.batch_size or fixed or 1
         self._no_kernels: str | None = None

@@ -40,14 +40,37 @@ FOR_NAMES = ("trappm.profiler.zoo",)
 
 TIMEOUT_S = 120.0
 MEMORY_MIB = 2048
+_FILE_MEMORY_MIB = 1024
+"""Of a file, at most: it has shapes only, while a model of timm has its weights."""
 _COPIES = 3
 """Of a file's bytes that reading it may make, beside the memory above."""
 _MAX_WRITTEN_BYTES = 1 << 20
+_MAX_OPEN_FILES = 64
 _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV")
 
 
 class TracingTimeoutError(ModelFileError):
     """Looking at a model took longer than it may, and was ended."""
+
+
+class Deadline:
+    """Until when anybody waits for what is found out; that may end sooner."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._ended = seconds, False
+        self.start()
+
+    def start(self) -> None:
+        """From now on the time counts."""
+        self._until = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        self._ended = True
+
+    @property
+    def at_s(self) -> float:
+        """In seconds of `time.monotonic`."""
+        return 0.0 if self._ended else self._until
 
 
 class Tracer(ABC):
@@ -139,8 +162,8 @@ class OutsideTracer(Tracer):
     inner: NameTracer | FileTracer
     name: str
     """For messages."""
-    deadline: float | None = None
-    """In seconds of `time.monotonic`, for all that is asked; else each look has its own."""
+    deadline: Deadline | None = None
+    """For all that is asked; else each look has its own."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         return profile_from_bytes(self._look(None))
@@ -188,7 +211,12 @@ class TracingProcess:
         """Ends it with whatever it looks at. May be called again, and it may be asked again."""
         self._server.stop()
 
-    def look(self, request: Mapping[str, Any], name: str, deadline: float | None) -> bytes:
+    def abandon(self, deadline: Deadline) -> None:
+        """Ends the look that has this deadline, whichever thread waits for it."""
+        deadline.end()
+        self._server.interrupt()
+
+    def look(self, request: Mapping[str, Any], name: str, deadline: Deadline | None) -> bytes:
         """What a fork finds out.
 
         Raises:
@@ -202,7 +230,7 @@ class TracingProcess:
             import torch  # noqa: F401  # meanwhile: whoever asks needs it for the answer
 
             self._server.start()
-            until = time.monotonic() + self._timeout_s if deadline is None else deadline
+            until = deadline or Deadline(self._timeout_s)
             try:
                 return self._look({**request, **self._limits(request)}, name, until)
             except ForkServerError:
@@ -215,17 +243,19 @@ class TracingProcess:
                 raise
 
     def _limits(self, request: Mapping[str, Any]) -> dict[str, int]:
-        size = os.stat(request["model"]).st_size if request["is_file"] else 0
+        size, mib = 0, self._memory_mib
+        if request["is_file"]:
+            size, mib = os.stat(request["model"]).st_size, min(mib, _FILE_MEMORY_MIB)
         return {
-            "memory_bytes": (self._memory_mib << 20) + _COPIES * size,
+            "memory_bytes": (mib << 20) + _COPIES * size,
             "cpu_s": int(self._timeout_s) + 1,
         }
 
-    def _look(self, request: Mapping[str, Any], name: str, until: float) -> bytes:
+    def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
         told: Mapping[str, Any] = {}
         child = self._server.fork("trappm.tracing:look", dict(request))
         try:
-            for told in child.messages(lambda: until):  # noqa: B007  # the last one counts
+            for told in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
         except TimeoutError:
             child.kill()
@@ -250,12 +280,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
     """Profiles what the request names, in a process of its own, and sends what it found."""
     import torch
 
-    from trappm.profiler.measuring.procfs import memory_status_kib
-
-    memory_bytes = (memory_status_kib()["VmSize"] << 10) + request["memory_bytes"]
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    _limit(resource.RLIMIT_CPU, request["cpu_s"])
-    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    confine(request["memory_bytes"], request["cpu_s"])
     torch.set_num_threads(1)
     model = request["model"]
     tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
@@ -271,6 +296,17 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
         send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
     else:
         send({"found": base64.b64encode(found).decode()})
+
+
+def confine(memory_bytes: int, cpu_s: int) -> None:
+    """Limits this process: memory beside what it has, CPU time, what it writes and opens."""
+    from trappm.profiler.measuring.procfs import memory_status_kib
+
+    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + memory_bytes)
+    _limit(resource.RLIMIT_CPU, cpu_s)
+    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
 
 
 def _found(tracer: Tracer, kernels: Mapping[str, Any] | None) -> bytes:

@@ -222,6 +222,13 @@ class ForkServer:
             self._control.send(b"kill")
         return int(self._answer(_ANSWER_TIMEOUT_S))
 
+    def interrupt(self) -> None:
+        """Has the child killed, if there is one; whoever waits for it, in any thread, sees it."""
+        control = self._control
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send(b"kill")
+
     def child_ended(self) -> None:
         """From here on its number may be somebody else's."""
         self._child_pid = None

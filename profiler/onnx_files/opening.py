@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from trappm.profiler.onnx_files.inputs import (
     refuse_what_is_no_weight,
     supplied_weights,
 )
-from trappm.profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size, constant
+from trappm.profiler.onnx_files.stored import FLOATS, INTEGERS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
 """Metadata of files of ours: the weights that are buffers, which training does not touch (JSON)."""
@@ -39,12 +39,13 @@ MAX_NODES = 20_000
 MAX_CONNECTIONS = 200_000
 """Inputs and outputs of all nodes together; ten times what the largest timm model has."""
 
+_STANDARD = ("", "ai.onnx")
 _MAX_DEPTH = 64
 """Of functions that call functions."""
 _MAX_NAME = 1000
 """Letters of a tensor's name in a file with functions, which copy it."""
 _MAX_EXPANDED_BYTES = 64 << 20
-"""Of nodes that calls of functions may add to a file."""
+"""Of nodes that calls of functions may add to a file, with all that the calls hand on to them."""
 
 
 class Operation(NamedTuple):
@@ -82,6 +83,8 @@ class CheckedModel:
     """Type and shape of everything else that is stored, or to be supplied beside the image."""
     parameters: Mapping[str, int]
     """Number of elements of each weight that training changes."""
+    quantized: Mapping[str, int]
+    """Number of elements of each weight of small integers, which nothing trains."""
     source: onnx.ModelProto
     """The file, with its large tensors emptied."""
 
@@ -113,27 +116,26 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     for name in _names(model):
         if not isinstance(name, str):  # protobuf hands out bytes instead
             raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
+    del model.training_info[:]
     if model.functions:
         model = _inlined(path, model)
     graph = model.graph
     if not graph.node:
         raise ModelFileError(f"{path} has no nodes; is it an ONNX model?")
     _check_counts(path, len(graph.node), sum(map(_connections, graph.node)))
+    _check_nodes(path, graph.node)
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
     stored = Stored(path)
-    parameters = {}
+    parameters = _elements(path, graph, FLOATS)
+    quantized = _elements(path, graph, INTEGERS)
     for tensor in graph.initializer:
-        # Stored scalars are constants, not weights.
-        if tensor.data_type in FLOATS and tensor.dims:
-            parameters[tensor.name] = check_size(path, tensor.name, tensor.dims)
         stored.add(tensor.name, tensor)
     image = image_input(path, graph, stored)
     known = {image.name, *stored.weights, *stored.constants}
     others = [value for value in graph.input if value.name not in known]
     supplied = supplied_weights(path, others, image.name)
     stored.weights.update(supplied)
-    _refuse_control_flow(path, graph.node)
     operations = list(_operations(path, graph, stored))
     if supplied and not _is_ours(model):
         refuse_what_is_no_weight(path, operations, image, supplied, parameters.keys())
@@ -156,20 +158,27 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         constants=stored.constants,
         weights=stored.weights,
         parameters=parameters,
+        quantized=quantized,
         source=model,
     )
+
+
+def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:
+    """Elements of the stored weights of these types; stored scalars are constants, not weights."""
+    return {
+        tensor.name: check_size(path, tensor.name, tensor.dims)
+        for tensor in graph.initializer
+        if tensor.data_type in kinds and tensor.dims
+    }
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:
     """A node's attribute as a Python value; text as str.
 
     Raises:
-        ValueError: it is of no kind that there is, or a tensor that lies outside the file.
+        ValueError: it is of no kind that there is.
     """
     kind = attribute.type
-    for tensor in (attribute.t, *attribute.tensors):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ValueError("its tensor is external data, which only weights and constants may be")
     if kind == onnx.AttributeProto.INT:
         return attribute.i
     if kind == onnx.AttributeProto.INTS:
@@ -211,9 +220,17 @@ def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without functions; how large it will be is found out before."""
     bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+    everywhere = [model.graph.node, *(function.node for function in model.functions)]
+    for function in model.functions:
+        _check_attributes(path, function.name, function.attribute_proto)
+    for nodes in everywhere:
+        _check_nodes(path, nodes)
+    heaviest, longest = _handed_on(model, bodies.keys())
+    if longest > _MAX_NAME:
+        raise ModelFileError(f"{path}: a tensor's name has more than {_MAX_NAME:,} letters")
 
     def size(nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int, int]:
-        """Nodes, their inputs and outputs, and the bytes of it all."""
+        """Nodes, their inputs and outputs, and at most so many bytes of it all."""
         if depth > _MAX_DEPTH:
             raise ModelFileError(
                 f"{path}: its functions call themselves, or are more than {_MAX_DEPTH} deep"
@@ -227,12 +244,11 @@ def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
             count += inside[0]
             connections += inside[1] + _connections(node)
             n_bytes += inside[2] + node.ByteSize()
+            if depth:
+                taken = sum(bool(attribute.ref_attr_name) for attribute in node.attribute)
+                n_bytes += taken * heaviest + _connections(node) * longest
         return count, connections, n_bytes
 
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        _refuse_control_flow(path, nodes)
-        if any(len(name) > _MAX_NAME for node in nodes for name in (*node.input, *node.output)):
-            raise ModelFileError(f"{path}: a tensor's name has more than {_MAX_NAME:,} letters")
     count, connections, n_bytes = size(model.graph.node, 0)
     _check_counts(path, count, connections, " (functions expanded)")
     if n_bytes > model.ByteSize() + _MAX_EXPANDED_BYTES:
@@ -241,6 +257,21 @@ def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
         return inliner.inline_local_functions(model)
     except Exception as error:
         raise ModelFileError(f"{path}: its functions are not valid: {one_line(error)}") from error
+
+
+def _handed_on(
+    model: onnx.ModelProto, functions: Collection[tuple[str, str, str]]
+) -> tuple[int, int]:
+    """Of what calls hand on: bytes of the largest attribute, letters of the longest name."""
+    heaviest, longest = 0, 0
+    for function in model.functions:
+        heaviest = max([heaviest, *(a.ByteSize() for a in function.attribute_proto)])
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            longest = max([longest, *map(len, node.input), *map(len, node.output)])
+            if _key(node.domain, node.op_type, node.overload) in functions:
+                heaviest = max([heaviest, *(a.ByteSize() for a in node.attribute)])
+    return heaviest, longest
 
 
 def _key(domain: str, name: str, overload: str) -> tuple[str, str, str]:
@@ -262,14 +293,39 @@ def _check_counts(path: Path, nodes: int, connections: int, how: str = "") -> No
         )
 
 
-def _refuse_control_flow(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
+def _check_nodes(path: Path, nodes: Iterable[onnx.NodeProto]) -> None:
+    """No control flow, and no tensor outside the file but that of a constant, which is stored."""
     for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g") or attribute.graphs:  # whatever its type says
-                raise UnsupportedModelError(
-                    f"{path} has control flow ({node.op_type} {node.name!r}), whose cost depends "
-                    "on the data; export the model without it"
-                )
+        if node.op_type == "Constant" and node.domain in _STANDARD and len(node.attribute) == 1:
+            _check_attributes(path, "Constant", node.attribute, may_lie_outside="value")
+        else:
+            _check_attributes(path, f"{node.op_type} {node.name!r}", node.attribute)
+
+
+def _check_attributes(
+    path: Path,
+    where: str,
+    attributes: Iterable[onnx.AttributeProto],
+    may_lie_outside: str | None = None,
+) -> None:
+    """Whatever its type says, an attribute may hold anything."""
+    for attribute in attributes:
+        if attribute.HasField("g") or attribute.graphs:
+            raise UnsupportedModelError(
+                f"{path} has control flow ({where}), whose cost depends on the data; export the "
+                "model without it"
+            )
+        tensors = list(attribute.tensors)
+        if attribute.HasField("t") and attribute.name != may_lie_outside:
+            tensors.append(attribute.t)
+        if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                tensors += [sparse.values, sparse.indices]
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors):
+            raise ModelFileError(
+                f"{path}: a tensor in an attribute of {where} is external data, which only weights "
+                "and constants may be"
+            )
 
 
 def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
@@ -279,6 +335,10 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
         if domain == "ai.onnx":
             domain = ""
         if operator == "Constant" and not domain and outputs:
+            if len(node.attribute) != 1:
+                raise ModelFileError(
+                    f"{path}: constant {node.name!r} has {len(node.attribute)} values"
+                )
             tensor = constant(node)
             if tensor is None:
                 raise UnsupportedModelError(f"{path}: constant {node.name!r} is not a number")

@@ -154,7 +154,7 @@ def _parameters(
             if name in followed:
                 continue
             followed.add(name)
-            count += model.parameters.get(name, 0)
+            count += model.parameters.get(name, 0) + model.quantized.get(name, 0)
             if name in folded:
                 names.extend(folded[name].inputs)
         yield count

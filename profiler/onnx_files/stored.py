@@ -32,11 +32,28 @@ FLOATS = frozenset(
     }
 )
 
+INTEGERS = frozenset(
+    {
+        onnx.TensorProto.UINT8,
+        onnx.TensorProto.INT8,
+        onnx.TensorProto.UINT4,
+        onnx.TensorProto.INT4,
+    }
+)
+"""Of the weights of quantised models."""
+
 Kind = tuple[int, tuple[int, ...]]
 """Element type (of onnx.TensorProto) and shape of a tensor."""
 
 _SHAPE_LIKE = 64
 """Tensors of at most this many elements keep their values, which may be shapes or scales."""
+
+_OF_SHAPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+"""Element types of shapes; of tensors outside the file only these are read."""
+_MAX_OUTSIDE = 1 << 24
+"""Numbers of a shape are smaller; four letters of text, read as a number, are not."""
+_ENDS = frozenset({(1 << 63) - 1, -(1 << 63), (1 << 31) - 1, -(1 << 31)})
+"""What a slice to the very end is written as."""
 
 _PLAIN: dict[int, npt.DTypeLike] = {
     onnx.TensorProto.BOOL: "?",
@@ -73,7 +90,7 @@ class Stored:
         outside = tensor.data_location == onnx.TensorProto.EXTERNAL
         if outside:
             _check_external(self._path, name, tensor)
-        if elements > _SHAPE_LIKE or (outside and tensor.data_type in FLOATS):
+        if elements > _SHAPE_LIKE or (outside and tensor.data_type not in _OF_SHAPES):
             self.weights[name] = tensor.data_type, shape
             empty = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
             tensor.CopyFrom(empty)
@@ -158,6 +175,9 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
         tensor.external_data.extend(others)
         tensor.external_data.add(key="length", value=str(math.prod(tensor.dims) * item))
         external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        numbers = onnx.numpy_helper.to_array(tensor).ravel().tolist()
+        if not all(abs(n) < _MAX_OUTSIDE or n in _ENDS for n in numbers):
+            raise ValueError(f"{location!r} holds no shape")  # and is not told to anybody
     except Exception as error:
         raise ModelFileError(
             f"{path}: the external data of {name!r} cannot be read; keep the data file "

@@ -154,3 +154,21 @@ def test_a_function_cannot_copy_a_long_name_many_times(write):
     last = helper.make_node("Relu", ["t1"], ["y"])
     with pytest.raises(ModelFileError, match="more than 1,000 letters"):
         read_onnx(write(first, *calls, last, functions=[function], domains=["f"]))
+
+
+@pytest.mark.parametrize("holder", ["call", "default"])
+def test_a_function_cannot_hand_a_large_attribute_on_many_times(write, holder):
+    """Nineteen gigabytes of numbers, were it put in place."""
+    body = [onnx.NodeProto(op_type="Elu", input=["a"], output=[f"b{i}"]) for i in range(5000)]
+    for node in body:
+        node.attribute.add(name="v", ref_attr_name="v", type=onnx.AttributeProto.INTS)
+    numbers = helper.make_attribute("v", [1] * 1_000_000)
+    function = helper.make_function("f", "F", ["a"], ["b1"], body, [helper.make_opsetid("", 17)])
+    call = helper.make_node("F", ["x"], ["y"], domain="f")
+    if holder == "call":
+        function.attribute.append("v")
+        call.attribute.append(numbers)
+    else:
+        function.attribute_proto.append(numbers)
+    with pytest.raises(ModelFileError, match="its functions expand to"):
+        read_onnx(write(call, functions=[function], domains=["f"]))

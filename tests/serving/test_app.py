@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -179,6 +180,26 @@ def test_other_sites_are_not_answered(home):
             assert asker.get("/v1/devices", origin=nonsense).status == 403
 
 
+def test_what_other_sites_pages_load_is_not_answered(server):
+    """A browser sends no Origin with a plain GET, of a script or an image."""
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        assert server.get("/v1/devices", sec_fetch_site=site).status == status
+    assert server.get("/v1/devices", sec_fetch_site="none").status == 200  # typed by hand
+    assert server.get("/", sec_fetch_site="cross-site").status == 200  # a link to the page
+
+
+def test_a_token_file_that_anybody_may_write_is_refused(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o666)
+    with pytest.raises(InputError, match=r"anybody may write .* chmod o-w"):
+        token_for(ELSEWHERE, path)
+    path.chmod(0o644)
+    assert token_for(ELSEWHERE, path) == TOKEN
+    with pytest.raises(InputError, match="no plain file"):
+        token_for(ELSEWHERE, Path("/dev/zero"))
+
+
 def test_bodies_have_a_limit_whether_declared_or_not(home):
     with Asker(max_body_bytes=1000, max_upload_bytes=1000) as asker:
         ask = asker.ask("POST", "/v1/predict", [b" " * 600, b" " * 600])
@@ -191,18 +212,25 @@ def test_bodies_have_a_limit_whether_declared_or_not(home):
         assert told.status == 413
 
 
-def test_time_and_requests_at_once_have_a_limit(home):
+def test_time_and_requests_at_once_have_a_limit(home, monkeypatch):
+    async def never(*_):
+        await asyncio.Event().wait()
+
     with Asker(max_requests=1, timeout_s=0.3) as asker:
+        monkeypatch.setattr(asker.app.state.answerer, "predict", never)
+        body = json.dumps(QUESTION).encode()
 
         async def two():
-            slow = asyncio.create_task(asker.ask("POST", "/v1/predict", [b"{"], never=True))
+            slow = asyncio.create_task(asker.ask("POST", "/v1/predict", [body]))
             await asyncio.sleep(0.05)
             second = await asker.ask("GET", "/v1/devices", [b""])
+            third = await asker.ask("POST", "/v1/predict", [body])
             health = await asker.ask("GET", "/readyz", [b""])
-            return await slow, second, health, await asker.ask("GET", "/v1/devices", [b""])
+            return await slow, second, third, health, await asker.ask("GET", "/v1/devices", [b""])
 
-        slow, second, health, later = asker.run(two())
+        slow, second, third, health, later = asker.run(two())
         assert (slow.status, second.status, health.status, later.status) == (504, 503, 200, 200)
+        assert third.status == 503
         assert second.headers["retry-after"] == "1"
 
 

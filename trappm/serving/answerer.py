@@ -23,6 +23,7 @@ from trappm.serving.schemas import Settings
 from trappm.serving.settings import ServingSettings
 from trappm.serving.snapshots import LoadedSnapshots
 from trappm.serving.tracing import Model, Tracers
+from trappm.serving.turns import Shared
 from trappm.subjects import UnprofiledError, known_subject, name_key
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class _Job:
     question: Question
     model: Model
     device: str
+    client: str
+    """Who asks: each gets a turn."""
 
 
 class Answer(NamedTuple):
@@ -60,14 +63,14 @@ class Answerer:
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self._metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
-        self._under_way: dict[tuple[object, ...], asyncio.Task[Answer]] = {}
+        self._under_way: Shared[Answer] = Shared()
         self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
         self._tracers = Tracers(
             settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
         )
 
-    async def predict(self, asked: Settings, models: Sequence[Model]) -> list[Answer]:
-        """All devices of the first model, then those of the next.
+    async def predict(self, asked: Settings, models: Sequence[Model], client: str) -> list[Answer]:
+        """All devices of the first model, then those of the next; `client` is who asks.
 
         Raises:
             TrappmError: as `trappm.predict`, and those of `tracing`.
@@ -78,7 +81,7 @@ class Answerer:
         traced = question.settings_traced(devices)
         about = (tuple(one.id for one in snapshots), tuple(asked.for_question().values()))
         prices = prices_version() if asked.epochs is not None else None
-        jobs = [_Job(question, model, device) for model in models for device in devices]
+        jobs = [_Job(question, model, device, client) for model in models for device in devices]
         found: list[Answer] = []
         for start in range(0, len(jobs), _AT_ONCE):
             some = jobs[start : start + _AT_ONCE]
@@ -103,13 +106,7 @@ class Answerer:
             self._known.move_to_end(key)
             self._metrics.known.inc()
             return known
-        task = self._under_way.get(key)
-        if task is None:
-            task = asyncio.create_task(self._find(key, job, traced))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        return await self._under_way.wait(key, lambda: self._find(key, job, traced))
 
     async def _find(
         self, key: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
@@ -117,7 +114,7 @@ class Answerer:
         try:
             answer = await self._batcher.submit(job)
         except UnprofiledError:
-            await self._trace(job.model, traced)
+            await self._trace(job, traced)
             try:
                 answer = await self._batcher.submit(job)
             except UnprofiledError:
@@ -130,10 +127,10 @@ class Answerer:
             self._known.popitem(last=False)
         return answer
 
-    async def _trace(self, model: Model, traced: Sequence[StepSettings]) -> None:
+    async def _trace(self, job: _Job, traced: Sequence[StepSettings]) -> None:
         outcome = "failed"
         try:
-            await self._tracers.trace(model, traced)
+            await self._tracers.trace(job.model, traced, job.client)
             outcome = "done"
         finally:
             self._metrics.traces.labels(outcome).inc()

@@ -19,7 +19,7 @@ from trappm.comparing import verdicts
 from trappm.page.mounting import mount
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answerer import Answer, Answerer, named_model
-from trappm.serving.gate import Gate
+from trappm.serving.gate import Gate, client_of
 from trappm.serving.metrics import Metrics
 from trappm.serving.problems import MEDIA_TYPE, body, details, headers_of, problem
 from trappm.serving.schemas import (
@@ -99,7 +99,7 @@ def _add_predictions(app: FastAPI, answerer: Answerer, settings: ServingSettings
         asked, several = await _asked(request, settings)
         told = []
         for one, models in asked:
-            found = await answerer.predict(one, models)
+            found = await answerer.predict(one, models, client_of(request.scope))
             listed = one.devices is not None or isinstance(getattr(one, "model", None), list)
             told.append(_list(found) if listed else found[0].json)
         return _json(b"[%b]" % b", ".join(told) if several else told[0])
@@ -112,7 +112,7 @@ def _add_predictions(app: FastAPI, answerer: Answerer, settings: ServingSettings
         for one, models in asked:
             everywhere = one.device is None and one.devices is None
             wanted = one.model_copy(update={"devices": "all"}) if everywhere else one
-            found = await answerer.predict(wanted, models)
+            found = await answerer.predict(wanted, models, client_of(request.scope))
             best = body(verdicts([answer.prediction for answer in found]))
             told.append(b'{"predictions": %b, "best": %b}' % (_list(found), best))
         return _json(b"[%b]" % b", ".join(told) if several else told[0])

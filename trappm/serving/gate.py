@@ -1,16 +1,19 @@
 """What every request passes before any route sees it, and every answer after it.
 
-Who asks (token, host, origin), how much (body, requests at once), how long (time limit), and what
-came of it (metrics). Plain ASGI, so that it holds for every route there is, files included.
+Who asks (token, host, origin), how much (body, requests at once), how long (of a body, of the work;
+it ends with its caller), and what came of it (metrics). Plain ASGI, so that it holds for every
+route there is, files included.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +25,7 @@ from trappm.serving.problems import (
     MEDIA_TYPE,
     BusyError,
     ForbiddenError,
+    SlowBodyError,
     TimeoutExceededError,
     TooLargeError,
     UnauthorizedError,
@@ -38,6 +42,9 @@ DATA = ("/v1/", "/api/", "/metrics", "/openapi.json")
 """What a token guards; the rest is the page, which shows nothing without them."""
 _FORM_BYTES = 1 << 20
 """What a form may have beside its file."""
+_LEAST_RATE = 64 << 10
+"""Bytes a second of a body, after its first seconds."""
+_AGAIN = "ask again in a moment"
 
 _log = logging.getLogger("trappm.serving")
 
@@ -48,7 +55,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: ServingSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._requests = 0
-        self._uploads = 0
+        self._uploads: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,24 +83,51 @@ class Gate:
             return
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
         self._check_caller(scope["path"], headers)
-        upload = headers.get("content-type", "").startswith("multipart/")
-        full = self._requests >= self._settings.max_requests
-        if full or (upload and self._uploads >= self._settings.max_uploads):
-            what = f"{self._uploads} uploads" if upload else f"{self._requests} requests"
-            raise BusyError(f"the server is at work on {what}; ask again in a moment")
+        with contextlib.ExitStack() as taken:
+            if headers.get("content-type", "").startswith("multipart/"):
+                taken.enter_context(self._upload(client_of(scope)))
+            at_work = self._place()
+            body = _Body(receive, self._max_bytes(headers), self._settings.body_timeout_s)
+            if scope["method"] == "POST":  # its place is taken when its body is there
+                self._check_place()
+                body.when_whole = lambda: taken.enter_context(at_work)
+            else:
+                taken.enter_context(at_work)
+            try:
+                async with asyncio.timeout(self._settings.timeout_s), body.caller_there(answer):
+                    await self._app(scope, body.receive, answer.send)
+            except TimeoutError:
+                raise TimeoutExceededError(
+                    f"the request took more than {self._settings.timeout_s:g} s; ask for less at "
+                    "once"
+                ) from None
+
+    def _check_place(self) -> None:
+        if self._requests >= self._settings.max_requests:
+            raise BusyError(f"the server is at work on {self._requests} requests; {_AGAIN}")
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Raises BusyError: as many requests are at work as may be."""
+        self._check_place()
         self._requests += 1
-        self._uploads += upload
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                limited = self._limited(receive, headers, upload)
-                await self._app(scope, limited, answer.send)
-        except TimeoutError:
-            raise TimeoutExceededError(
-                f"the request took more than {self._settings.timeout_s:g} s; ask for less at once"
-            ) from None
+            yield
         finally:
             self._requests -= 1
-            self._uploads -= upload
+
+    @contextlib.contextmanager
+    def _upload(self, client: str) -> Iterator[None]:
+        """Raises BusyError: as many files come in as may, from this client or in all."""
+        most = self._settings.max_uploads
+        if self._uploads.total() >= most or self._uploads[client] >= -(-most // 2):
+            raise BusyError(f"the server is at work on {self._uploads.total()} uploads; {_AGAIN}")
+        self._uploads[client] += 1
+        try:
+            yield
+        finally:
+            self._uploads[client] -= 1
+            self._uploads += Counter()  # forgets who has none
 
     def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises ForbiddenError or UnauthorizedError for callers that are not to be answered."""
@@ -105,6 +139,10 @@ class Gate:
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("//")[2] != host.lower():
             raise ForbiddenError(f"a page of {origin[:100]} may not ask; only this server's own")
+        # A browser says so of what other sites' pages load; the page itself may be linked to.
+        site = headers.get("sec-fetch-site", "none")
+        if site not in {"none", "same-origin"} and path.startswith(DATA):
+            raise ForbiddenError(f"a page of another site ({site[:20]!r}) may not ask")
         if settings.token is None or not path.startswith(DATA):
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -114,27 +152,81 @@ class Gate:
                 "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'"
             )
 
-    def _limited(self, receive: Receive, headers: Mapping[str, str], upload: bool) -> Receive:
-        """The body, as long as it is not too large."""
+    def _max_bytes(self, headers: Mapping[str, str]) -> int:
+        """Of the body; raises TooLargeError if more is announced."""
         settings = self._settings
+        upload = headers.get("content-type", "").startswith("multipart/")
         most = settings.max_upload_bytes + _FORM_BYTES if upload else settings.max_body_bytes
-        too_large = TooLargeError(
-            f"the body has more than {most:,} bytes; send a smaller file, or ask for less at once"
-        )
         length = headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
-            raise too_large
-        taken = 0
+            raise _too_large(most)
+        return most
 
-        async def limited() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > most:
-                raise too_large
-            return message
 
-        return limited
+class _Body:
+    """What a caller sends, neither too much nor too slowly; then, whether they stay."""
+
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+        self._receive, self._max_bytes = receive, max_bytes
+        self._begin, self._timeout_s = time.monotonic(), timeout_s
+        self._taken = 0
+        self._whole = asyncio.Event()
+        self.when_whole: Callable[[], object] = lambda: None
+
+    async def receive(self) -> Message:
+        """The next part; raises SlowBodyError or TooLargeError."""
+        if self._whole.is_set():
+            return await self._receive()
+        waits_s = self._begin + self._timeout_s + self._taken / _LEAST_RATE - time.monotonic()
+        try:
+            async with asyncio.timeout(waits_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise SlowBodyError(
+                f"the body came too slowly: {self._taken:,} bytes in "
+                f"{time.monotonic() - self._begin:.0f} s; send it at once"
+            ) from None
+        self._taken += len(message.get("body", b""))
+        if self._taken > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self.when_whole()
+            self._whole.set()
+        return message
+
+    @contextlib.asynccontextmanager
+    async def caller_there(self, answer: _Answer) -> AsyncIterator[None]:
+        """What is inside is cancelled when the caller leaves after having sent the whole body."""
+        inside = asyncio.current_task()
+        assert inside is not None  # noqa: S101  (requests are tasks)
+
+        async def watch() -> None:
+            await self._whole.wait()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if answer.status is None:
+                inside.cancel()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not watching.done() or watching.cancelled() or inside.uncancel():
+                raise  # somebody else's cancellation
+        finally:
+            watching.cancel()
+
+
+def client_of(scope: Scope) -> str:
+    """The address that a request comes from; behind a proxy the one that it names."""
+    address = scope.get("client")
+    return str(address[0]) if address else ""
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(
+        f"the body has more than {most:,} bytes; send a smaller file, or ask for less at once"
+    )
 
 
 class _Answer:

@@ -41,6 +41,12 @@ class TimeoutExceededError(ServingError):
     status = 504
 
 
+class SlowBodyError(ServingError):
+    """A body that comes too slowly, or not at all."""
+
+    status = 408
+
+
 class TooLargeError(ServingError):
     """A body that is larger than the server takes."""
 
@@ -77,6 +83,7 @@ _TITLES = {
     403: "Other sites may not ask",
     404: "There is no such thing",
     405: "Not that way",
+    408: "Too slow",
     413: "Too large",
     422: "It cannot be answered",
     500: "Something went wrong here",
@@ -115,6 +122,8 @@ def details(
 def headers_of(status: int) -> Mapping[str, str]:
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if status == 408:
+        return {"Connection": "close"}
     return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
 
 

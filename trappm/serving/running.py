@@ -9,12 +9,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.files import read_plain
 from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
 LEAST_TOKEN = 16
 """Characters."""
+_MAX_TOKEN_BYTES = 4096
 _SWITCH_S = 0.0005
 """How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
 _STOP_S = 30
@@ -53,6 +56,7 @@ def serve(
     import uvicorn
 
     from trappm.serving.app import create_app
+    from trappm.serving.connections import protocol
 
     place = _listen(host, port)
     with place:
@@ -62,7 +66,7 @@ def serve(
         sys.setswitchinterval(_SWITCH_S)
         config = uvicorn.Config(
             app,
-            http="h11",  # bounds what headers may take, which httptools does not
+            http=protocol(settings.max_requests),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -84,13 +88,19 @@ def token_for(host: str, file: Path | None) -> str | None:
     """The token that callers must send: of a file, or of TRAPPM_TOKEN; it is never printed.
 
     Raises:
-        InputError: there is none, and others than this machine could ask; or it is too short.
+        InputError: there is none, and others than this machine could ask; it is too short; or
+            anybody could change its file.
     """
     if file is not None:
         try:
-            token = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            token = read_plain(file, _MAX_TOKEN_BYTES).decode().strip()
+            writable = file.stat().st_mode & stat.S_IWOTH
+        except (InputError, OSError, UnicodeDecodeError) as error:
             raise InputError(f"the token file {file} cannot be read: {error}") from error
+        if writable:
+            raise InputError(
+                f"anybody may write the token file {file}; take that from them: chmod o-w"
+            )
     else:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token and (file is not None or not is_loopback(host)):

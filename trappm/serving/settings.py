@@ -19,9 +19,11 @@ class ServingSettings:
     max_body_bytes: int = 1 << 20
     """Of a body without a file."""
     max_uploads: int = 4
-    """At once; they take room on the disk."""
+    """At once, half of them one client's; they take room on the disk."""
     max_requests: int = 64
-    """At once; what comes beyond is told to come back (503)."""
+    """At work at once; what comes beyond is told to come back (503)."""
+    body_timeout_s: float = 10.0
+    """For a body to come, beside a second for each 64 KiB of it."""
     timeout_s: float = 120.0
     """After it a request's work is ended (504)."""
     trace_memory_mib: int = 8192

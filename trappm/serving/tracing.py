@@ -1,7 +1,7 @@
 """Models that nobody has asked about before, looked at in processes of their own (`tracing`).
 
-So many at once, and so many that wait. What is found out goes into the cache of TRAPPM_HOME
-(`profile_cache`), where the server then finds it.
+So many at once, and so many that wait, client by client (`turns`). What is found out goes into the
+cache of TRAPPM_HOME (`profile_cache`), where the server then finds it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,11 +17,13 @@ from typing import Any
 
 from trappm.learner.predictions import StepSettings
 from trappm.profiler.measuring.forks import ForkServerError
-from trappm.serving.problems import BusyError, ServingError, TimeoutExceededError
+from trappm.serving.problems import ServingError, TimeoutExceededError
+from trappm.serving.turns import Shared, Turns
 from trappm.subjects import traced
 from trappm.tracing import (
     FOR_FILES,
     FOR_NAMES,
+    Deadline,
     FileTracer,
     NameTracer,
     OutsideTracer,
@@ -33,8 +33,10 @@ from trappm.tracing import (
 
 _ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
 _log = logging.getLogger("trappm.serving")
-MAX_WAITING = 16
+MAX_WAITING = 64
 """Traces that wait for a process; more are told to come back."""
+MAX_OF_CLIENT = 16
+"""Of them, one client's."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Model:
 
 
 class Tracers:
-    """So many processes, each started when it is first needed."""
+    """So many processes, each started when it is first needed; belongs to one event loop."""
 
     def __init__(self, processes: int, timeout_s: float, memory_mib: int) -> None:
         self._timeout_s = timeout_s
@@ -67,33 +69,22 @@ class Tracers:
             )
             for _ in range(processes)
         ]
-        self._idle: queue.SimpleQueue[TracingProcess] = queue.SimpleQueue()
-        for process in self._all:
-            self._idle.put(process)
-        self._at_work: dict[object, asyncio.Future[None]] = {}
+        self._idle = list(self._all)
+        self._turns = Turns(processes, MAX_WAITING, MAX_OF_CLIENT)
+        self._at_work: Shared[None] = Shared()
 
-    async def trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
+    async def trace(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
         """Profiles the model, and its kernels in these settings; who asks for the same joins in.
+
+        It ends with the last one who waits for it.
 
         Raises:
             BusyError: too many others wait already.
             TimeoutExceededError: it took too long, and was ended.
             TrappmError: what was found wrong with it.
         """
-        key = model.key, tuple(settings)
-        running = self._at_work.get(key)
-        if running is None:
-            if len(self._at_work) >= len(self._all) + MAX_WAITING:
-                raise BusyError(
-                    f"{len(self._at_work)} models wait to be looked at for the first time; "
-                    "ask again in a minute"
-                )
-            loop = asyncio.get_running_loop()
-            running = loop.run_in_executor(self._threads, self._trace, model, tuple(settings))
-            running.add_done_callback(lambda _: self._at_work.pop(key, None))
-            running.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._at_work[key] = running
-        await asyncio.shield(running)
+        rows = tuple(settings)
+        await self._at_work.wait((model.key, rows), lambda: self._in_turn(model, rows, client))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -101,16 +92,37 @@ class Tracers:
             with contextlib.suppress(OSError):  # its thread sees it end, too
                 process.stop()
 
-    def _trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
-        process = self._idle.get()
+    async def _in_turn(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
+        async with self._turns.turn(client):
+            process, deadline = self._idle.pop(), Deadline(self._timeout_s)
+            loop = asyncio.get_running_loop()
+            looking = loop.run_in_executor(
+                self._threads, self._trace, process, deadline, model, settings
+            )
+            try:
+                await asyncio.shield(looking)
+            except asyncio.CancelledError:
+                process.abandon(deadline)
+                await asyncio.wait([looking])  # so that nobody gets a process at work
+                raise
+            finally:
+                self._idle.append(process)
+
+    def _trace(
+        self,
+        process: TracingProcess,
+        deadline: Deadline,
+        model: Model,
+        settings: Sequence[StepSettings],
+    ) -> None:
         try:
             process.start()  # its time is not the model's
+            deadline.start()
             inner = (
                 NameTracer(model.name, model.input_size)
                 if model.path is None
                 else FileTracer(str(model.path), model.input_size)
             )
-            deadline = time.monotonic() + self._timeout_s
             traced(model.key, OutsideTracer(process, inner, model.name, deadline), settings)
         except TracingTimeoutError as error:
             raise TimeoutExceededError(str(error)) from None
@@ -120,5 +132,3 @@ class Tracers:
                 f"{model.name} could not be looked at: the process for it failed; the server's log "
                 "says why"
             ) from error
-        finally:
-            self._idle.put(process)

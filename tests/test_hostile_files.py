@@ -1,0 +1,80 @@
+"""Files made to do harm, through the process that looks at unknown files: answered, or one line.
+
+The process works in the root folder, where a path without a folder in front would find the most.
+"""
+
+import os
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hostile_files import SECRET, hostile_files, tensors_at
+
+from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.tracing import FileTracer, OutsideTracer, TracingProcess
+
+EVERY = 9
+"""Of the files, one in so many stands for the others in the default run."""
+
+GIVEN_AWAY = {"hunter2", "postgres"} | {
+    str(int.from_bytes(SECRET[at : at + size], "little")) for size in (4, 8) for at in range(80)
+}
+"""The secret as text, and as numbers of any place in it."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The model's own folder, with links out of it, and another's."""
+    root = tmp_path_factory.mktemp("hostile")
+    models, secrets = root / "models", root / "secrets"
+    models.mkdir()
+    secrets.mkdir()
+    (secrets / "secret").write_bytes(SECRET)
+    (models / "secret").write_bytes(SECRET)  # beside the model: it may be looked at, not told
+    (models / "linked").symlink_to(secrets)
+    (models / "link").symlink_to(secrets / "secret")
+    return models, secrets
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = TracingProcess(timeout_s=60)
+    process._server._folder = "/"
+    yield process
+    process.stop()
+
+
+def outcome(process, path, content):
+    path.write_bytes(content)
+    try:
+        _, profile = OutsideTracer(process, FileTracer(str(path), None), path.name).profile()
+    except (ModelFileError, UnsupportedModelError) as error:
+        return type(error).__name__, str(error)
+    return "answered", str(profile.step_refusal)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
+def test_hostile_files_are_answered_or_refused_in_one_line(folders, process, every):
+    outcomes = Counter()
+    for name, content in islice(hostile_files(folders[1]), 0, None, every):
+        kind, told = outcome(process, folders[0] / "x.onnx", content)
+        outcomes[kind] += 1
+        assert len(told.splitlines()) == 1, name
+        assert len(told) < 1000, name
+        assert "unexpected" not in told, f"{name}: {told}"
+        assert not any(secret in told for secret in GIVEN_AWAY), f"{name}: {told}"
+        assert "bad_alloc" not in told, f"{name} was not weighed before it was made"
+    assert outcomes["answered"]
+    assert outcomes["ModelFileError"] > outcomes["UnsupportedModelError"] > 0
+
+
+@pytest.mark.parametrize("where", ["secret", "passwd"])
+def test_nothing_tells_whether_a_file_of_the_server_is_there(folders, process, where):
+    """With the root as its folder, "etc/passwd" is there and "etc/secret" is not."""
+    assert os.path.exists("/etc/passwd")
+    assert not os.path.exists("/etc/secret")
+    for name, content in tensors_at(f"etc/{where}"):
+        _, told = outcome(process, folders[0] / "x.onnx", content)
+        assert "should be stored" not in told, f"{name}: {told}"
+        assert "regular file" not in told, f"{name}: {told}"
