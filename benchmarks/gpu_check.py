@@ -98,15 +98,18 @@ def read_sweeps(folder: Path) -> dict[str, list[Measurement]]:
     """
     sweeps: dict[str, list[Measurement]] = {}
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.xz")]):
+        name = path.name.removesuffix(".xz")
+        if name in sweeps:
+            raise InputError(f"{folder} has {name} twice, once compressed; remove one")
         opened = lzma.open if path.suffix == ".xz" else open
         with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    sweeps.setdefault(path.name, []).append(Measurement.from_dict(json.loads(line)))
+                    sweeps.setdefault(name, []).append(Measurement.from_dict(json.loads(line)))
                 except (ValueError, KeyError, TypeError) as error:
                     raise InputError(f"line {number} of {path} is no measurement") from error
     if not sweeps:
-        raise InputError(f"{folder} has no sweeps (*.jsonl); see docs/gpu_day.md")
+        raise InputError(f"{folder} has no sweeps (*.jsonl, *.jsonl.xz); see docs/gpu_day.md")
     devices = {(m.device, m.environment.get("device_name")) for ms in sweeps.values() for m in ms}
     if len({device for device, _ in devices}) > 1:
         raise InputError(f"{folder} has sweeps of several devices: {sorted(map(str, devices))}")
@@ -137,10 +140,11 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
     samples = prepared.samples
     priors = {phase: _priors(prepared.card, phase) for phase in Phase}
     card = card_of(prepared.card)
-    workspace_mib = 0.0 if card is None else card.library_workspace_mib
+    assert card is not None, "the priors would have refused it"
     rows = []
     for configuration, workload in zip(samples.configurations, samples.workloads, strict=True):
         by_source = priors[configuration.phase]
+        workspace_mib = card.library_workspace_mib(configuration.phase)
         rows.append(_row(measured[configuration], workload, by_source, workspace_mib))
     return rows
 
@@ -234,7 +238,11 @@ def by_group(
 def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict[str, object]:
     """All of the answer, as plain values but for `Off`."""
     everything = [m for measurements in sweeps.values() for m in measurements]
-    beyond = [row.beyond_mib for row in rows if row.beyond_mib is not None]
+    beyond = [
+        row.beyond_mib - CONTEXT_MIB[row.configuration.phase]
+        for row in rows
+        if row.beyond_mib is not None
+    ]
     times: dict[str, dict[str, Off]] = {}
     repeated: dict[str, dict[str, dict[str, float]]] = {}
     for waits, which in ((False, "busy device"), (True, "waiting for the host")):
@@ -253,8 +261,8 @@ def summarize(sweeps: dict[str, list[Measurement]], rows: Sequence[Row]) -> dict
         "repeats": repeated,
         "beyond_mib": None
         if not beyond
-        else {"assumed": CONTEXT_MIB, **dict(zip(("p10", "median", "p90"),
-              np.quantile(beyond, [0.1, 0.5, 0.9]).tolist(), strict=True))},
+        else dict(zip(("p10", "median", "p90"),
+                      np.quantile(beyond, [0.1, 0.5, 0.9]).tolist(), strict=True)),
         "allocated": by_group(rows, lambda row: row.allocated),
         "reserved": by_group(rows, lambda row: row.reserved),
         "step_time": {name: offs for name, offs in times.items() if offs},
@@ -275,8 +283,8 @@ def as_text(summary: dict) -> str:
     ]
     if beyond := summary["beyond_mib"]:
         lines.append(
-            f"memory beyond it   {beyond['median']:.0f} MiB (median; {beyond['p10']:.0f} to "
-            f"{beyond['p90']:.0f}), {beyond['assumed']:.0f} assumed"
+            f"memory beyond it   {beyond['median']:+.0f} MiB more than assumed (median; "
+            f"{beyond['p10']:+.0f} to {beyond['p90']:+.0f})"
         )
     for name, offs in summary["step_time"].items():
         off = offs["all"]

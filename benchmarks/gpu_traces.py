@@ -191,6 +191,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=85.0, help="default: 85")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if taken := list(options.folder.glob("*.xz")):
+        sys.exit(f"gpu_traces: {taken[0]} is there already; name another folder")
     begin = time.monotonic()
     device = open_device("cuda:0")
     if not isinstance(device, StepDevice):

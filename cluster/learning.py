@@ -235,7 +235,7 @@ class CampaignLearner:
             labels=self._training_labels,
             fields={
                 **fields,
-                "cards": {device: self._cards[device] for device in self._heads},
+                "cards": {device: self._cards.get(device, device) for device in self._heads},
                 "parent": before[-1].snapshot if before else None,
             },
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,11 +104,29 @@ def test_figures_are_those_of_the_sweeps(sweeps: Path, check: Check) -> None:
     # The device simulates the memory of fp32 steps by the same rules, and assumes the same context.
     assert found["allocated"]["phase train"]["count"] == 2
     assert found["reserved"]["precision fp32"]["ratio"] == pytest.approx(1.0, rel=0.01)
-    assert found["beyond_mib"]["median"] == pytest.approx(found["beyond_mib"]["assumed"])
+    assert found["beyond_mib"]["median"] == pytest.approx(0.0, abs=1e-6)
     steps = {name: offs["all"]["count"] for name, offs in found["step_time"].items()}
     for source in ("sheet", "rtx3090"):
         assert sum(n for name, n in steps.items() if name.endswith(f"constants: {source}")) == 3
     assert not found["measured"]
+
+
+def test_compressed_sweeps_are_read_and_steps_are_parted_by_what_the_gpu_was_seen_to_do(
+    tmp_path: Path, sweeps: Path, check: Check
+) -> None:
+    lines = (sweeps / "check.jsonl").read_text(encoding="utf-8").splitlines()
+    with lzma.open(tmp_path / "check.jsonl.xz", "wt", encoding="utf-8") as file:
+        for utilization, line in zip((0.95, 0.3, 0.9, None), lines, strict=True):
+            measurement = json.loads(line)
+            measurement["environment"]["gpu_utilization"] = utilization
+            print(json.dumps(measurement), file=file)
+    status, told, why = check(tmp_path, "--json")
+    assert status == 0, why
+    steps = {name: offs["all"]["count"] for name, offs in json.loads(told)["step_time"].items()}
+    assert steps["busy device, constants: sheet"] == 2
+    assert steps["waiting for the host, constants: sheet"] == 1
+    (tmp_path / "check.jsonl").write_text(lines[0], encoding="utf-8")
+    assert "check.jsonl twice" in check(tmp_path)[2]
 
 
 def test_what_cannot_be_compared_is_told_in_one_line(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError
+from trappm.profiler.records import Phase
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class DeviceSpec:
     """Least time of a kernel on the device."""
     dispatch_us: float = 8.0
     """Time of the host for an operator, where the device waits for the host."""
-    process_mib: float = CONTEXT_MIB
-    """What a process needs beside its tensors: context, libraries and their workspaces."""
+    process_mib: float = CONTEXT_MIB[Phase.TRAIN]
+    """What a training process needs beside its tensors: context, libraries, their workspaces."""
     fragments: float = 1.0
     """How much of the gaps between the blocks of CUDA's allocator there is."""
     tf32_tflops: float | None = None
@@ -73,7 +74,7 @@ def known_spec(device: str) -> DeviceSpec | None:
         cache_mib=card.cache_mib,
         units=card.units,
         tf32_tflops=card.tf32_tflops,
-        process_mib=CONTEXT_MIB + card.library_workspace_mib,
+        process_mib=CONTEXT_MIB[Phase.TRAIN] + card.library_workspace_mib(Phase.TRAIN),
     )
 
 

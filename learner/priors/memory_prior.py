@@ -55,6 +55,9 @@ SPEC = PriorSpec(
 PROCESS_MIB = 1750.0
 """What the first constant is counted in: a process on an A100 with software of 2023 (MEMORY.md,
 step 5 of the recipe), the first labels that this was fitted to."""
+INFERENCE_SHARE = (686 + 33) / (760 + 65)
+"""Of the process in training: fewer libraries, and one thread with a workspace; on an H100
+(`profiler.devices.catalogue`)."""
 LABELS_FOR_LOOP = 200
 """Enough to tell loops apart; each is replayed for both."""
 TYPICAL_ERROR = 0.03
@@ -83,10 +86,11 @@ class MemoryPrior(TermPrior):
     @classmethod
     def on(cls, device: DeviceSpec | None) -> Self:
         """Where the constants start from on this device; None for one that nobody has listed."""
-        found = np.zeros(len(SPEC.terms))
-        found[0] = np.log((CONTEXT_MIB if device is None else device.process_mib) / PROCESS_MIB)
-        found[2] = 0.0 if device is None else np.log(device.fragments)
-        return cls(found)
+        constants = np.zeros(len(SPEC.terms))
+        training_mib = CONTEXT_MIB[Phase.TRAIN] if device is None else device.process_mib
+        constants[0] = np.log(training_mib / PROCESS_MIB)
+        constants[2] = 0.0 if device is None else np.log(device.fragments)
+        return cls(constants)
 
     def with_constants(self, log_constants: Array) -> Self:
         return type(self)(log_constants, self.loop)
@@ -143,7 +147,8 @@ class MemoryPrior(TermPrior):
             memory = step_memory(workload, self.loop)
             factor = amp_factor(workload, memory)
             parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
-            rows.append([PROCESS_MIB, *(factor * part for part in parts)])
+            process = PROCESS_MIB * (INFERENCE_SHARE if workload.phase is Phase.INFER else 1.0)
+            rows.append([process, *(factor * part for part in parts)])
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
     def features(self, workloads: Sequence[Workload]) -> Array:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from trappm.profiler.records import Phase
+
 _FILE = Path(__file__).parent / "catalogue.csv"
 _NO_NAME = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
@@ -76,10 +78,10 @@ class CardName:
         )
 
 
-CONTEXT_MIB = 760.0
+CONTEXT_MIB: Mapping[Phase, float] = {Phase.TRAIN: 760.0, Phase.INFER: 686.0}
 """What a process takes beside PyTorch's allocator: CUDA's context and kernels of its libraries,
-which are loaded when first used. Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762,
-examples/data/h100); a published A100 sheet of older software shows about 1,750."""
+which are loaded when first used. Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762 and
+686: examples/data/h100); a published A100 sheet of older software shows about 1,750 in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +113,16 @@ class Card:
     def has_bf16(self) -> bool:
         return self.capability >= (8, 0)
 
-    @property
-    def library_workspace_mib(self) -> float:
+    def library_workspace_mib(self, phase: Phase) -> float:
         """What cuBLAS keeps of PyTorch's allocator from the first matrix product on.
 
-        A workspace for the thread of the forward pass and for that of the backward pass, 32 MiB
+        A workspace for the thread of the forward pass and for that of a backward pass, 32 MiB
         each on Hopper and data-centre Blackwell, (2 * 4096 + 8 * 16) KiB elsewhere, and 1 MiB of
         cuBLASLt's (aten/src/ATen/cuda/CublasHandlePool.cpp; seen so on an H100:
         examples/data/h100/traces).
         """
-        return 2 * (32.0 if self.capability[0] in {9, 10} else 8.125) + 1.0
+        threads = 2 if phase is Phase.TRAIN else 1
+        return threads * (32.0 if self.capability[0] in {9, 10} else 8.125) + 1.0
 
     def part(self, profile: str) -> Card | None:
         """A part by MIG, such as `1g.5gb`; None if nobody listed what it has."""

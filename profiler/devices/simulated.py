@@ -177,8 +177,8 @@ class SimulatedDevice(Device):
         if configuration.phase is Phase.INFER:
             # The largest node holds its input while it writes its output.
             live = weights + BYTES_PER_ELEMENT * float(_elements_moved(graph).max()) / 2**20
-            live += self._card.library_workspace_mib
-            return live + CONTEXT_MIB, detail | {"peak_allocated": live}, {}
+            live += self._card.library_workspace_mib(Phase.INFER)
+            return live + CONTEXT_MIB[Phase.INFER], detail | {"peak_allocated": live}, {}
         if profile.step is None:
             return None, detail, {"memory_mib": f"no trace of the step: {profile.step_refusal}"}
         simulated = profile.step.memory(configuration.batch_size, configuration.optimizer)
@@ -187,9 +187,10 @@ class SimulatedDevice(Device):
             # Weights, gradients and states stay in fp32; activations take half.
             kept = weights * (2 + STATES_PER_PARAMETER[configuration.optimizer])
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
-        live, reserved = (size + self._card.library_workspace_mib for size in (live, reserved))
+        workspace = self._card.library_workspace_mib(Phase.TRAIN)
+        live, reserved = live + workspace, reserved + workspace
         detail |= {"peak_allocated": live, "peak_reserved": reserved}
-        return reserved + CONTEXT_MIB, detail, {}
+        return reserved + CONTEXT_MIB[Phase.TRAIN], detail, {}
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from trappm.learner.estimator import Targets
 from trappm.learner.head import Head, Ours
 from trappm.learner.priors.device_specs import spec_of
 from trappm.learner.priors.graph_prior import GraphPrior
-from trappm.learner.priors.memory_prior import PROCESS_MIB, MemoryPrior
+from trappm.learner.priors.memory_prior import INFERENCE_SHARE, PROCESS_MIB, MemoryPrior
 from trappm.learner.priors.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -116,7 +116,7 @@ def test_more_of_anything_needs_more(traced):
         return np.exp(MemoryPrior().log_values([with_settings(workload, **settings)]))[0]
 
     assert mib(optimizer=Optimizer.ADAM) > mib() > mib(precision=Precision.AMP_FP16)
-    assert mib() > mib(phase=Phase.INFER) > PROCESS_MIB
+    assert mib() > mib(phase=Phase.INFER) > INFERENCE_SHARE * PROCESS_MIB
 
 
 def test_without_a_traced_step_rules_answer(traced):
@@ -138,6 +138,12 @@ def test_a_process_on_a_gpu_starts_as_measured_with_the_workspaces_of_its_genera
     np.testing.assert_allclose(process_mib(spec_of("h100")), 760 + 65)
     np.testing.assert_allclose(process_mib(spec_of("a100")), 760 + 17.25)
     np.testing.assert_allclose(process_mib(None), 760)
+    infer = [with_settings(workload, phase=Phase.INFER) for workload in workloads]
+    without, with_less = (
+        np.exp(prior.log_values(infer))
+        for prior in (MemoryPrior(), MemoryPrior.on(spec_of("h100")))
+    )
+    np.testing.assert_allclose(without - with_less, (1750 - 825) * (686 + 33) / 825)
 
 
 def test_a_process_on_a_cpu_starts_small(traced):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator
 from trappm.profiler.static import static_profile
@@ -62,6 +62,20 @@ def test_the_peaks_are_the_real_ones(number: int, record: dict[str, Any]) -> Non
         assert peaks.tolist() == real.tolist()
 
 
+def test_inference_has_a_smaller_context_and_only_the_workspace_of_the_forward_pass() -> None:
+    card = H100
+    assert card is not None
+    infer = [m for c, m in measured().items() if c.phase is Phase.INFER]
+    assert len(infer) >= 9
+    for measurement in infer:
+        assert measurement.memory_mib is not None
+        beyond_mib = measurement.memory_mib - measurement.memory_detail_mib["peak_reserved"]
+        assert beyond_mib == CONTEXT_MIB[Phase.INFER]
+    smallest_mib = min(m.memory_detail_mib["peak_allocated"] for m in infer)
+    assert smallest_mib > card.library_workspace_mib(Phase.INFER)
+    assert smallest_mib < card.library_workspace_mib(Phase.TRAIN)
+
+
 @pytest.mark.parametrize(
     "architecture", ["resnet18", "mnasnet_100", "mobilenetv2_100", "convnext_atto"]
 )
@@ -75,7 +89,7 @@ def test_simulated_tensors_are_those_of_an_h100(architecture: str) -> None:
         step = static_profile(architecture, configuration.input_size).step
         assert step is not None
         simulated = step.memory(configuration.batch_size, configuration.optimizer)
-        live_mib = simulated.live_mib + H100.library_workspace_mib
+        live_mib = simulated.live_mib + H100.library_workspace_mib(Phase.TRAIN)
         real_mib = measurement.memory_detail_mib["peak_allocated"]
         assert live_mib == pytest.approx(real_mib, rel=0.03)
         compared += 1
