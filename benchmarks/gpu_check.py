@@ -171,7 +171,7 @@ def _row(
     sheet = priors["sheet"]
     utilization = measurement.environment.get("gpu_utilization")
     times = times_of(terms_of([workload], sheet.spec), Lookup(sheet.constants), sheet.spec)
-    foretold = bool(times.host[0] > times.device[0])
+    waits = bool(times.host[0] > times.device[0])
     assert measurement.step_time_ms is not None
     return Row(
         configuration=measurement.configuration,
@@ -180,7 +180,7 @@ def _row(
             source: float(np.exp(prior.log_values([workload])[0]))
             for source, prior in priors.items()
         },
-        waits_for_host=foretold if utilization is None else utilization < BUSY,
+        waits_for_host=waits if utilization is None else utilization < BUSY,
         allocated=None if seen is None else (live, seen),
         reserved=None if taken is None else (reserved, taken),
         beyond_mib=None if whole is None or taken is None else whole - taken,
@@ -196,7 +196,7 @@ def repeats(
         for configuration, measurement in latest(measurements).items():
             if configuration in among:
                 by_configuration[configuration].append(measurement)
-    repeats: dict[str, dict[str, float]] = {}
+    differing: dict[str, dict[str, float]] = {}
     for metric, aim in AIMS.items():
         differences = []
         for several in by_configuration.values():
@@ -204,13 +204,13 @@ def repeats(
             if len(values) == 2 and None not in values:
                 differences.append(100 * abs(values[0] - values[1]) / (sum(values) / 2))
         if differences:
-            repeats[metric] = {
+            differing[metric] = {
                 "count": len(differences),
                 "median": float(np.median(differences)),
                 "p90": float(np.quantile(differences, 0.9)),
                 "aim": aim,
             }
-    return repeats
+    return differing
 
 
 GROUPS: dict[str, Callable[[Row], str]] = {

@@ -158,7 +158,7 @@ class CampaignLearner:
         gradients = None
         if heads is not None and self._strategy.name in NEED_GRADIENTS:
             gradients = heads.gradients(workloads)
-        asked = AcquisitionRequest(
+        acquisition = AcquisitionRequest(
             embeddings=pool.embeddings[rows],
             static_features=pool.static_features[rows],
             labelled=at(request.known),
@@ -177,7 +177,7 @@ class CampaignLearner:
         strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
             Choice(pool.configurations[rows[pick.index]].id, pick.reason)
-            for pick in strategy.select(asked)
+            for pick in strategy.select(acquisition)
         ]
 
     def _knowledge(self, card: str) -> PoolKnowledge:
@@ -188,12 +188,12 @@ class CampaignLearner:
             for metric, value in zip(METRICS, label.values, strict=True)
             if value is not None
         }
-        asked = card, tuple(sorted(known or FIRST_METRICS))
-        if asked not in self._known:
-            self._known[asked] = PoolKnowledge.of(
-                self._pool.workloads(card), asked[1], known_spec(card), self._generator(2)
+        key = card, tuple(sorted(known or FIRST_METRICS))
+        if key not in self._known:
+            self._known[key] = PoolKnowledge.of(
+                self._pool.workloads(card), key[1], known_spec(card), self._generator(2)
             )
-        return self._known[asked]
+        return self._known[key]
 
     def _failure(
         self,

@@ -290,10 +290,10 @@ class Registry:
         with self._reaching():
             self._fs.invalidate_cache()
             try:
-                found = self._fs.ls(folder, detail=False)
+                entries = self._fs.ls(folder, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in entries)
 
     def _exists(self, path: str) -> bool:
         with self._reaching():
@@ -336,11 +336,11 @@ class Registry:
         except SnapshotError:
             raise
         except Exception as error:  # each kind of place raises classes of its own
-            told = without_secrets(one_line(error))
+            reason = without_secrets(one_line(error))
             if "***" in self.location and not isinstance(error, OSError):
-                told = type(error).__name__  # it may quote a piece of the password
+                reason = type(error).__name__  # it may quote a piece of the password
             raise SnapshotError(
-                f"the registry {self.location} cannot be used: {told}; snapshots that were "
+                f"the registry {self.location} cannot be used: {reason}; snapshots that were "
                 "pulled before can be used without it"
             ) from None  # nor does a trace tell its password
 

@@ -99,9 +99,9 @@ def _add_predictions(app: FastAPI, answerer: Answerer, settings: ServingSettings
         asked, several = await _asked(request, settings)
         told = []
         for one, models in asked:
-            found = await answerer.predict(one, models, client_of(request.scope))
+            answers = await answerer.predict(one, models, client_of(request.scope))
             listed = one.devices is not None or isinstance(getattr(one, "model", None), list)
-            told.append(_list(found) if listed else found[0].json)
+            told.append(_list(answers) if listed else answers[0].json)
         return _json(b"[%b]" % b", ".join(told) if several else told[0])
 
     @app.post("/v1/compare", openapi_extra=openapi_body())
@@ -112,9 +112,9 @@ def _add_predictions(app: FastAPI, answerer: Answerer, settings: ServingSettings
         for one, models in asked:
             everywhere = one.device is None and one.devices is None
             wanted = one.model_copy(update={"devices": "all"}) if everywhere else one
-            found = await answerer.predict(wanted, models, client_of(request.scope))
-            best = body(verdicts([answer.prediction for answer in found]))
-            told.append(b'{"predictions": %b, "best": %b}' % (_list(found), best))
+            answers = await answerer.predict(wanted, models, client_of(request.scope))
+            best = body(verdicts([answer.prediction for answer in answers]))
+            told.append(b'{"predictions": %b, "best": %b}' % (_list(answers), best))
         return _json(b"[%b]" % b", ".join(told) if several else told[0])
 
     plain = app.openapi
