@@ -22,14 +22,14 @@ import numpy as np
 import pandas as pd
 
 from trappm.learner.estimator import Targets
-from trappm.learner.head import Ours
-from trappm.learner.heads import USABLE_SHARE
-from trappm.learner.priors.memory_prior import MemoryPrior
+from trappm.learner.heads.device_heads import USABLE_SHARE
+from trappm.learner.heads.metric_head import Ours
+from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.workload import Workload
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.store.importers.gpumemnet import CAPACITY_MIB, verdicts
+from trappm.store.exchange.importers.gpumemnet import CAPACITY_MIB, verdicts
 
 SHEET = "a100_40gb_train_memory"
 HELD_OUT = 0.2
@@ -41,8 +41,8 @@ def profile(architecture: str) -> dict[str, str]:
     import torch
 
     from trappm.profiler.errors import TrappmError
-    from trappm.profiler.static import static_profile
-    from trappm.profiler.zoo import native_input_size
+    from trappm.profiler.models.zoo import native_input_size
+    from trappm.profiler.static_profile import static_profile
 
     torch.set_num_threads(1)
     try:

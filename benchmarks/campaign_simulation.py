@@ -2,9 +2,9 @@
 
     python benchmarks/campaign_simulation.py [--labels N] [--workers N] [--seed N]
 
-It is the state machine of `cluster.machine`, played by the executor of its tests. Nothing is
-measured and nothing is stored: what it shows is what the machine itself costs, and how long GPUs
-wait because of us. Half of the workers are of either device, eight to a host.
+It is the state machine of `cluster.scheduler.machine`, played by the executor of its tests.
+Nothing is measured and nothing is stored: what it shows is what the machine itself costs, and how
+long GPUs wait because of us. Half of the workers are of either device, eight to a host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
 import numpy as np  # noqa: E402
 from virtual_cluster import VirtualCluster, Weather  # noqa: E402
 
-from trappm.cluster.events import Course  # noqa: E402
+from trappm.cluster.scheduler.messages import Course  # noqa: E402
 
 ROUNDS = 98
 DEVICES = ("a100", "v100")

@@ -28,20 +28,20 @@ from pathlib import Path
 
 import numpy as np
 
-from trappm.cluster.kernels import KernelCache
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.priors.kernel_terms import terms_of
-from trappm.learner.priors.kernel_times import Lookup, times_of
-from trappm.learner.priors.step_memory import amp_factor, step_memory
-from trappm.learner.priors.step_time import StepTimePrior
-from trappm.learner.snapshot import load_snapshot
+from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.experiments.labelled_workloads import prepare
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.kernel_terms import terms_of
+from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.learner.physics.step_memory import amp_factor, step_memory
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import Workload
-from trappm.preparing import prepare
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Provenance
-from trappm.published import SHIPPED
 from trappm.store import Home, Store
 
 CONSTANTS_OF = "rtx3090"

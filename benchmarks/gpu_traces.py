@@ -24,8 +24,8 @@ from typing import Any
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.base import StepDevice
-from trappm.profiler.measuring.step import make_step
 from trappm.profiler.records import Configuration
+from trappm.profiler.steps.step import make_step
 
 COLUMNS = (
     "architecture", "batch_size", "input_size", "precision", "memory_format", "optimizer",

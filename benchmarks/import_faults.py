@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from trappm.store.importers.gpumemnet import verdicts
+from trappm.store.exchange.importers.gpumemnet import verdicts
 
 
 def main() -> None:

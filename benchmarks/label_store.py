@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import create_engine, event, make_url
 
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     Configuration,
     GraphTemplate,
@@ -37,9 +37,9 @@ from trappm.profiler.records import (
     StepSummary,
 )
 from trappm.store import LabelFilter, Store
-from trappm.store.database import insert_new
-from trappm.store.recording import BATCH
-from trappm.store.schema import ArchitectureGraphRow, GraphRow
+from trappm.store.db.engine import insert_new
+from trappm.store.db.models import ArchitectureGraphRow, GraphRow
+from trappm.store.repositories.measurements import BATCH
 
 FAMILIES = (
     "resnet", "vgg", "vit", "swin", "convnext", "densenet", "mobilenetv3", "efficientnet",

@@ -21,17 +21,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
 from trappm.learner.estimator import Targets
-from trappm.learner.head import Ours
+from trappm.learner.heads.metric_head import Ours
 from trappm.learner.networks.dataset import batches, fit_node_scaler, to_data
 from trappm.learner.networks.distinct import classes_of
 from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.networks.published import TrappmAsPublished, random_encoder
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.priors.memory_prior import MemoryPrior
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
 from trappm.profiler.simulation.step_profile import StepProfile

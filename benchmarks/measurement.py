@@ -32,7 +32,7 @@ import psutil  # noqa: E402
 
 from trappm.profiler.devices import open_device  # noqa: E402
 from trappm.profiler.errors import TrappmError  # noqa: E402
-from trappm.profiler.json_lines import JsonLines  # noqa: E402
+from trappm.profiler.files.json_lines import JsonLines  # noqa: E402
 from trappm.profiler.measuring.isolation import Measurer  # noqa: E402
 from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named  # noqa: E402
 from trappm.profiler.measuring.sweep import Sweep  # noqa: E402

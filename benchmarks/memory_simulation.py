@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, Loop, simulate_memory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
@@ -40,8 +40,8 @@ def trace(architecture: str) -> dict[str, object]:
     import torch
 
     from trappm.profiler.errors import TrappmError
+    from trappm.profiler.models.zoo import native_input_size
     from trappm.profiler.simulation.step_profile import step_profile
-    from trappm.profiler.zoo import native_input_size
 
     torch.set_num_threads(1)
     started = time.process_time()

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trappm.cluster.graphs import profile_graph
-from trappm.cluster.pool import build, load_pool_file
-from trappm.pools import pool_facts
-from trappm.profiler.pool import build_pool
+from trappm.cluster.profiles.pool_file import build, load_pool_file
+from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.profiler.models.pool import build_pool
+from trappm.reports.pools import pool_facts
 from trappm.store import Store
 
 ROOT = Path(__file__).parents[1]

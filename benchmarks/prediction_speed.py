@@ -36,7 +36,7 @@ def export(model: str, path: Path) -> None:
     """As anyone exports one: with weights, at a free batch size."""
     import torch
 
-    from trappm.profiler.zoo import create_model
+    from trappm.profiler.models.zoo import create_model
 
     image = torch.zeros(1, 3, 224, 224)
     torch.onnx.export(

@@ -34,7 +34,7 @@ SMALL = (
 
 def models() -> list[str]:
     """One small model of every module of timm."""
-    from trappm.profiler.torchvision_shim import register_missing_operators
+    from trappm.profiler.models.torchvision_shim import register_missing_operators
 
     register_missing_operators()
     import timm
@@ -64,11 +64,11 @@ def export(name: str, input_size: int, path: Path) -> None:
 
 
 def compare(name: str, folder: Path) -> dict[str, Any]:
-    from trappm.profiler import zoo
     from trappm.profiler.errors import TrappmError
+    from trappm.profiler.models import zoo
     from trappm.profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
     from trappm.profiler.simulation.step_profile import step_profile
-    from trappm.profiler.static import StepSource, file_profile
+    from trappm.profiler.static_profile import StepSource, file_profile
 
     input_size = zoo.native_input_size(name) or 224
     path = folder / f"{name}.onnx"

@@ -35,9 +35,9 @@ def profile(architecture: str) -> dict[str, Any]:
     """The figures of one architecture, or why it was refused."""
     import torch
 
-    from trappm.profiler import zoo
     from trappm.profiler.errors import TrappmError
-    from trappm.profiler.static import graph_template
+    from trappm.profiler.models import zoo
+    from trappm.profiler.static_profile import graph_template
 
     torch.set_num_threads(1)
     size = zoo.native_input_size(architecture) or DEFAULT_SIZE
@@ -74,7 +74,7 @@ def _references(architecture: str, size: int) -> tuple[int, int, int]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from trappm.profiler import zoo
+    from trappm.profiler.models import zoo
 
     with torch.device("meta"):
         model = zoo.create_model(architecture, size).eval()
@@ -101,7 +101,7 @@ def _macs_without_images(architecture: str, size: int) -> int:
     from torch.overrides import TorchFunctionMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    from trappm.profiler import zoo
+    from trappm.profiler.models import zoo
 
     counter = FlopCounterMode(display=False)
     found = 0
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
     options = parser.parse_args()
 
-    from trappm.profiler import zoo
+    from trappm.profiler.models import zoo
 
     names = zoo.architectures(options.patterns)[options.first :: options.every]
     results = []

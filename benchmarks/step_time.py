@@ -23,16 +23,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from trappm.learner.estimator import Estimate, Targets
-from trappm.learner.head import TRANSFER_TIGHTNESS, Head, Ours
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.priors.prior import Prior
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.heads.metric_head import TRANSFER_TIGHTNESS, Head, Ours
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
+from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile, kernel_profile
-from trappm.profiler.zoo import current_name
 
 Array = npt.NDArray[np.float64]
 

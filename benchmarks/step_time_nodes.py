@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from trappm.learner.priors.device_specs import DeviceSpec, spec_of
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trappm.cluster.budget import check_budget, check_stop, pool_of, without_refused
-from trappm.cluster.ownership import begin
-from trappm.cluster.progress import Progress
-from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of, without_refused
+from trappm.cluster.campaign.ownership import begin
+from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -28,8 +28,8 @@ from trappm.cluster.runtime import (
     ray_runtime,
     require_nodes,
 )
-from trappm.cluster.spec import CampaignSpec
-from trappm.cluster.stopping import past
+from trappm.cluster.scheduler.stop_rules import past
+from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.store import CampaignRecord, CampaignState, Home, Patience, Store, StoreAccess
@@ -84,7 +84,7 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
     check_stop(spec)
     check_budget(spec, without_refused(pool_of(spec, store), store))
     if spec.canary is not None:
-        from trappm.profiler.zoo import architectures  # brings in torch and timm
+        from trappm.profiler.models.zoo import architectures  # brings in torch and timm
 
         architectures(spec.canary.reference_on(key).architecture for key in spec.devices.keys)
 
@@ -187,7 +187,7 @@ def _run(
 ) -> End:
     import ray
 
-    from trappm.cluster.actors import CampaignActor
+    from trappm.cluster.actors.actors import CampaignActor
 
     options = {**here(), "max_concurrency": 4}
     if address is None:

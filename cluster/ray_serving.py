@@ -15,7 +15,7 @@ from typing import Any
 
 from trappm.cluster.runtime import ray_runtime
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.extras import from_extra
+from trappm.profiler.host.extras import from_extra
 
 NAME = "trappm"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trappm.cluster.runtime import here, ray_runtime
-from trappm.learner.judging.tuning import OnTrial, Tuning, progress, run_trials
+from trappm.learner.bench.tuning import OnTrial, Tuning, progress, run_trials
 from trappm.profiler.errors import CampaignError, one_line
 from trappm.store import Home, StoreAccess
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from trappm.cluster.rehearsal import runs_nothing
+from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.catalogue import ray_labels
 from trappm.profiler.errors import CampaignError, DeviceError

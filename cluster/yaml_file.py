@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.files import read_plain
-from trappm.profiler.yaml_text import load_yaml
+from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.files.yaml_text import load_yaml
 
 MAX_FILE_BYTES = 1 << 20
 _UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.presets import PRESETS, EncoderPreset
-from trappm.learner.priors.prior import Prior
+from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.extras import from_extra
+from trappm.profiler.host.extras import from_extra
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """A frozen encoder of this preset, pre-trained or (False) random."""
@@ -34,10 +34,10 @@ class Surroundings:
 
 
 def _prior(given: Surroundings) -> Prior:
-    from trappm.learner.priors.device_specs import spec_of
-    from trappm.learner.priors.graph_prior import GraphPrior
-    from trappm.learner.priors.memory_prior import MemoryPrior
-    from trappm.learner.priors.step_time import StepTimePrior
+    from trappm.learner.physics.device_specs import spec_of
+    from trappm.learner.physics.graph_prior import GraphPrior
+    from trappm.learner.physics.memory_prior import MemoryPrior
+    from trappm.learner.physics.step_time_prior import StepTimePrior
 
     if given.metric == "memory_mib":
         return MemoryPrior.on(spec_of(given.card))
@@ -47,7 +47,7 @@ def _prior(given: Surroundings) -> Prior:
 
 
 def _ours(given: Surroundings) -> Estimator:
-    from trappm.learner.head import Ours
+    from trappm.learner.heads.metric_head import Ours
 
     return Ours(_prior(given))
 

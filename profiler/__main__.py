@@ -19,7 +19,7 @@ import numpy as np
 
 from trappm.profiler.devices import local_devices, local_failures, open_device
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named

@@ -7,10 +7,10 @@ leases, recording, canaries, labels, asking, snapshots. `schema` says what is tr
 """
 
 from trappm.store.access import StoreAccess
-from trappm.store.asking import LabelFilter
+from trappm.store.db.read_only import NoLabelStoreError
+from trappm.store.db.retry import Patience
 from trappm.store.home import Home
-from trappm.store.owners import NotOwnerError
-from trappm.store.reading import NoLabelStoreError
+from trappm.store.query.tables import LabelFilter
 from trappm.store.records import (
     Assignment,
     AssignmentState,
@@ -31,8 +31,8 @@ from trappm.store.records import (
     RoundState,
     SnapshotRecord,
 )
+from trappm.store.repositories.owners import NotOwnerError
 from trappm.store.store import Store
-from trappm.store.waiting import Patience
 
 __all__ = [
     "Assignment",

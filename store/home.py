@@ -14,8 +14,8 @@ from typing import Self
 
 from sqlalchemy import URL
 
-from trappm.profiler.data_folder import VARIABLE, data_folder
 from trappm.profiler.errors import InputError
+from trappm.profiler.host.data_folder import VARIABLE, data_folder
 
 DATABASE_VARIABLE = "TRAPPM_DATABASE"
 _DATABASE_FILE = "database_url"

@@ -226,7 +226,7 @@ class LabelRecord:
     configuration: Configuration
     device: str
     fingerprint: str
-    """The software stack and hardware, as `profiler.measuring.environment.stack_fingerprint`."""
+    """The software stack and hardware, as `profiler.host.environment.stack_fingerprint`."""
     protocol: str
     step_time_ms: float | None
     memory_mib: float | None

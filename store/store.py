@@ -5,24 +5,24 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from trappm.store.asking import Asking
-from trappm.store.campaigns import Campaigns
-from trappm.store.canaries import Canaries
-from trappm.store.checks import Checks
-from trappm.store.database import address, make_engine
-from trappm.store.labels import Labels
-from trappm.store.leases import Leases
-from trappm.store.migrate import require_newest, schema_of, upgrade
-from trappm.store.owners import Owners
-from trappm.store.pools import Pools
-from trappm.store.reading import engine_to_read
-from trappm.store.recording import Recording
-from trappm.store.relabelling import Relabelling
-from trappm.store.snapshots import Snapshots
-from trappm.store.sql import Sql
-from trappm.store.stats import Statistics
-from trappm.store.waiting import IMPATIENT, Patience, in_parts
-from trappm.store.workloads import Workloads
+from trappm.store.db.engine import address, make_engine
+from trappm.store.db.migrate import require_newest, schema_of, upgrade
+from trappm.store.db.read_only import engine_to_read
+from trappm.store.db.retry import IMPATIENT, Patience, in_parts
+from trappm.store.maintenance.check import Checks
+from trappm.store.maintenance.repair import Relabelling
+from trappm.store.maintenance.stats import Statistics
+from trappm.store.query.sql import Sql
+from trappm.store.query.tables import Asking
+from trappm.store.repositories.campaigns import Campaigns
+from trappm.store.repositories.canaries import Canaries
+from trappm.store.repositories.labels import Labels
+from trappm.store.repositories.leases import Leases
+from trappm.store.repositories.measurements import Recording
+from trappm.store.repositories.owners import Owners
+from trappm.store.repositories.pools import Pools
+from trappm.store.repositories.snapshots import Snapshots
+from trappm.store.repositories.workloads import Workloads
 
 
 class Store(
@@ -52,8 +52,8 @@ class Store(
     def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Opens the label store at an SQLAlchemy URL, and makes one in an empty database.
 
-        One of an older schema is not upgraded by the way: `store.upkeep.upgrade_store` does that,
-        and keeps a copy.
+        One of an older schema is not upgraded by the way:
+        `store.maintenance.upgrade.upgrade_store` does that, and keeps a copy.
 
         Args:
             url: of the database.

@@ -17,11 +17,11 @@ sys.path.append(sys.argv[1])
 
 import campaign_crew
 
-from trappm.cluster.campaign import Campaign
-from trappm.cluster.graphs import profile_graph
-from trappm.cluster.kernels import KernelCache
-from trappm.cluster.learning import CampaignLearner
-from trappm.cluster.spec import load_preset
+from trappm.cluster.campaign.loop import Campaign
+from trappm.cluster.campaign.spec import load_preset
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.static_profiles import profile_graph
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trappm
-from trappm import subjects
-from trappm.answering import MIB_PER_GB, mig_profile
 from trappm.cli import run
-from trappm.comparing import verdicts
-from trappm.costs import Price, prices_of, run_of
-from trappm.device_names import device_key
-from trappm.learner.heads import USABLE_SHARE
-from trappm.learner.manifest import read_whole
+from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.networks.presets import LAPTOP
-from trappm.learner.snapshot import load_snapshot, save_snapshot
+from trappm.learner.snapshots.manifest import read_whole
+from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
+from trappm.prediction import subjects
+from trappm.prediction.answering import MIB_PER_GB, mig_profile
+from trappm.prediction.comparison import verdicts
+from trappm.prediction.costs import Price, prices_of, run_of
+from trappm.prediction.device_names import device_key
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import METRICS
-from trappm.published import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")

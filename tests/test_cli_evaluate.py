@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.graphs import profile_graph
-from trappm.cluster.kernels import KernelCache
-from trappm.label_files import read_labels
+from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.experiments.label_files import read_labels
+from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.estimators import ESTIMATORS
-from trappm.preparing import prepare
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.zoo import native_input_size
 from trappm.store import Home, Store
-from trappm.store.exchange import export_file
+from trappm.store.exchange.files import export_file
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",
@@ -154,7 +154,7 @@ def test_only_usable_rows_are_judged(say, sheets, tmp_path):
 
 def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
-    monkeypatch.setattr("trappm.preparing.profile_in_processes", _refuse_work)
+    monkeypatch.setattr("trappm.experiments.labelled_workloads.profile_in_processes", _refuse_work)
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
     with Store.open(Home(home).database_url) as store:
         kept = store.step_profiles([(name, native_input_size(name)) for name in ARCHITECTURES])

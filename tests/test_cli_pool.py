@@ -18,9 +18,9 @@ import psutil
 import pytest
 import yaml
 
-import trappm.cluster.pool
+import trappm.cluster.profiles.pool_file
 from trappm.cli import run
-from trappm.cluster.graphs import profile_graph
+from trappm.cluster.profiles.static_profiles import profile_graph
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "resnet10t", "test_vit2",
@@ -106,7 +106,7 @@ def user(tmp_path, monkeypatch, capsys):
 def at_once(monkeypatch):
     """Builds that are typed here make profiles here: starting processes for them takes longer."""
     monkeypatch.setattr(
-        trappm.cluster.pool,
+        trappm.cluster.profiles.pool_file,
         "profile_in_processes",
         lambda pairs, processes: (profile_graph(*pair) for pair in pairs),
     )

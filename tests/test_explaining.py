@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.crew import ChoiceRequest
-from trappm.cluster.learning import CampaignLearner
-from trappm.cluster.spec import parse_spec
-from trappm.explaining import explain
+from trappm.cluster.campaign.spec import parse_spec
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.workers.interfaces import ChoiceRequest
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
-from trappm.profiler.measuring.environment import utc_now
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import Configuration, Measurement, Outcome, Provenance, StepSummary
+from trappm.reports.choices import explain
 from trappm.store import Home, PlannedAssignment, Store
 
 SPEC = """
@@ -42,7 +42,7 @@ def hasty():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, hasty):
-    from trappm.profiler.static import graph_template
+    from trappm.profiler.static_profile import graph_template
 
     folder = tmp_path_factory.mktemp("home")
     home = Home(folder)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.priors.memory_prior import MemoryPrior
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.families import FAMILIES, family_of
 from trappm.profiler.measuring.sweep_list import read_configurations
+from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.records import (
     Configuration,
     Graph,
@@ -23,7 +23,7 @@ from trappm.profiler.records import (
     Precision,
 )
 from trappm.profiler.simulation.kernel_profile import kernel_profile
-from trappm.profiler.static import static_profile
+from trappm.profiler.static_profile import static_profile
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CHECK = read_configurations(EXAMPLES / "gpu_check.yaml")

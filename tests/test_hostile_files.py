@@ -10,8 +10,8 @@ from itertools import islice
 import pytest
 from hostile_files import SECRET, hostile_files, tensors_at
 
+from trappm.prediction.tracing import FileTracer, OutsideTracer, TracingProcess
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.tracing import FileTracer, OutsideTracer, TracingProcess
 
 EVERY = 9
 """Of the files, one in so many stands for the others in the default run."""

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import trappm
-from trappm.learner.heads import train_heads
+from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import LAPTOP
-from trappm.learner.predictions import TrainedHeads
-from trappm.learner.snapshot import save_snapshot
+from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
-from trappm.profiler import zoo
 from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.models import zoo
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase
-from trappm.profiler.static import graph_template
+from trappm.profiler.static_profile import graph_template
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.processes import submit, worker_pool
-from trappm.learner.judging.replaying import Point
+from trappm.cluster.profiles.worker_processes import submit, worker_pool
+from trappm.experiments.replays import Job, Plan, Results
+from trappm.learner.bench.replay import Point
 from trappm.profiler.errors import InputError
-from trappm.replay_tables import (
+from trappm.terminal.replay_tables import (
     area,
     draw,
     half_band,
@@ -23,7 +24,6 @@ from trappm.replay_tables import (
     standard_error,
     summary,
 )
-from trappm.replays import Job, Plan, Results
 
 
 @pytest.fixture
@@ -102,9 +102,9 @@ def test_results_of_other_code_are_not_continued(plan, tmp_path, monkeypatch):
     path = tmp_path / "results.jsonl"
     kept = filled(plan, path)
     with monkeypatch.context() as changed:
-        changed.setattr("trappm.replays.BENCH", 1)
+        changed.setattr("trappm.experiments.replays.BENCH", 1)
         assert Results.read(path, plan.identity).points == {}
-    monkeypatch.setattr("trappm.replays.__version__", "0.0.0")
+    monkeypatch.setattr("trappm.experiments.replays.__version__", "0.0.0")
     assert Results.read(path, plan.identity).points == {}
     monkeypatch.undo()
     assert Results.read(path, plan.identity).points == kept.points
@@ -245,7 +245,7 @@ def test_a_peer_that_is_not_installed_is_told_before_anything_is_run(
     plan, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setitem(sys.modules, "bmdal_reg", None)
-    monkeypatch.setattr("trappm.replays.Benches", None)
+    monkeypatch.setattr("trappm.experiments.replays.Benches", None)
     command = ["campaign", "replay", "--labels", str(plan.labels), "--metric", "step-time",
                "--results", str(tmp_path / "r.jsonl")]  # fmt: skip
     for strategies in ("random,bmdal-lcmd", "all"):

@@ -13,10 +13,10 @@ from rich.progress import TextColumn
 from terminal import COLUMNS, Terminal
 from test_cli_evaluate import write_sheet
 
-from trappm.cluster.progress import Progress
-from trappm.cluster.spec import load_preset
-from trappm.display import Display
-from trappm.live import LiveBar
+from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.spec import load_preset
+from trappm.terminal.campaign_display import Display
+from trappm.terminal.progress_bar import LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
 pytestmark = pytest.mark.timeout(900)
@@ -132,7 +132,7 @@ def test_a_reader_that_is_gone_ends_nothing(tmp_path):
 @pytest.mark.parametrize("total", [0, 82])
 def test_a_campaign_s_bar_fits_a_screen_of_80_columns(screen, monkeypatch, total):
     console = Console(file=screen, force_terminal=True, width=COLUMNS)
-    monkeypatch.setattr("trappm.live.console", lambda: console)
+    monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
     with Display("1a2b3c4d", load_preset("laptop")) as display:
         display.show(
             Progress(

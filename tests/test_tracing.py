@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import trappm
+from trappm.prediction.tracing import FileTracer, OutsideTracer, TracingProcess, TracingTimeoutError
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.onnx_files.export import export_onnx
-from trappm.profiler.static import file_profile
-from trappm.tracing import FileTracer, OutsideTracer, TracingProcess, TracingTimeoutError
+from trappm.profiler.static_profile import file_profile
 
 SHAPE = ["n", 3, 8, 8]
 
@@ -117,7 +117,7 @@ def test_a_model_is_looked_at_without_secrets_and_in_an_empty_folder(monkeypatch
 
 def test_a_look_has_limits_of_memory_time_writing_and_open_files():
     code = (
-        "import resource as r; from trappm.tracing import confine; confine(1 << 30, 7); "
+        "import resource as r; from trappm.prediction.tracing import confine; confine(1 << 30, 7); "
         "print([r.getrlimit(k)[0] for k in (r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE, "
         "r.RLIMIT_CORE, r.RLIMIT_AS)])"
     )

@@ -12,22 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trappm.asking import labels
-    from trappm.looking_up import Answer, lookup
-    from trappm.prediction import Prediction, predict
+    from trappm.prediction.lookup import Answer, lookup
+    from trappm.prediction.predict import Prediction, predict
     from trappm.profiler.errors import TrappmError
+    from trappm.reports.label_frames import labels
 
     __version__: str
 
 __all__ = ["Answer", "Prediction", "TrappmError", "__version__", "labels", "lookup", "predict"]
 
 _HOMES = {
-    "Answer": "trappm.looking_up",
-    "Prediction": "trappm.prediction",
+    "Answer": "trappm.prediction.lookup",
+    "Prediction": "trappm.prediction.predict",
     "TrappmError": "trappm.profiler.errors",
-    "labels": "trappm.asking",
-    "lookup": "trappm.looking_up",
-    "predict": "trappm.prediction",
+    "labels": "trappm.reports.label_frames",
+    "lookup": "trappm.prediction.lookup",
+    "predict": "trappm.prediction.predict",
 }
 
 

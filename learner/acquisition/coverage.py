@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.acquisition.kernel import matern
 from trappm.learner.acquisition.request import (
     AcquisitionRequest,
     FloatArray,
@@ -21,6 +20,7 @@ from trappm.learner.acquisition.request import (
     Pick,
     explained,
 )
+from trappm.learner.acquisition.similarity import matern
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]

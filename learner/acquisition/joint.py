@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import Covariance, FloatArray, narrow
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.priors.prior import Prior
+from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

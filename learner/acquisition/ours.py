@@ -29,9 +29,9 @@ import numpy as np
 
 from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.coverage import Representation
-from trappm.learner.acquisition.kernel import pool_features
 from trappm.learner.acquisition.reduction import Array, IntArray, Knowledge
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.acquisition.similarity import pool_features
 
 NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.joint import Ground, Joint
 from trappm.learner.estimator import Estimate, Targets
-from trappm.learner.priors.device_specs import DeviceSpec
-from trappm.learner.priors.graph_prior import GraphPrior
-from trappm.learner.priors.memory_prior import MemoryPrior
-from trappm.learner.priors.prior import Prior
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")

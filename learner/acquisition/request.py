@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.kernel import coordinates
+from trappm.learner.acquisition.similarity import coordinates
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ Sizes and settings are those of the preset `paper`. Repaired, as against the pub
 
 - static features are scaled over the data set, not over the six numbers of one sample; sizes stand
   as logarithms beside the one-hot operator, and parameters, MACs and batch sizes are right
-  (`profiler.static`);
+  (`profiler.static_profile`);
 - each graph has one label of shape (1, 1), the encoder is frozen without gradients and run once for
   each graph, and no sample is lost;
 - the loss is relative, as the errors that are reported; no checkpoint is picked by it.

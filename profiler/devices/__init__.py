@@ -32,7 +32,7 @@ _GROUP = "trappm.devices"
 
 _KINDS = {
     "cpu": "trappm.profiler.devices.cpu:CpuDevice",
-    "cuda": "trappm.profiler.devices.cuda:CudaDevice",
+    "cuda": "trappm.profiler.devices.gpu.cuda:CudaDevice",
     "replay": "trappm.profiler.devices.replay:ReplayDevice",
     "simulated": "trappm.profiler.devices.simulated:SimulatedDevice",
 }

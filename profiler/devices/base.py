@@ -147,7 +147,7 @@ class Device(ABC):
 
 
 class StepDevice(Device):
-    """A device that runs real steps, by the protocol of `profiler.measuring.step`."""
+    """A device that runs real steps, by the protocol of `profiler.steps.step`."""
 
     min_warmup_s: float = 0.0
     """How long steps run before any is timed, however few the protocol asks for."""
@@ -155,8 +155,8 @@ class StepDevice(Device):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        from trappm.profiler.measuring.stability import judge
-        from trappm.profiler.measuring.step import run_protocol
+        from trappm.profiler.steps.stability import judge
+        from trappm.profiler.steps.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import MemoryReading, StepDevice, Window
 from trappm.profiler.errors import DeviceError, one_line
-from trappm.profiler.measuring import procfs
-from trappm.profiler.measuring.environment import host_facts
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import host_facts
 from trappm.profiler.records import Configuration, Precision, Protocol
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from typing import Any
 
 from trappm.profiler.devices.base import Device, Findings
 from trappm.profiler.errors import DeviceError, InputError, UnsupportedModelError
-from trappm.profiler.measuring.environment import stack_difference
-from trappm.profiler.measuring.sampling import summarize
+from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
+from trappm.profiler.steps.sampling import summarize
 
 _MAX_BYTES = 512 << 20
 _CONFIGURATION = [f.name for f in dataclasses.fields(Configuration)]

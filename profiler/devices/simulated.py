@@ -21,8 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
-from trappm.profiler.measuring.environment import SEED, host_facts
-from trappm.profiler.measuring.sampling import sample, summarize
+from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.records import (
     Configuration,
     Graph,
@@ -33,9 +32,10 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.profiler.simulation.memory_simulation import STATES_PER_PARAMETER
+from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.static import StaticProfile
+    from trappm.profiler.static_profile import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -159,7 +159,7 @@ class SimulatedDevice(Device):
         return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
 
     def _peak_tflops(self, graph: Graph, configuration: Configuration) -> FloatArray:
-        """What each node's arithmetic may reach, as `profiler.devices.cuda` sets up torch (N)."""
+        """What each node's arithmetic may reach (N), as `devices.gpu.cuda` sets up torch."""
         card = self._card
         convolution, product = card.tf32_tflops or card.fp32_tflops, card.fp32_tflops
         if configuration.precision is not Precision.FP32:
@@ -195,7 +195,7 @@ class SimulatedDevice(Device):
 
 @lru_cache(maxsize=8)
 def _profile(architecture: str, input_size: int) -> StaticProfile:
-    from trappm.profiler.static import static_profile
+    from trappm.profiler.static_profile import static_profile
 
     return static_profile(architecture, input_size)
 

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.graphs.builder import Call, GraphBuilder, Value
-from trappm.profiler.graphs.function_rules import RULES, Rule, elementwise
 from trappm.profiler.graphs.nodes import BATCH_SIZES
-from trappm.profiler.model_input import Sample
+from trappm.profiler.graphs.operators.table import RULES, Rule, elementwise
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, GraphTemplate
 
 
@@ -38,7 +38,8 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
         input_size: height and width of square images, in pixels; or the sample of a module.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`, or an input size that
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
+        size that
             the module does not take.
         UnsupportedModelError: no graph can be made of the model; the reason is told.
     """
@@ -71,7 +72,7 @@ def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:
             module that cannot be copied, or has no weights yet.
     """
     if isinstance(model, str):
-        from trappm.profiler.zoo import create_model
+        from trappm.profiler.models.zoo import create_model
 
         if not isinstance(input_size, int):
             raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
@@ -217,7 +218,7 @@ def _rule_by_tag(func: Any) -> Rule:
     if torch.Tag.pointwise not in func.tags:
         raise UnsupportedModelError(
             f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
-            "use the file, or add a rule to profiler/graphs/function_rules.py"
+            "use the file, or add a rule to profiler/graphs/operators/table.py"
         )
     words = func._schema.name.removeprefix("aten::").strip("_").split("_")
     return elementwise("".join(word.capitalize() for word in words))

@@ -16,9 +16,9 @@ from typing import Any
 
 from trappm.profiler.devices import Device, Findings, open_device
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
-from trappm.profiler.measuring.environment import run_facts
-from trappm.profiler.measuring.stability import judge
+from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.steps.stability import judge
 
 WORKER = "worker"
 """The phase before the device is ready; what fails in it is not the configuration's doing."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Configuration, Measurement, Outcome, is_cpu_device
 
 SMALL = Configuration(architecture="resnet18", batch_size=4, input_size=224)

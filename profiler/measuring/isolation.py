@@ -19,7 +19,9 @@ from typing import Any, Self
 
 from trappm.profiler.devices import Device, open_device
 from trappm.profiler.errors import storable
-from trappm.profiler.measuring import procfs
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import host_facts, utc_now
+from trappm.profiler.host.forks import Child, ForkServer, ForkServerError
 from trappm.profiler.measuring.attempt import (
     LOCK_DIR,
     WORKER,
@@ -27,15 +29,13 @@ from trappm.profiler.measuring.attempt import (
     is_worth_another,
     with_shortage,
 )
-from trappm.profiler.measuring.environment import host_facts, utc_now
-from trappm.profiler.measuring.forks import Child, ForkServer, ForkServerError
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 _ATTEMPT = "trappm.profiler.measuring.attempt:attempt"
 _PRELOAD = (
     "trappm.profiler.measuring.attempt",
-    "trappm.profiler.measuring.stability",
-    "trappm.profiler.measuring.step",
+    "trappm.profiler.steps.stability",
+    "trappm.profiler.steps.step",
     "filelock",
 )
 _GRACE_S = 15.0
@@ -51,7 +51,7 @@ class Measurer:
     Args:
         lock_dir: where the locks of this host's devices are; all measurers must agree on it.
         lock_timeout_s: how long to wait for another measurement to end, before giving up.
-        run: a function that stands in for `profiler.measuring.step.run_protocol` in the child, as
+        run: a function that stands in for `profiler.steps.step.run_protocol` in the child, as
             "module:name"; None leaves it to the device.
     """
 

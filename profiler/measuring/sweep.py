@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.files.json_lines import JsonLines
+from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.measuring.attempt import WORKER, others_had_memory
-from trappm.profiler.measuring.environment import stack_difference
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 _MAX_WORKER_FAILURES = 3

@@ -3,7 +3,7 @@
 A file that ends in .yaml, .yml or .json has a list of entries, or the mapping `groups: [...]` of a
 campaign file's pool; any other file has one entry a line, in JSON. An entry is a configuration
 (`architecture`, `batch_size`, `input_size`, ...) or a group (`architectures`, `batch_sizes`,
-`input_sizes`, ..., see `profiler.pool`).
+`input_sizes`, ..., see `profiler.models.pool`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.files import read_plain
-from trappm.profiler.pool import PoolGroup, PoolSpec, build_pool
+from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Configuration
 
 _MAX_BYTES = 64 << 20
@@ -73,7 +73,9 @@ def _values(name: str, values: object) -> tuple[Any, ...]:
 
 
 def _document(path: Path) -> Iterator[tuple[str, object]]:
-    from trappm.profiler.yaml_text import load_yaml  # timm needs PyYAML, so wherever we measure
+    from trappm.profiler.files.yaml_text import (
+        load_yaml,  # timm needs PyYAML, so wherever we measure
+    )
 
     document = load_yaml(_text(path), str(path))
     if isinstance(document, dict) and [*document] == ["groups"]:

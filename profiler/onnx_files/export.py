@@ -44,7 +44,7 @@ def export_onnx(
         batch_size: None for a dynamic batch axis, else the one batch size of the file.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
         UnsupportedModelError: the exporter cannot express the model at this input size.
     """
     name = model if isinstance(model, str) else type(model).__name__
@@ -99,7 +99,7 @@ class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _uninitialised(architecture: str, input_size: int) -> nn.Module:
-    from trappm.profiler.zoo import create_model
+    from trappm.profiler.models.zoo import create_model
 
     with _NoRandomness():  # type: ignore[no-untyped-call]
         return create_model(architecture, input_size)

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError, one_line
-from trappm.profiler.files import read_plain
+from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.onnx_files.inputs import (
     image_input,
     image_shape,

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.array_archive import pack, unpack
 from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trappm.profiler.model_input import Sample
+    from trappm.profiler.models.model_input import Sample
 
 __all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
 
@@ -281,7 +281,7 @@ def kernel_profile(
         fused_attention, batch_size: as `kernel_recorder.trace_kernels`.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
         UnsupportedModelError: a step cannot be traced; the reason is told.
     """
     from trappm.profiler.graphs.module_graph import on_meta

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
-from trappm.profiler.model_input import Sample
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.gpu_functions import ALLOCATIONS
 from trappm.profiler.simulation.kernel_functions import KernelFunctions

@@ -48,7 +48,7 @@ class Loop(Enum):
     """What a training loop does around its steps. Gradients are freed at the start of each."""
 
     PLAIN = "plain"
-    """Our protocol's (`profiler.measuring.step`): no weight decay, cuDNN goes by its heuristics."""
+    """Our protocol's (`profiler.steps.step`): no weight decay, cuDNN goes by its heuristics."""
     TUNED = "tuned"
     """As the published A100 labels show it, which nobody tells: SGD has momenta; weight decay makes
     a temporary as large as all gradients (`_foreach_add` in torch/optim/sgd.py); and with

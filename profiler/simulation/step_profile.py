@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.array_archive import pack, unpack
 from trappm.profiler.errors import TrappmError, one_line
-from trappm.profiler.model_input import Sample
+from trappm.profiler.files.array_archive import pack, unpack
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
@@ -133,7 +133,7 @@ def step_profile(
         batch_sizes: as `step_recorder.trace_step`.
 
     Raises:
-        UnknownArchitectureError, InputError: as `profiler.zoo.create_model`.
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
         UnsupportedModelError: the step cannot be traced; the reason is told.
     """
     from trappm.profiler.graphs.module_graph import on_meta

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
-from trappm.profiler.model_input import Sample
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
 from trappm.profiler.simulation.step_profile import SavedBytes

@@ -13,14 +13,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import yaml
 
-from trappm.cluster.campaign import Campaign
-from trappm.cluster.crew import CanaryCheck, Choice, Finished, ProfiledGraph
-from trappm.cluster.events import Worker
-from trappm.cluster.kernels import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.campaign.loop import Campaign
+from trappm.cluster.campaign.ownership import this_process
+from trappm.cluster.campaign.spec import CampaignSpec, parse_spec
 from trappm.cluster.launch import spec_of
-from trappm.cluster.ownership import this_process
-from trappm.cluster.spec import CampaignSpec, parse_spec
-from trappm.profiler.measuring.environment import utc_now
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
     Measurement,

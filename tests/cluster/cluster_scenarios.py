@@ -52,13 +52,14 @@ from ownership_scenarios import (
     two_hosts,
 )
 
-import trappm.cluster.campaign
-from trappm.cluster import ray_profiles, runtime
-from trappm.cluster.orders import order_stop
-from trappm.cluster.ownership import runs
-from trappm.cluster.ray_learner import LearnerProxy
-from trappm.cluster.stopping import StopRules
-from trappm.report import campaign_state
+import trappm.cluster.campaign.loop
+from trappm.cluster import runtime
+from trappm.cluster.actors import profile_tasks
+from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.campaign.orders import order_stop
+from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.reports.campaign_report import campaign_state
 from trappm.store import CampaignState, Store
 
 
@@ -87,7 +88,7 @@ def profiles_made(url):
         return [ray.get_runtime_context().get_node_id()]
 
     def hosts():
-        return set(ray_profiles._each(where, range(6), lambda job: ([], [])))
+        return set(profile_tasks._each(where, range(6), lambda job: ([], [])))
 
     with emulated([("A100", 1), ("V100", 1)]) as made:
         on_head = hosts() == {made.head_node.node_id}
@@ -162,7 +163,7 @@ def worker_killed(url):
 
 def worker_frozen(url):
     told = {}
-    trappm.cluster.campaign.LEASE_S = 30.0
+    trappm.cluster.campaign.loop.LEASE_S = 30.0
     with emulated(NODES):
 
         def faults(recorded):

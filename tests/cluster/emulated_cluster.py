@@ -37,18 +37,18 @@ import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import trappm.cluster.actors  # noqa: E402
-import trappm.cluster.campaign  # noqa: E402
+import trappm.cluster.actors.actors  # noqa: E402
+import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
-from trappm.cluster import shares  # noqa: E402
-from trappm.cluster.actors import CampaignActor  # noqa: E402
-from trappm.cluster.campaign import Campaign  # noqa: E402
-from trappm.cluster.crew import ProfiledGraph  # noqa: E402
-from trappm.cluster.kernels import KernelCache, TracedKernels  # noqa: E402
-from trappm.cluster.ray_crew import RayCrew, this_process  # noqa: E402
-from trappm.cluster.ray_learner import LearnerProxy  # noqa: E402
+from trappm.cluster.actors.actors import CampaignActor  # noqa: E402
+from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
+from trappm.cluster.actors.profiler_pool import RayCrew, this_process  # noqa: E402
+from trappm.cluster.campaign.loop import Campaign  # noqa: E402
+from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
+from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
 from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
-from trappm.cluster.spec import CampaignSpec  # noqa: E402
+from trappm.cluster.workers import fair_share  # noqa: E402
+from trappm.cluster.workers.interfaces import ProfiledGraph  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
@@ -146,8 +146,8 @@ class MadeUpCampaignActor(CampaignActor):
     """The campaign of the real actor, with a crew and a learner that make everything up."""
 
     def _crew(self):
-        shares.LOOK_S, shares.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
-        trappm.cluster.campaign.LEASE_S = float(os.environ.get("LEASE_S", "180"))
+        fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
+        trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
         devices = self._spec.devices.keys
         return MadeUpCrew(
             devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
@@ -329,7 +329,7 @@ def processes(name):
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.actors.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.actors.actors.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)

@@ -32,10 +32,10 @@ from emulated_cluster import (
     wait_until,
 )
 
-from trappm.cluster.orders import order_stop
-from trappm.cluster.ownership import runs
+from trappm.cluster.campaign.orders import order_stop
+from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.learning.learner_thread import training_labels
 from trappm.cluster.runtime import CAMPAIGN_ACTOR
-from trappm.cluster.thinking import training_labels
 from trappm.store import CampaignState, Store
 
 
@@ -127,9 +127,9 @@ def two_hosts(_url):
 
 SECOND_HOST = """
 import platform, sys
-import trappm.cluster.ownership, trappm.store.owners
+import trappm.cluster.campaign.ownership, trappm.store.repositories.owners
 from trappm.cli import run
-trappm.cluster.ownership.machine = lambda: "the second host"
+trappm.cluster.campaign.ownership.machine = lambda: "the second host"
 platform.node = lambda: "second"
 """
 
@@ -152,16 +152,16 @@ def second_host_runs(url, campaign_id):
         SECOND_HOST
         + """
 import time
-trappm.store.owners.SILENT_S = 20.0
+trappm.store.repositories.owners.SILENT_S = 20.0
 from trappm.store import Store
 with Store.open(sys.argv[1]) as store:
     while True:
         try:
-            trappm.cluster.ownership.begin(store, sys.argv[2])
+            trappm.cluster.campaign.ownership.begin(store, sys.argv[2])
             break
-        except trappm.store.owners.OwnedError:
+        except trappm.store.repositories.owners.OwnedError:
             time.sleep(1.0)
-    with trappm.cluster.ownership.ownership(store, sys.argv[2]) as mine:
+    with trappm.cluster.campaign.ownership.ownership(store, sys.argv[2]) as mine:
         mine.release_leases(sys.argv[2])
         print("runs", flush=True)
         sys.stdin.read()

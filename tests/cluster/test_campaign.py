@@ -19,16 +19,16 @@ from campaign_crew import (
     spec,
 )
 
+import trappm.cluster.campaign.news
 import trappm.cluster.launch
-import trappm.cluster.telling
-from trappm.cluster.events import Worker
-from trappm.cluster.kernels import KernelCache, TracedKernels
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.orders import order_retry, order_stop
 from trappm.cluster.launch import check_spec, start_or_continue, to_resume
-from trappm.cluster.orders import order_retry, order_stop
-from trappm.cluster.telling import CampaignStopped
+from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels
+from trappm.cluster.scheduler.messages import Worker
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.profiler.measuring.environment import stack_fingerprint
-from trappm.profiler.pool import build_pool
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.models.pool import build_pool
 from trappm.store import CampaignState, Store
 
 
@@ -235,7 +235,7 @@ class OrderedAbout(FakeCrew):
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
-    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
     crew = OrderedAbout(5, lambda: order_stop(store, None, state))
     run = campaign(store, crew)
     with pytest.raises(CampaignStopped):
@@ -264,7 +264,7 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
                 yield graph
                 order_stop(store, None, state)
 
-    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
     asked_for = []
     run = campaign(store, crew := OrderedAboutGraphs())
     with pytest.raises(CampaignStopped):
@@ -327,7 +327,7 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
             on_progress(2, 3)
             raise AssertionError("it goes on")
 
-    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
     run = campaign(store, FakeCrew(), OrderedAboutEncoder())
     with pytest.raises(CampaignStopped):
         run.run()

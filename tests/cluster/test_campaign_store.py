@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device
 
-import trappm.cluster.campaign
-import trappm.store.database
-import trappm.store.owners
-from trappm import watching
-from trappm.cluster.ending import Ending
-from trappm.cluster.resuming import course_so_far
+import trappm.cluster.campaign.loop
+import trappm.store.db.engine
+import trappm.store.repositories.owners
+from trappm.cluster.campaign.resume import course_so_far
+from trappm.cluster.campaign.stop_check import Ending
 from trappm.profiler.records import Configuration, StepSummary
-from trappm.report import campaign_rows
+from trappm.reports import live_campaign
+from trappm.reports.campaign_report import campaign_rows
 from trappm.store import Assignment, Patience, Store
 
 AWAY_S = 1.0
@@ -68,7 +68,7 @@ def fill_the_disk(opened):
 
 @pytest.mark.parametrize("fault", [lock, fill_the_disk])
 def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, monkeypatch, fault):
-    monkeypatch.setattr(trappm.store.database, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
     mends = []
     crew = FaultyAfter(4, lambda: mends.append(fault(opened)))
@@ -92,13 +92,13 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
 def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
     jumps = itertools.cycle([0.0, 3600.0, -7200.0, 1e6])
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + next(jumps))
-    monkeypatch.setattr(trappm.cluster.campaign, "time", clock)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "time", clock)
 
     def wall(connection):
         return datetime.now(UTC) + timedelta(seconds=next(jumps))
 
-    monkeypatch.setattr(trappm.store.owners, "database_time", wall)
-    monkeypatch.setattr(trappm.store.campaigns, "database_time", wall)
+    monkeypatch.setattr(trappm.store.repositories.owners, "database_time", wall)
+    monkeypatch.setattr(trappm.store.repositories.campaigns, "database_time", wall)
     crew = FakeCrew()
     with Store.open(new_store()) as opened:
         run = campaign(opened, crew)
@@ -109,7 +109,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
 
 
 def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
-    listen = trappm.cluster.campaign.Campaign._what_happened
+    listen = trappm.cluster.campaign.loop.Campaign._what_happened
 
     def fail(campaign, finished):
         if isinstance(finished.task, Assignment):
@@ -117,7 +117,7 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
         return listen(campaign, finished)
 
     run = campaign(store, FakeCrew())
-    monkeypatch.setattr(trappm.cluster.campaign.Campaign, "_what_happened", fail)
+    monkeypatch.setattr(trappm.cluster.campaign.loop.Campaign, "_what_happened", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
     counts = store.outcome_counts(run.id)
@@ -181,7 +181,7 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
     monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
     assert [row["labels"] for row in campaign_rows(store)] == [counted] == [9]
-    assert sum(d["done"] for d in watching.facts(store, run.id)["devices"].values()) == 9
+    assert sum(d["done"] for d in live_campaign.facts(store, run.id)["devices"].values()) == 9
     report, _ = Ending(store, run.id, run.spec).ask({"devices": {}, "evaluation": []})
     assert report["spent"]["labels"] == 9
     known = course_so_far(store, run.id, run.spec, lease_s=60.0)

@@ -17,17 +17,17 @@ from campaign_crew import (
     made_up,
 )
 
-from trappm.cluster.crew import Choice, ChoiceRequest, TrainingLabel
-from trappm.cluster.kernels import KernelKey, trace_kernels
-from trappm.cluster.learning import CampaignLearner
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.profiles.kernel_profiles import KernelKey, trace_kernels
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.networks.presets import LAPTOP, PRESETS
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.snapshot import load_snapshot
-from trappm.profiler.measuring import procfs
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.profiler.host import procfs
 from trappm.profiler.measuring.protocols import protocol_named
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
-from trappm.profiler.static import static_profile
+from trappm.profiler.static_profile import static_profile
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
 BATCHES = (1, 8, 64, 512)

@@ -7,13 +7,13 @@ import datetime
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device
 
-import trappm.cluster.campaign
-import trappm.cluster.ending
-from trappm.cluster.ending import end_of
-from trappm.cluster.orders import order_retry
-from trappm.cluster.telling import CampaignStopped
+import trappm.cluster.campaign.loop
+import trappm.cluster.campaign.stop_check
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.orders import order_retry
+from trappm.cluster.campaign.stop_check import end_of
 from trappm.profiler.errors import InputError
-from trappm.report import campaign_facts, print_status
+from trappm.reports.campaign_report import campaign_facts, print_status
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"
@@ -157,8 +157,8 @@ class LateAfter(FakeCrew):
 
 @pytest.mark.parametrize("count", [6, 9, 13])
 def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, monkeypatch, count):
-    monkeypatch.setattr(trappm.cluster.campaign, "TICK_S", 0.0)
-    monkeypatch.setattr(trappm.cluster.ending, "datetime", Clock)
+    monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.stop_check, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
     crew = LateAfter(count)
     run = gpu_campaign(store, crew, ends_at="2030-01-01T00:00:00+00:00")

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-import trappm.profiler.static
-from trappm.cluster import graphs, processes
-from trappm.cluster.crew import ProfiledGraph
-from trappm.cluster.graphs import profile_graph, profile_in_processes
+import trappm.profiler.static_profile
+from trappm.cluster.profiles import static_profiles, worker_processes
+from trappm.cluster.profiles.static_profiles import profile_graph, profile_in_processes
+from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
 
@@ -44,14 +44,14 @@ def test_every_pair_comes_once_with_a_profile_or_a_reason():
 
 
 def test_a_model_that_ends_its_process_is_refused_and_the_others_come(monkeypatch):
-    monkeypatch.setattr(graphs, "profile_graph", crash_on_vit)
+    monkeypatch.setattr(static_profiles, "profile_graph", crash_on_vit)
     results = {(r.architecture, r.input_size): r for r in profile_in_processes(PAIRS[:3], 1)}
     assert set(results) == set(PAIRS[:3])
     whole, none, graph_only = (results[pair] for pair in PAIRS[:3])
     assert whole == ProfiledGraph("test_resnet", 64, b"graph", None)
-    assert none == ProfiledGraph("test_vit", 64, None, graphs.ENDED_ITS_PROCESS)
+    assert none == ProfiledGraph("test_vit", 64, None, static_profiles.ENDED_ITS_PROCESS)
     assert graph_only == ProfiledGraph(
-        "test_vit", 67, b"graph", None, None, graphs.ENDED_ITS_PROCESS
+        "test_vit", 67, b"graph", None, None, static_profiles.ENDED_ITS_PROCESS
     )
 
 
@@ -69,14 +69,14 @@ def fail(*_):
 def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
     monkeypatch, fault, told
 ):
-    monkeypatch.setattr(processes, "CPU_LIMIT_S", 2.0)
+    monkeypatch.setattr(worker_processes, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
-    monkeypatch.setattr(trappm.profiler.static, "step_profile", fault)
+    monkeypatch.setattr(trappm.profiler.static_profile, "step_profile", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is not None
     assert result.step is None
     assert told in result.step_refusal
-    monkeypatch.setattr(trappm.profiler.static, "module_template", fault)
+    monkeypatch.setattr(trappm.profiler.static_profile, "module_template", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is result.step is result.step_refusal is None
     assert told in result.refusal

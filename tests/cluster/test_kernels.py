@@ -2,7 +2,7 @@
 
 import pytest
 
-from trappm.cluster.kernels import KernelCache, KernelKey
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 

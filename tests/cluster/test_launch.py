@@ -7,8 +7,9 @@ import contextlib
 import pytest
 
 from trappm.cluster import launch
-from trappm.cluster.spec import load_preset
-from trappm.store import CampaignState, Home, Patience, Store, waiting
+from trappm.cluster.campaign.spec import load_preset
+from trappm.store import CampaignState, Home, Patience, Store
+from trappm.store.db import retry
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:1"])
@@ -25,7 +26,7 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
     def away_once(*arguments):
         tries.append(arguments)
         if len(tries) == 1:
-            raise waiting.StoreUnreachableError("the label store refused: it is starting up")
+            raise retry.StoreUnreachableError("the label store refused: it is starting up")
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)

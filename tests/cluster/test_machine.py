@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import Ledger, VirtualCluster, Weather
 
-from trappm.cluster.allowance import Allowance
-from trappm.cluster.events import (
+from trappm.cluster.scheduler.machine import LONGEST_STEP_S, Machine
+from trappm.cluster.scheduler.messages import (
     CanaryMeasured,
     Close,
     Course,
@@ -39,9 +39,9 @@ from trappm.cluster.events import (
     Waiting,
     Worker,
 )
-from trappm.cluster.machine import LONGEST_STEP_S, Machine
-from trappm.cluster.stopping import StopRules
-from trappm.cluster.workforce import RESTART_S
+from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.cluster.scheduler.worker_table import RESTART_S
 from trappm.profiler.records import Outcome
 
 TWO = ("a100", "v100")

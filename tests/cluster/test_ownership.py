@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device, spec
 
-import trappm.cluster.telling
-import trappm.store.owners
-from trappm.cluster import ownership
-from trappm.cluster.ownership import begin, machine, runs, this_process
-from trappm.cluster.telling import CampaignStopped
+import trappm.cluster.campaign.news
+import trappm.store.repositories.owners
+from trappm.cluster.campaign import ownership
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
 from trappm.store import CampaignState, NotOwnerError, OwnerProcess, Store
-from trappm.store.owners import OwnedError
+from trappm.store.repositories.owners import OwnedError
 
 RUN = """
 import sys, time
@@ -56,7 +56,9 @@ def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, run
     monkeypatch.setattr(ownership, "WAIT_S", 0.5)
     assert runs(store.campaign(campaign_id))
     assert store.campaign(campaign_id).owner.process.pid == runner.pid
-    monkeypatch.setattr(trappm.store.owners, "SILENT_S", -1.0)  # whatever the clock says
+    monkeypatch.setattr(
+        trappm.store.repositories.owners, "SILENT_S", -1.0
+    )  # whatever the clock says
     with pytest.raises(OwnedError, match=rf"process {runner.pid}\) since"):
         begin(store, campaign_id)
     assert runs(store.campaign(campaign_id))
@@ -66,7 +68,9 @@ def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, run
 def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
     store, campaign_id, runner, monkeypatch, is_reaped
 ):
-    monkeypatch.setattr(trappm.store.owners, "SILENT_S", 1e9)  # no heartbeat is waited for
+    monkeypatch.setattr(
+        trappm.store.repositories.owners, "SILENT_S", 1e9
+    )  # no heartbeat is waited for
     os.kill(runner.pid, signal.SIGKILL)
     if is_reaped:
         runner.wait()
@@ -104,20 +108,20 @@ def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatc
         assert runs(store.campaign(campaign_id))
         with pytest.raises(OwnedError, match="runs on host far"):
             begin(store, campaign_id)
-    monkeypatch.setattr(trappm.store.owners, "SILENT_S", 0.0)
+    monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 0.0)
     assert not runs(store.campaign(campaign_id))
     begin(store, campaign_id)
 
 
 def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
-    monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
+    monkeypatch.setattr(trappm.store.repositories.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
     with ownership.ownership(store, campaign_id):
         first = store.campaign(campaign_id).owner
         seen = set()
         while len(seen) < 3:
             with store._reading() as session:
-                row = session.get(trappm.store.schema.CampaignRow, campaign_id)
+                row = session.get(trappm.store.db.models.CampaignRow, campaign_id)
                 seen.add(row.owner_seen_at)
             time.sleep(0.02)
         assert store.campaign(campaign_id).owner.since == first.since
@@ -147,7 +151,9 @@ class TakenOver(FakeCrew):
 
 @pytest.mark.parametrize("after", [1, 5, 9])
 def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 1e9)  # so only its writes are refused
+    monkeypatch.setattr(
+        trappm.cluster.campaign.news, "LOOK_S", 1e9
+    )  # so only its writes are refused
     crew = TakenOver(store, after)
     run = campaign(store, crew)
     with pytest.raises(NotOwnerError, match="was taken over by host"):
@@ -164,7 +170,7 @@ def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monke
 
 
 def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.telling, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
 
     class Waiting(FakeCrew):
         def wait(self, timeout_s):

@@ -7,15 +7,15 @@ from unittest import mock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from trappm.cluster.crew import Finished
-from trappm.cluster.events import Worker
-from trappm.cluster.ray_crew import RayCrew, _Profiler
+from trappm.cluster.actors.profiler_pool import RayCrew, _Profiler
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.workers.interfaces import Finished
 from trappm.profiler.errors import DeviceError
 
 
 def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
     """Between two looks at the workers the machine may still think that it is there."""
-    with mock.patch("trappm.cluster.ray_crew.ray") as ray:
+    with mock.patch("trappm.cluster.actors.profiler_pool.ray") as ray:
         ray.nodes.return_value = []
         ray.wait.return_value = [], []
         crew = RayCrew(["a100"], may_grow=True)
@@ -29,8 +29,8 @@ def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
 
 def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while():
     with (
-        mock.patch("trappm.cluster.ray_crew.ray") as ray,
-        mock.patch("trappm.cluster.ray_crew.time") as clock,
+        mock.patch("trappm.cluster.actors.profiler_pool.ray") as ray,
+        mock.patch("trappm.cluster.actors.profiler_pool.time") as clock,
     ):
         ray.nodes.return_value = []
         clock.monotonic.return_value = 0.0
@@ -78,8 +78,8 @@ class StartsThatFail:
 @pytest.fixture
 def failing():
     with (
-        mock.patch("trappm.cluster.ray_crew.ray") as ray,
-        mock.patch("trappm.cluster.ray_crew.time") as clock,
+        mock.patch("trappm.cluster.actors.profiler_pool.ray") as ray,
+        mock.patch("trappm.cluster.actors.profiler_pool.time") as clock,
     ):
         yield StartsThatFail(ray, clock)
 

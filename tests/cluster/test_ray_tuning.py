@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from trappm.cluster.ray_tuning import tune_on_ray
-from trappm.learner.judging.benchmarking import Samples
-from trappm.learner.judging.tuning import Tuning
+from trappm.learner.bench.benchmark import Samples
+from trappm.learner.bench.tuning import Tuning
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Configuration, Graph
 from trappm.store import Store

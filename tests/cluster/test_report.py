@@ -8,10 +8,16 @@ import pytest
 from campaign_crew import BUDGET, FakeCrew, campaign
 from test_campaign_canary import CANARY
 
-from trappm import watching
-from trappm.cluster.telling import CampaignStopped
-from trappm.report import campaign_facts, campaign_rows, print_report, print_status, sparkline
-from trappm.store.schema import CampaignRow
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.reports import live_campaign
+from trappm.reports.campaign_report import (
+    campaign_facts,
+    campaign_rows,
+    print_report,
+    print_status,
+    sparkline,
+)
+from trappm.store.db.models import CampaignRow
 
 
 @pytest.fixture
@@ -66,12 +72,12 @@ def test_a_sparkline_scales_what_is_known(values, bars):
 
 
 def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, capsys):
-    facts = watching.facts(store, finished.id)
+    facts = live_campaign.facts(store, finished.id)
     assert json.loads(json.dumps(facts)) == facts
     assert {d: n["done"] for d, n in facts["devices"].items()} == BUDGET
     assert facts["minutes_to_go"] == 0.0
     assert all(n["attempts_per_minute"] > 0 for n in facts["devices"].values())
-    watching.watch(store, finished.id, once=False)  # this is no terminal
+    live_campaign.watch(store, finished.id, once=False)  # this is no terminal
     shown = capsys.readouterr().out
     assert f"campaign {finished.id} (tiny): finished" in shown
     assert "attempts/min" in shown
@@ -82,7 +88,7 @@ def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, cap
     run = campaign(store, crew, stop={"price_per_gpu_hour": 3600.0})
     with pytest.raises(CampaignStopped):
         run.run()
-    cost = watching.facts(store, run.id)["cost"]
+    cost = live_campaign.facts(store, run.id)["cost"]
     spent = sum(sum(n.values()) for n in store.outcome_counts(run.id).values())
     assert cost["money"] == pytest.approx(spent)  # each attempt is made up to take a second
     assert cost["money_to_come"] == pytest.approx(sum(BUDGET.values()) - spent)
@@ -90,15 +96,15 @@ def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, cap
     print_status(campaign_facts(store, run.id))
     assert f"(money: {spent:,.2f})" in capsys.readouterr().out
     campaign(store, FakeCrew(), campaign_id=run.id).run()
-    cost = watching.facts(store, run.id)["cost"]
+    cost = live_campaign.facts(store, run.id)["cost"]
     assert cost["money"] == pytest.approx(sum(BUDGET.values()))
     assert cost["money_to_come"] == 0.0
 
 
 def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     run = campaign(store, FakeCrew())
-    facts = watching.facts(store, run.id)
+    facts = live_campaign.facts(store, run.id)
     assert facts["minutes_to_go"] is None
     assert {n["done"] for n in facts["devices"].values()} == {0}
-    watching.watch(store, run.id, once=True)
+    live_campaign.watch(store, run.id, once=True)
     assert "running" in capsys.readouterr().out

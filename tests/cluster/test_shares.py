@@ -9,7 +9,7 @@ from campaign_crew import BUDGET, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.cluster.shares import Claim, Claims, fair_shares
+from trappm.cluster.workers.fair_share import Claim, Claims, fair_shares
 from trappm.profiler.records import Configuration
 from trappm.store import PlannedAssignment
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from campaign_crew import FakeCrew, FakeLearner, campaign, labels_by_device
 
-from trappm.cluster.thinking import training_labels
-from trappm.report import campaign_facts, print_report
+from trappm.cluster.learning.learner_thread import training_labels
+from trappm.reports.campaign_report import campaign_facts, print_report
 
 ONE_DEVICE = {
     "devices": {"source": "cpu-2t"}, "initial": {"source": 4},

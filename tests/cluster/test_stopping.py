@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trappm.cluster.stopping import (
+from trappm.cluster.scheduler.stop_rules import (
     Judged,
     RoundResult,
     StopRules,

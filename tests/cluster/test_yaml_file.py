@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from trappm.cluster.pool import parse_pool_file
+from trappm.cluster.profiles.pool_file import parse_pool_file
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
-from trappm.costs import prices_of
+from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.sweep_list import read_configurations
 

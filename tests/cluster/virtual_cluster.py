@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trappm.cluster.allowance import Allowance
-from trappm.cluster.events import (
+from trappm.cluster.scheduler.machine import Machine
+from trappm.cluster.scheduler.messages import (
     Close,
     Course,
     Dismiss,
@@ -37,8 +37,8 @@ from trappm.cluster.events import (
     Waiting,
     Worker,
 )
-from trappm.cluster.machine import Machine
-from trappm.cluster.stopping import StopRules
+from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.records import Outcome
 
 TICK_S = 10.0

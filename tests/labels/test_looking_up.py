@@ -12,18 +12,18 @@ from label_samples import DEVICE, measurement
 
 import trappm
 from trappm import cli
-from trappm.learner.heads import train_heads
+from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.networks.gae import train_encoder
 from trappm.learner.networks.presets import LAPTOP
-from trappm.learner.predictions import TrainedHeads
-from trappm.learner.snapshot import save_snapshot
+from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
-from trappm.profiler import zoo
 from trappm.profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
+from trappm.profiler.models import zoo
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase, Protocol
 from trappm.profiler.simulation.step_profile import step_profile
-from trappm.profiler.static import static_profile
+from trappm.profiler.static_profile import static_profile
 from trappm.store import Home, LabelFilter, Store
 
 torch.set_num_threads(1)

@@ -1,6 +1,12 @@
 """Snapshots without heads, small enough to be killed a hundred times while they travel."""
 
-from trappm.learner.manifest import MANIFEST, entries, manifest_bytes, sealed, write_folder
+from trappm.learner.snapshots.manifest import (
+    MANIFEST,
+    entries,
+    manifest_bytes,
+    sealed,
+    write_folder,
+)
 
 
 def write_sample(registry, number=0, mape=5.0, size=1000):

@@ -16,8 +16,8 @@ from trappm.learner.acquisition import (
 )
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
-from trappm.learner.acquisition.kernel import LANDMARKS, matern, pool_features
 from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
+from trappm.learner.acquisition.similarity import LANDMARKS, matern, pool_features
 from trappm.profiler.errors import InputError
 
 
@@ -255,7 +255,7 @@ def test_density_leaves_loners_for_later():
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    from trappm.learner.acquisition.kernel import matern
+    from trappm.learner.acquisition.similarity import matern
 
     asked = request(n=300, count=10)
 
@@ -283,7 +283,7 @@ def test_lcmd_goes_to_the_largest_cluster_and_there_to_the_farthest():
 def test_lcmd_is_what_bmdal_reg_chooses():
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
-    from trappm.learner.judging.peers import PEERS
+    from trappm.learner.bench.peers import PEERS
 
     asked = request(n=200, count=12)
     theirs = [pick.index for pick in PEERS[0].select(asked)]

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trappm.learner.bench.benchmark import Plan, Samples, SplitKind, run_plan, splits_of
+from trappm.learner.bench.kept_runs import KeptRuns
+from trappm.learner.bench.scores import score, summarize
 from trappm.learner.estimator import Estimate
 from trappm.learner.estimators import ESTIMATORS, Surroundings, check_names, estimator_named
-from trappm.learner.judging.benchmarking import Plan, Samples, SplitKind, run_plan, splits_of
-from trappm.learner.judging.kept_runs import KeptRuns
-from trappm.learner.judging.scoring import score, summarize
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
 
 NAMES = [

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.learner.conformal import LEVELS, Calibration, Familiarity
+from trappm.learner.stats.calibration import LEVELS, Calibration, Familiarity
 from trappm.profiler.errors import InputError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trappm.learner.judging.evaluation import (
+from trappm.learner.bench.errors import (
     MAX_PAIRED,
     accuracy,
     kendall_tau,
@@ -15,7 +15,7 @@ from trappm.learner.judging.evaluation import (
     split_architectures,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.families import family_of
+from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
 
 

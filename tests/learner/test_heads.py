@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.heads import USABLE_SHARE, heads_from_tensors, train_heads
+from trappm.learner.heads.device_heads import USABLE_SHARE, heads_from_tensors, train_heads
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

@@ -14,13 +14,13 @@ import pytest
 from registry_samples import write_sample
 
 import trappm.cli
-from trappm.learner.manifest import entries, sealed
-from trappm.learner.registry import Registry
-from trappm.learner.regressions import regressions
-from trappm.learner.snapshot import load_snapshot
+from trappm.learner.snapshots.manifest import entries, sealed
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.regressions import regressions
+from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import SnapshotError
-from trappm.published import SHIPPED
-from trappm.snapshot_tables import differences, head_rows, print_manifest, snapshot_rows
+from trappm.terminal.snapshot_tables import differences, head_rows, print_manifest, snapshot_rows
 
 ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308)
 

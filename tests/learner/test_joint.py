@@ -5,7 +5,7 @@ import pytest
 
 from trappm.learner.acquisition.joint import Ground, Joint
 from trappm.learner.estimator import Targets
-from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
 
 METRIC = "step_time_ms"

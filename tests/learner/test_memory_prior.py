@@ -6,16 +6,16 @@ import torch
 
 from trappm.learner.acquisition.joint import Ground, Joint
 from trappm.learner.estimator import Targets
-from trappm.learner.head import Head, Ours
-from trappm.learner.priors.device_specs import spec_of
-from trappm.learner.priors.graph_prior import GraphPrior
-from trappm.learner.priors.memory_prior import INFERENCE_SHARE, PROCESS_MIB, MemoryPrior
-from trappm.learner.priors.step_memory import step_memory
+from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.memory_prior import INFERENCE_SHARE, PROCESS_MIB, MemoryPrior
+from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import Loop
-from trappm.profiler.static import static_profile
+from trappm.profiler.static_profile import static_profile
 
 NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")
 

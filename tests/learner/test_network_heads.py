@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.heads import heads_from_tensors, train_heads
+from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.networks.presets import PAPER
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError

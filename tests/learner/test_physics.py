@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trappm.learner.priors.physics import PRIORS, fit_coefficients, log_prior, term_matrix
+from trappm.learner.physics.graph_terms import PRIORS, fit_coefficients, log_prior, term_matrix
 from trappm.profiler.records import METRICS
 
 

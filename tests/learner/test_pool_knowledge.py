@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import trappm.profiler.zoo  # noqa: F401  (before timm)
+import trappm.profiler.models.zoo  # noqa: F401  (before timm)
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.priors.device_specs import spec_of
+from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import kernel_profile
-from trappm.profiler.static import graph_template
+from trappm.profiler.static_profile import graph_template
 
 SETTINGS = {"precision": Precision.FP32, "memory_format": MemoryFormat.CONTIGUOUS}
 ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry_samples import write_sample
 
-from trappm.learner.registry import Registry
-from trappm.learner.regressions import promote
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.regressions import promote
 from trappm.profiler.errors import SnapshotError
 
 KILLS = 12

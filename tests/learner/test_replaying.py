@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from trappm.learner.acquisition import STRATEGIES
-from trappm.learner.judging.benchmarking import Samples
-from trappm.learner.judging.peers import PEERS
-from trappm.learner.judging.replaying import Bench, named_strategy, probability_above, replay
-from trappm.learner.priors.graph_prior import GraphPrior
+from trappm.learner.bench.benchmark import Samples
+from trappm.learner.bench.peers import PEERS
+from trappm.learner.bench.replay import Bench, named_strategy, probability_above, replay
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 
@@ -58,7 +58,7 @@ class Watching:
 def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
     watching = Watching()
     points = list(replay(bench(samples, estimator=watching), "random", 3, (6, 10, 15)))
-    from trappm.learner.judging.evaluation import split_architectures
+    from trappm.learner.bench.errors import split_architectures
 
     held_out = split_architectures(samples.configurations, 0.3, np.random.default_rng(3))
     assert [len(groups) for groups in watching.seen] == [6, 10, 15] == [p.labels for p in points]

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from trappm.learner.residuals.gaussian_process import fit_process
-from trappm.learner.residuals.residual import Residual, fit_residual, grouped_folds
+from trappm.learner.residual.residual import Residual, fit_residual, grouped_folds
+from trappm.learner.stats.gaussian_process import fit_process
 from trappm.profiler.errors import InputError
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trappm.learner import manifest as manifests
-from trappm.learner.heads import train_heads
-from trappm.learner.manifest import label_set_hash, sealed
-from trappm.learner.predictions import StepSettings, TrainedHeads
-from trappm.learner.snapshot import copy_snapshot, load_snapshot, save_snapshot
+from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.snapshots import manifest as manifests
+from trappm.learner.snapshots.manifest import label_set_hash, sealed
+from trappm.learner.snapshots.snapshot import copy_snapshot, load_snapshot, save_snapshot
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trappm.learner.priors.device_specs import CPU, has_kernels, known_spec, spec_of
-from trappm.learner.priors.kernel_terms import PASSES, terms_of
-from trappm.learner.priors.kernel_times import group_rows, spreads
-from trappm.learner.priors.step_time import StepTimePrior
+from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec, spec_of
+from trappm.learner.physics.kernel_terms import PASSES, terms_of
+from trappm.learner.physics.kernel_times import group_rows, spreads
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision

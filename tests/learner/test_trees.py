@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trappm.learner.residuals.trees import Growth, Trees, grow, join
+from trappm.learner.residual.trees import Growth, Trees, grow, join
 
 xgboost = pytest.importorskip("xgboost")
 GROWTH = Growth(rounds=12, max_depth=4, learning_rate=0.3)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trappm.learner.judging.benchmarking import Samples, SplitKind, splits_of
-from trappm.learner.judging.tuning import Tuning, run_trials, space_of
+from trappm.learner.bench.benchmark import Samples, SplitKind, splits_of
+from trappm.learner.bench.tuning import Tuning, run_trials, space_of
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -82,7 +82,7 @@ def test_trials_that_were_killed_do_not_count(tuning, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("trappm.learner.judging.tuning._error", interrupted)
+        patch.setattr("trappm.learner.bench.tuning._error", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_trials(tuning, 2, silent)
     report = run_trials(tuning, 2, silent)

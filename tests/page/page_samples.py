@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trappm.cluster.learning import CampaignLearner
-from trappm.cluster.spec import parse_spec
+from trappm.cluster.campaign.spec import parse_spec
+from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
 from trappm.store import Home, PlannedAssignment, Store
@@ -80,7 +80,7 @@ def report(labels: int, mape: float) -> dict[str, object]:
 
 def build_home(folder: Path) -> tuple[Home, str]:
     """Round 0 judged, round 1 learned from, one assignment of round 2 with a worker."""
-    from trappm.profiler.static import graph_template
+    from trappm.profiler.static_profile import graph_template
 
     home = Home(folder)
     for part in (home.snapshots, home.campaigns):

@@ -17,7 +17,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trappm.cluster.ownership import ownership
+from trappm.cluster.campaign.ownership import ownership
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.page import api, maps
 from trappm.page.mounting import FILES

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.gpu.cuda import CudaDevice
 
 CPU = torch.device("cpu")
 

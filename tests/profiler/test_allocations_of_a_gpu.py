@@ -13,7 +13,7 @@ import pytest
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator
-from trappm.profiler.static import static_profile
+from trappm.profiler.static_profile import static_profile
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "h100"
 H100 = card_of("h100")

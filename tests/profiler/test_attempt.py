@@ -12,7 +12,7 @@ from fake_cuda import Cuda, install_cuda
 from nvml_stub import GIB, Board, Process, install
 
 from trappm.profiler.devices.cpu import CpuDevice
-from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring.attempt import attempt, others_had_memory
 from trappm.profiler.measuring.isolation import _host_ran_out, _Progress

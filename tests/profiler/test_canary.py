@@ -21,8 +21,8 @@ from trappm.profiler.measuring.canary import (
     CanaryReading,
     read_canary,
 )
-from trappm.profiler.measuring.sampling import summarize
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.steps.sampling import summarize
 
 OK, DRIFTING, STOP = CanaryDecision
 PLAN = CanaryPlan(drifting_relative=0.05, stop_relative=0.15, reference_readings=3)

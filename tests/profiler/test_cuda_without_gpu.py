@@ -16,16 +16,16 @@ from nvml_stub import GIB, Board, Process, error, install, own
 from test_gpu_listing import machine
 
 from trappm.profiler.devices import MemoryReading, Window, local_devices, open_device
-from trappm.profiler.devices.cuda import _EVENT_BATCH, CudaDevice
-from trappm.profiler.devices.gpu_watch import GpuWatch
-from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.devices.gpu.cuda import _EVENT_BATCH, CudaDevice
+from trappm.profiler.devices.gpu.nvml import visible_gpus
+from trappm.profiler.devices.gpu.sensors import GpuWatch
 from trappm.profiler.errors import DeviceError
-from trappm.profiler.measuring import procfs
-from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.protocols import PAPER
-from trappm.profiler.measuring.stability import judge
-from trappm.profiler.measuring.step import StepRun
 from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.step import StepRun
 
 
 def test_measurements_on_instances_of_one_gpu_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from trappm.profiler.__main__ import _summary as summary
 from trappm.profiler.devices import local_devices, open_device
-from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError
-from trappm.profiler.measuring.environment import stack_fingerprint
+from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import (
     METRICS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trappm.profiler.devices.memory import expected_memory_mib, memory_mib
-from trappm.profiler.measuring import procfs
+from trappm.profiler.devices.capacity import expected_memory_mib, memory_mib
+from trappm.profiler.host import procfs
 
 
 @pytest.mark.parametrize(

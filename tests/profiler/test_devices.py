@@ -12,7 +12,7 @@ import pytest
 
 from trappm.profiler.devices import local_devices, meant_device, open_device
 from trappm.profiler.devices.cpu import CpuDevice
-from trappm.profiler.devices.nvml import Gpu, select_visible
+from trappm.profiler.devices.gpu.nvml import Gpu, select_visible
 from trappm.profiler.errors import DeviceError
 
 CORES = len(os.sched_getaffinity(0))

@@ -15,10 +15,10 @@ import pytest
 from fake_cuda import install_cuda, prepared
 from nvml_stub import Board, install
 
-from trappm.profiler.code_version import Commit
 from trappm.profiler.devices import open_device
-from trappm.profiler.measuring import environment as environment_module
-from trappm.profiler.measuring.environment import (
+from trappm.profiler.host import environment as environment_module
+from trappm.profiler.host.code_version import Commit
+from trappm.profiler.host.environment import (
     host_facts,
     run_facts,
     stack_difference,
@@ -167,7 +167,7 @@ def git(folder: Path, *words: str) -> str:
 def code_version_of(folder: Path) -> tuple[str | None, str | None]:
     """What a process says of the code in this folder, which has a package `trappm`."""
     program = (
-        "import json; from trappm.profiler.measuring.environment import host_facts\n"
+        "import json; from trappm.profiler.host.environment import host_facts\n"
         "facts = host_facts(); print(json.dumps([facts[k] if k in facts else None for k in "
         "('code_version', 'code_version_missing')]))"
     )

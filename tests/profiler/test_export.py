@@ -8,8 +8,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from trappm.profiler import zoo
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
+from trappm.profiler.models import zoo
 from trappm.profiler.onnx_files.export import export_onnx
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.profiler.families import FAMILIES, family_of
+from trappm.profiler.models.families import FAMILIES, family_of
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,8 @@ def test_every_name_has_a_family(name):
 
 def test_asking_for_a_family_brings_in_neither_torch_nor_timm():
     code = (
-        "import sys; from trappm.profiler.families import family_of; import trappm.profiler.pool;"
+        "import sys; import trappm.profiler.models.pool;"
+        "from trappm.profiler.models.families import family_of;"
         "print(family_of('resnet18'), 'torch' in sys.modules, 'timm' in sys.modules)"
     )
     output = subprocess.run(

@@ -12,7 +12,7 @@ from trappm.profiler.graphs.features import (
     node_features,
     static_features,
 )
-from trappm.profiler.static import graph_template
+from trappm.profiler.static_profile import graph_template
 
 
 @pytest.fixture(scope="module")

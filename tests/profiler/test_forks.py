@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import trappm.profiler.measuring.forks
-from trappm.profiler.measuring.forks import ForkServer, ForkServerError
+import trappm.profiler.host.forks
+from trappm.profiler.host.forks import ForkServer, ForkServerError
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -91,7 +91,7 @@ def test_endless_talk_passes_no_deadline(server: ForkServer) -> None:
 def test_what_is_no_message_is_told(
     function: str, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trappm.profiler.measuring.forks, "_MAX_MESSAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(trappm.profiler.host.forks, "_MAX_MESSAGE_BYTES", 1 << 20)
     child = server.fork(f"test_forks:{function}", {})
     with pytest.raises(ForkServerError, match="something else wrote"):
         list(child.messages(lambda: time.monotonic() + 60))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.measuring.protocols import QUICK

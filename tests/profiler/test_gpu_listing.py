@@ -11,7 +11,7 @@ import pytest
 from nvml_stub import GIB, Board, Machine, error, install
 
 from trappm.profiler.devices import local_devices, open_device
-from trappm.profiler.devices.nvml import visible_gpus
+from trappm.profiler.devices.gpu.nvml import visible_gpus
 from trappm.profiler.errors import DeviceError
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_cuda import Cuda, install_cuda, prepared
 from nvml_stub import GIB, Board, Process, error, install, own
 
-from trappm.profiler.devices.cuda import CudaDevice
+from trappm.profiler.devices.gpu.cuda import CudaDevice
 
 
 @pytest.fixture

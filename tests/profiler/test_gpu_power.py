@@ -13,11 +13,12 @@ from fake_cuda import install_cuda, prepared
 from nvml_stub import Board, error, install
 from test_cuda_without_gpu import judged, window_on
 
-from trappm.profiler.devices import cuda, open_device
-from trappm.profiler.devices.cuda import CudaDevice
-from trappm.profiler.devices.gpu_watch import GpuWatch
-from trappm.profiler.devices.nvml import Answer, Gpu, visible_gpus
-from trappm.profiler.measuring import procfs
+from trappm.profiler.devices import open_device
+from trappm.profiler.devices.gpu import cuda
+from trappm.profiler.devices.gpu.cuda import CudaDevice
+from trappm.profiler.devices.gpu.nvml import Answer, Gpu, visible_gpus
+from trappm.profiler.devices.gpu.sensors import GpuWatch
+from trappm.profiler.host import procfs
 from trappm.profiler.measuring.protocols import PAPER
 from trappm.profiler.records import Outcome
 

@@ -19,11 +19,11 @@ import psutil
 import pytest
 from filelock import FileLock
 
-import trappm.profiler.measuring.forks
+import trappm.profiler.host.forks
 import trappm.profiler.measuring.isolation
 from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.attempt import lock_path, others_had_memory
-from trappm.profiler.measuring.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -243,8 +243,8 @@ def test_death_of_the_fork_server_is_told_and_mended(measurer: Measurer) -> None
 def test_process_that_cannot_be_killed_holds_nobody_up(
     measurer: Measurer, touched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trappm.profiler.measuring.forks, "_ANSWER_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(trappm.profiler.measuring.forks, "_STOP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trappm.profiler.host.forks, "_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(trappm.profiler.host.forks, "_STOP_TIMEOUT_S", 1.0)
     touched.unlink(missing_ok=True)
     measurement = measurer.measure(
         named("fault-stop-server"), "cpu-1t", dataclasses.replace(TRUSTING, timeout_s=2.0)

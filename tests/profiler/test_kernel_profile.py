@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trappm.profiler.array_archive import pack
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.files.array_archive import pack
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,

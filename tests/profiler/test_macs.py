@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.macs import node_macs
+from trappm.profiler.models.zoo import create_model
 from trappm.profiler.onnx_files.reader import read_onnx
-from trappm.profiler.zoo import create_model
 
 size = st.integers(1, 6)
 

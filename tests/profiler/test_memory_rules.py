@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from trappm.profiler.model_input import Sample
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
 from trappm.profiler.simulation.memory_simulation import Loop
-from trappm.profiler.static import StepSource, static_profile
+from trappm.profiler.static_profile import StepSource, static_profile
 
 
 @pytest.mark.parametrize(

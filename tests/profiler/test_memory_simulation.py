@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.model_input import Sample
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
 from trappm.profiler.simulation.step_recorder import trace_step
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.profiler.zoo import create_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

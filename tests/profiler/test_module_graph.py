@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trappm.profiler import zoo
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
 from trappm.profiler.graphs.module_graph import module_graph, module_template
+from trappm.profiler.models import zoo
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 

@@ -7,11 +7,11 @@ import onnx
 import pytest
 import torch
 
-from trappm.profiler.graphs.content_hash import graph_hash
 from trappm.profiler.graphs.module_graph import module_template
-from trappm.profiler.model_input import Sample
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
+from trappm.profiler.records.content_hash import graph_hash
 
 
 def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):

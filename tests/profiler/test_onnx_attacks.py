@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.onnx_files.module import MAX_STEPS
 from trappm.profiler.onnx_files.reader import read_onnx
-from trappm.profiler.static import StepSource, file_profile
+from trappm.profiler.static_profile import StepSource, file_profile
 
 SHAPE = ["n", 3, 8, 8]
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)

@@ -10,7 +10,7 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.static import file_profile
+from trappm.profiler.static_profile import file_profile
 
 SAVED = Path(onnx.backend.test.__file__).parent / "data"
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trappm.profiler import zoo
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
-from trappm.profiler.families import family_of
+from trappm.profiler.models import zoo
+from trappm.profiler.models.families import family_of
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 

@@ -2,9 +2,9 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from trappm.profiler import pool as pool_module
 from trappm.profiler.errors import InputError, UnknownArchitectureError
-from trappm.profiler.pool import PoolGroup, PoolSpec, build_pool
+from trappm.profiler.models import pool as pool_module
+from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import MAX_SIZE, Configuration, Optimizer, Precision
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trappm.profiler.measuring import procfs
+from trappm.profiler.host import procfs
 
 GIB = 2**30
 MEMINFO = "MemTotal: 67108864 kB\nMemAvailable: 50331648 kB\n"  # 64 GiB, 48 of them available

@@ -13,9 +13,9 @@ from trappm.profiler.graphs.rich_features import (
     critical_path_nodes,
     rich_features,
 )
-from trappm.profiler.model_input import Sample
-from trappm.profiler.static import static_profile
-from trappm.profiler.zoo import create_model
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.zoo import create_model
+from trappm.profiler.static_profile import static_profile
 
 
 class Branches(nn.Module):

@@ -13,9 +13,9 @@ import torch
 from trappm.profiler.devices import MemoryReading, Window
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.measuring import step as step_module
-from trappm.profiler.measuring.step import StepRun, make_step, run_protocol
 from trappm.profiler.records import Configuration, MemoryFormat, Optimizer, Precision, Protocol
+from trappm.profiler.steps import step as step_module
+from trappm.profiler.steps.step import StepRun, make_step, run_protocol
 
 
 def tiny(**changes: object) -> Configuration:

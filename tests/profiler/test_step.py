@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.measuring import step as step_module
 from trappm.profiler.measuring.protocols import ADAPTIVE, PAPER, PROTOCOLS, QUICK, protocol_named
-from trappm.profiler.measuring.sampling import (
-    has_stopped_falling,
-    relative_error,
-    sample,
-    summarize,
-)
-from trappm.profiler.measuring.step import make_step, run_protocol
 from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
@@ -29,6 +21,9 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
 )
+from trappm.profiler.steps import step as step_module
+from trappm.profiler.steps.sampling import has_stopped_falling, relative_error, sample, summarize
+from trappm.profiler.steps.step import make_step, run_protocol
 
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=60)

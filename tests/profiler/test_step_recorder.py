@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from trappm.profiler import zoo
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.module_graph import on_meta
+from trappm.profiler.models import zoo
 from trappm.profiler.simulation import step_recorder
 from trappm.profiler.simulation.step_recorder import trace_step
 from trappm.profiler.simulation.step_trace import Event

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from trappm.profiler.__main__ import main
 from trappm.profiler.devices import local_devices
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.json_lines import JsonLines
+from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.measuring.sampling import summarize
 from trappm.profiler.measuring.sweep import Sweep, duration
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.steps.sampling import summarize
 
 KEY, PROTOCOL = "cpu-1t", Protocol(name="test")
 STACK = {"device": KEY, "torch": "2.13.0"}

@@ -15,8 +15,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchvision_can_be_imported_after_the_shim_twice():
     result = run(
-        "from trappm.profiler.torchvision_shim import register_missing_operators as register\n"
-        "register(); register()\n"
+        "from trappm.profiler.models import torchvision_shim as shim\n"
+        "shim.register_missing_operators(); shim.register_missing_operators()\n"
         "import torch, torchvision\n"
         "register()\n"
         "print(torch.ops.torchvision.nms.default._schema)"
@@ -32,7 +32,7 @@ def test_operators_that_are_there_keep_their_implementation():
         "for name in ('nms', 'qnms'):\n"
         "    library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
         "    library.impl(name, lambda dets, scores, iou: dets + 41, 'CPU')\n"
-        "from trappm.profiler.torchvision_shim import register_missing_operators\n"
+        "from trappm.profiler.models.torchvision_shim import register_missing_operators\n"
         "register_missing_operators()\n"
         "one = torch.ones(1)\n"
         "print(torch.ops.torchvision.nms(one, one, 0.5).item())"

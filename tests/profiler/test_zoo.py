@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from trappm.profiler import zoo
 from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.models import zoo
 
 
 def test_globs_and_names_give_each_architecture_once_and_sorted():

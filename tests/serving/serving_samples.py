@@ -4,8 +4,14 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from trappm.learner.manifest import MANIFEST, manifest_bytes, read_whole, sealed, write_folder
-from trappm.published import SHIPPED
+from trappm.learner.snapshots.manifest import (
+    MANIFEST,
+    manifest_bytes,
+    read_whole,
+    sealed,
+    write_folder,
+)
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.serving.app import create_app
 from trappm.serving.settings import ServingSettings
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from serving_samples import QUESTION, Asker, other_snapshot
 
 import trappm
-from trappm.learner.registry import Registry
+from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.serving.running import address_of, hosts_for, token_for
 from trappm.serving.settings import ServingSettings
@@ -277,7 +277,7 @@ def test_the_schema_describes_the_questions(server):
     schema = server.get("/openapi.json").json
     assert {"/v1/predict", "/v1/compare", "/v1/snapshot", "/metrics"} <= set(schema["paths"])
     asked = set(schema["components"]["schemas"]["Question"]["properties"])
-    from trappm.prediction import Options
+    from trappm.prediction.predict import Options
 
     assert asked == {*Options.__annotations__, "model", "device", "devices"} - {"example_input"}
     assert ServingSettings().token is None

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper
 from serving_samples import QUESTION, Asker
 
 from trappm.profiler.onnx_files.export import export_onnx
+from trappm.serving.answers.tracing import Tracers
+from trappm.serving.answers.turns import Shared, Turns
+from trappm.serving.answers.uploads import Upload
 from trappm.serving.problems import BusyError
-from trappm.serving.tracing import Tracers
-from trappm.serving.turns import Shared, Turns
-from trappm.serving.uploads import Upload
 
 ROOT = Path(__file__).parents[2]
 

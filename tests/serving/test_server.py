@@ -15,7 +15,7 @@ import pytest
 from serving_samples import QUESTION, other_snapshot
 
 import trappm
-from trappm.learner.registry import Registry
+from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.onnx_files.export import export_onnx
 
 ROOT = Path(__file__).parents[2]

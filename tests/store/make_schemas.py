@@ -16,9 +16,9 @@ from pathlib import Path
 
 from sqlalchemy import MetaData, create_engine, make_url
 
-import trappm.store.migrate
+import trappm.store.db.migrate
 from trappm.store import Store
-from trappm.store.schema import METADATA
+from trappm.store.db.models import METADATA
 
 LABEL = {"labels": "id", "assignment_labels": "label_id"}
 FOLDER = Path(__file__).parent / "schemas"
@@ -28,11 +28,11 @@ def main(revision):
     """Fills the newest schema, and copies what an older one has room for."""
     import store_whole
 
-    known = trappm.store.migrate.REVISIONS
+    known = trappm.store.db.migrate.REVISIONS
     with tempfile.TemporaryDirectory() as folder:
         with Store.open(f"sqlite:///{folder}/newest.db") as newest:
             store_whole.fill(newest)
-        trappm.store.migrate.REVISIONS = known[: known.index(revision) + 1]
+        trappm.store.db.migrate.REVISIONS = known[: known.index(revision) + 1]
         FOLDER.mkdir(exist_ok=True)
         url = f"sqlite:///{folder}/older.db"
         copy_rows(f"sqlite:///{folder}/newest.db", url)

@@ -14,7 +14,7 @@ from store_samples import (
 )
 
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.store.schema import CampaignRow
+from trappm.store.db.models import CampaignRow
 
 
 def fill(store):

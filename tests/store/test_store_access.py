@@ -8,7 +8,7 @@ from guarded_postgresql import PASSWORD, guard
 
 from trappm.profiler.errors import StoreError
 from trappm.store import Home, Store, StoreAccess
-from trappm.store.waiting import IMPATIENT
+from trappm.store.db.retry import IMPATIENT
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from sqlalchemy import create_engine, make_url, text
 from store_samples import configuration, contents, measurement
 
 from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.files.whole_file import made_whole
 from trappm.store import Store
-from trappm.store.backup import back_up
-from trappm.store.upkeep import upgrade_store
-from trappm.store.whole_file import made_whole
+from trappm.store.maintenance.backup import back_up
+from trappm.store.maintenance.upgrade import upgrade_store
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("spawn")

@@ -9,7 +9,7 @@ from store_samples import contents
 
 from trappm.profiler.errors import InputError
 from trappm.store import LabelFilter
-from trappm.store.importers import gpumemnet, import_file, timm_results
+from trappm.store.exchange.importers import gpumemnet, import_file, timm_results
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CAPACITY = gpumemnet.CAPACITY_MIB

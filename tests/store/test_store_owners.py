@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 from store_samples import campaign_with, configuration, lease_next, measurement, owned, process
 
-import trappm.store.owners
+import trappm.store.repositories.owners
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.store import CampaignState, NotOwnerError, SnapshotRecord, Store
-from trappm.store.database import database_time
-from trappm.store.owners import SILENT_S, OwnedError
+from trappm.store.db.engine import database_time
+from trappm.store.repositories.owners import SILENT_S, OwnedError
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def be_silent(store, monkeypatch, seconds):
     def later(connection):
         return database_time(connection) + timedelta(seconds=seconds)
 
-    monkeypatch.setattr(trappm.store.owners, "database_time", later)
-    monkeypatch.setattr(trappm.store.campaigns, "database_time", later)
+    monkeypatch.setattr(trappm.store.repositories.owners, "database_time", later)
+    monkeypatch.setattr(trappm.store.repositories.campaigns, "database_time", later)
 
 
 def snapshot(campaign_id, name="s1"):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from store_samples import campaign_with, configuration, contents, measure_next, measurement, states
 
-import trappm.store.recording as store_recording
+import trappm.store.repositories.measurements as store_recording
 from trappm.profiler.errors import StoreError
 
 # Censored labels.

@@ -12,8 +12,8 @@ from store_samples import configuration, contents, measurement
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.store import Store
-from trappm.store.backup import back_up
-from trappm.store.restore import restore
+from trappm.store.maintenance.backup import back_up
+from trappm.store.maintenance.restore import restore
 
 
 @pytest.fixture

@@ -275,7 +275,7 @@ def test_the_walls_stand_each_by_itself(asked, database_url, monkeypatch):
     """Without the check of functions, the READ ONLY transaction and the role still hold."""
     if not is_postgresql(database_url):
         pytest.skip("only PostgreSQL needs the check")
-    monkeypatch.setattr("trappm.store.sql._volatile_functions", lambda *_: [])
+    monkeypatch.setattr("trappm.store.query.sql._volatile_functions", lambda *_: [])
     before = contents(database_url)
     for statement, reason in [
         ("SELECT pg_read_file('/etc/passwd')", "permission denied"),

@@ -11,8 +11,8 @@ from sqlalchemy import Integer, MetaData, create_engine, func, make_url, select
 
 from trappm.profiler.errors import InputError
 from trappm.store import LabelFilter, Store
-from trappm.store.migrate import REVISIONS
-from trappm.store.upkeep import upgrade_store
+from trappm.store.db.migrate import REVISIONS
+from trappm.store.maintenance.upgrade import upgrade_store
 
 FOLDER = Path(__file__).parent / "schemas"
 STORED = sorted({path.name.split(".")[0] for path in FOLDER.glob("*.sql")})

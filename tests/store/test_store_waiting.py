@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import make_url
 from store_samples import campaign_with, configuration, lease_next, measurement, states
 
-import trappm.store.database
+import trappm.store.db.engine
 from trappm.profiler.errors import StoreError
 from trappm.store import Patience, Store
 
@@ -52,7 +52,7 @@ def own_server():
 def outage(request, tmp_path, monkeypatch):
     """The URL of a database, a function that takes it away, and one that brings it back."""
     if request.param == "sqlite":
-        monkeypatch.setattr(trappm.store.database, "BUSY_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
         path = tmp_path / "labels.db"
         holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         yield (
@@ -130,7 +130,7 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
 
 
 def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(trappm.store.database, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "labels.db"
     with Store.open(f"sqlite:///{path}", Patience(PATIENCE_S, told)) as opened:
         holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -144,7 +144,7 @@ def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told,
 
 
 def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(trappm.store.database, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "labels.db"
     Store.open(f"sqlite:///{path}").close()
     with Store.open_to_read(f"sqlite:///{path}") as opened:

@@ -12,7 +12,7 @@ from store_samples import (
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import GraphTemplate
-from trappm.store.schema import METADATA
+from trappm.store.db.models import METADATA
 
 
 def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):

@@ -14,7 +14,9 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import campaign, evaluate, labels, pool, predict, serve, snapshot, store, tune, ui
+from trappm.cli import evaluate, pool, predict, serve, snapshot, store, tune, ui
+from trappm.cli.campaign import commands as campaign
+from trappm.cli.labels import commands as labels
 from trappm.profiler.errors import TrappmError
 
 app = typer.Typer(

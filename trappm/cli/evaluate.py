@@ -77,10 +77,10 @@ def evaluate(
     _check("suite", suite, ("paper",))
     counts = _counts(label_counts)
 
-    from trappm.label_files import metric_column, read_usable
+    from trappm.experiments.label_files import metric_column, read_usable
     from trappm.learner.baselines.sizes import SIZES
+    from trappm.learner.bench.benchmark import PAPER_SEEDS, SplitKind
     from trappm.learner.estimators import check_names
-    from trappm.learner.judging.benchmarking import PAPER_SEEDS, SplitKind
 
     column = metric_column(metric)
     _check("size", size, tuple(SIZES))
@@ -90,12 +90,12 @@ def evaluate(
     check_names(estimator or ())
     chosen = estimator or (["ours"] if two_files else None)
     if plots is not None:
-        from trappm.evaluation_plots import check_plots
+        from trappm.terminal.evaluation_plots import check_plots
 
         check_plots(plots)
     _make_folder("--runs", runs)
-    from trappm.evaluating import Request, evaluate_files, evaluate_splits
-    from trappm.evaluation_tables import EvaluationDisplay, print_evaluation
+    from trappm.experiments.evaluation import Request, evaluate_files, evaluate_splits
+    from trappm.terminal.evaluation_tables import EvaluationDisplay, print_evaluation
 
     with EvaluationDisplay() as display:
         request = Request(
@@ -116,7 +116,7 @@ def evaluate(
             kinds = [kind for kind in SplitKind if kind in wanted]
             result = evaluate_splits(request, kinds, labels=labels, device=device)
     if plots is not None:
-        from trappm.evaluation_plots import draw
+        from trappm.terminal.evaluation_plots import draw
 
         for path in draw(result, plots):
             typer.echo(f"drawn: {path}", err=True)

@@ -31,11 +31,11 @@ def build(
 
     Stopped or killed, the same command goes on where it was: no profile is made twice.
     """
-    from trappm.cluster.pool import build as build_pool
-    from trappm.cluster.pool import load_pool_file
+    from trappm.cluster.profiles.pool_file import build as build_pool
+    from trappm.cluster.profiles.pool_file import load_pool_file
 
     file = load_pool_file(spec)
-    from trappm.pools import BuildDisplay, pool_facts, print_pool
+    from trappm.reports.pools import BuildDisplay, pool_facts, print_pool
     from trappm.store import Home, Store
 
     with Store.open(Home.open().database_url) as store:
@@ -64,8 +64,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count a pool by family, and list refusals by reason."""
-    from trappm.asking import store_or_none_yet
-    from trappm.pools import pool_facts, print_pool
+    from trappm.reports.label_frames import store_or_none_yet
+    from trappm.reports.pools import pool_facts, print_pool
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:

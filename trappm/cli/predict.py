@@ -10,7 +10,7 @@ from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from trappm.prediction import Prediction
+    from trappm.prediction.predict import Prediction
 
 Models = Annotated[
     list[str], typer.Argument(metavar="MODEL...", help="timm architectures, or ONNX files.")
@@ -56,7 +56,7 @@ def predict(
 
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
-    from trappm.answer_tables import print_comparison, print_prediction
+    from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
     found = _ask(
         models,
@@ -100,8 +100,8 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
-    from trappm.answer_tables import print_comparison
-    from trappm.comparing import verdicts
+    from trappm.prediction.comparison import verdicts
+    from trappm.terminal.prediction_tables import print_comparison
 
     found = _ask(
         models,
@@ -122,7 +122,7 @@ def compare(
 
 
 def _ask(models: list[str], device: list[str] | None, **asked: Any) -> list[Prediction]:
-    from trappm.prediction import predict as answer
+    from trappm.prediction.predict import predict as answer
 
     if not device:
         return answer(models, **asked)

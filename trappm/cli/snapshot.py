@@ -11,7 +11,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from trappm.learner.registry import Registry
+    from trappm.learner.snapshots.registry import Registry
 
 app = typer.Typer(
     help="List, pull, push, name and check published snapshots.",
@@ -36,7 +36,7 @@ Here = Annotated[
 @app.command("list", epilog="Example: trappm snapshot list")
 def list_snapshots(registry: Here = None, as_json: AsJson = False) -> None:
     """List the snapshots of a registry, the latest first, and the one that ships with trappm."""
-    from trappm.snapshot_tables import print_snapshots, snapshot_rows
+    from trappm.terminal.snapshot_tables import print_snapshots, snapshot_rows
 
     rows = snapshot_rows(_registry(registry), shipped=registry is None)
     if as_json:
@@ -48,7 +48,7 @@ def list_snapshots(registry: Here = None, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: trappm snapshot show default")
 def show(name: Name = "latest", registry: Here = None, as_json: AsJson = False) -> None:
     """Show what a snapshot holds: heads, errors, labels, versions."""
-    from trappm.snapshot_tables import print_manifest
+    from trappm.terminal.snapshot_tables import print_manifest
 
     manifest = _manifest(name, registry)
     if as_json:
@@ -69,8 +69,8 @@ def pull(
 
     A name that is pulled means the same snapshot here from then on.
     """
-    from trappm.learner.snapshot import copy_snapshot
-    from trappm.published import folder_of, local_registry
+    from trappm.learner.snapshots.snapshot import copy_snapshot
+    from trappm.prediction.snapshot_choice import folder_of, local_registry
 
     if registry is None:
         if to is None:
@@ -110,8 +110,8 @@ def push(
 
     One that regressed is published, but the name stays where it is.
     """
-    from trappm.learner.regressions import promote
-    from trappm.published import folder_of
+    from trappm.learner.snapshots.regressions import promote
+    from trappm.prediction.snapshot_choice import folder_of
 
     if registry is None:
         raise typer.BadParameter("name where to publish it: --registry, or TRAPPM_REGISTRY")
@@ -158,7 +158,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two snapshots: heads, errors, labels, versions."""
-    from trappm.snapshot_tables import differences, print_differences
+    from trappm.terminal.snapshot_tables import differences, print_differences
 
     rows = differences(_manifest(first, registry), _manifest(second, registry))
     if as_json:
@@ -178,9 +178,9 @@ def verify(
 
     Of snapshots of this machine also that they load.
     """
-    from trappm.learner.snapshot import load_snapshot
+    from trappm.learner.snapshots.snapshot import load_snapshot
+    from trappm.prediction.snapshot_choice import DEFAULT, folder_of
     from trappm.profiler.errors import SnapshotError
-    from trappm.published import DEFAULT, folder_of
 
     if registry is None and name is not None:
         typer.echo(f"{load_snapshot(folder_of(name)).id}: whole")
@@ -226,7 +226,7 @@ def gc(
 
 def _check_alias(alias: str) -> None:
     """Raises BadParameter for the name that always means the shipped snapshot."""
-    from trappm.published import DEFAULT
+    from trappm.prediction.snapshot_choice import DEFAULT
 
     if alias == DEFAULT:
         raise typer.BadParameter(
@@ -235,15 +235,15 @@ def _check_alias(alias: str) -> None:
 
 
 def _registry(location: str | None) -> Registry:
-    from trappm.learner.registry import Registry
-    from trappm.published import local_registry
+    from trappm.learner.snapshots.registry import Registry
+    from trappm.prediction.snapshot_choice import local_registry
 
     return local_registry() if location is None else Registry(location)
 
 
 def _manifest(name: str, location: str | None) -> dict[str, object]:
-    from trappm.learner.manifest import read_manifest
-    from trappm.published import folder_of
+    from trappm.learner.snapshots.manifest import read_manifest
+    from trappm.prediction.snapshot_choice import folder_of
 
     if location is None:
         return read_manifest(folder_of(name))

@@ -30,7 +30,7 @@ Database = Annotated[
 @app.command(epilog="Example: trappm store upgrade")
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Bring the store to the schema of this version; a SQLite file is copied first."""
-    from trappm.store.upkeep import upgrade_store
+    from trappm.store.maintenance.upgrade import upgrade_store
 
     done = upgrade_store(_url(database))
     if as_json:
@@ -109,8 +109,8 @@ def profile(
 
     About a second each. Stopped or killed, the same command goes on where it was.
     """
-    from trappm.cluster.pool import make_profiles
-    from trappm.pools import BuildDisplay
+    from trappm.cluster.profiles.pool_file import make_profiles
+    from trappm.reports.pools import BuildDisplay
     from trappm.store import Store
 
     url = _url(database)
@@ -148,7 +148,7 @@ def stats(database: Database = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(asdict(facts))
         return
-    from trappm.tables import print_table
+    from trappm.terminal.tables import print_table
 
     a_label = "" if facts.bytes_per_label is None else f", {facts.bytes_per_label:,.0f} a label"
     print_table(
@@ -175,7 +175,7 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Copy the store, as it is now, into one SQLite file; campaigns may go on meanwhile."""
-    from trappm.store.backup import back_up
+    from trappm.store.maintenance.backup import back_up
 
     done = back_up(_url(database), file)
     if as_json:
@@ -193,7 +193,7 @@ def restore(
 ) -> None:
     """Load a backup into an empty database, all or nothing; SQLite or PostgreSQL."""
     from trappm.store import Home
-    from trappm.store.restore import restore as load
+    from trappm.store.maintenance.restore import restore as load
 
     done = load(file, Home.open().database_url if database is None else database)
     if as_json:

@@ -41,11 +41,11 @@ def tune(
 
     The study is kept in the label store's database: stopped or killed, the same command goes on.
     """
-    from trappm.evaluation_tables import EvaluationDisplay
-    from trappm.label_files import metric_column
-    from trappm.learner.judging.tuning import space_of
-    from trappm.tables import console, print_table
-    from trappm.tuning import tune as run_study
+    from trappm.experiments.label_files import metric_column
+    from trappm.experiments.tuning import tune as run_study
+    from trappm.learner.bench.tuning import space_of
+    from trappm.terminal.evaluation_tables import EvaluationDisplay
+    from trappm.terminal.tables import console, print_table
 
     space_of(estimator)  # before anything dear
     column = metric_column(metric)

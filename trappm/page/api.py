@@ -72,7 +72,7 @@ Wanted = Annotated[LabelFilter, Depends(wanted_labels)]
 
 
 def _store(home: Home) -> Store:
-    from trappm.asking import store_or_none_yet
+    from trappm.reports.label_frames import store_or_none_yet
 
     return store_or_none_yet(home)
 

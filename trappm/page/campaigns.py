@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from trappm import report, watching
 from trappm.profiler.records import METRICS
+from trappm.reports import campaign_report, live_campaign
 
 if TYPE_CHECKING:
     from trappm.store import CampaignRecord, Store
@@ -48,8 +48,8 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         InputError: there is no such campaign.
     """
     campaign = store.campaign(campaign_id)
-    told = report.campaign_facts(store, campaign_id)
-    pace = watching.facts(store, campaign_id)
+    told = campaign_report.campaign_facts(store, campaign_id)
+    pace = live_campaign.facts(store, campaign_id)
     stop = campaign.spec.get("stop") or {}
     reports = [(r["number"], r["purpose"], r["report"]) for r in told["rounds"] if r["report"]]
     events = [
@@ -98,7 +98,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
 
 def _state(campaign: CampaignRecord) -> dict[str, Any]:
     """One word, and what to type next where it was interrupted."""
-    state, _, hint = report.campaign_state(campaign).partition("; ")
+    state, _, hint = campaign_report.campaign_state(campaign).partition("; ")
     command = hint.partition(": ")[2]
     return {"state": state, "next_command": command or None}
 

@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trappm.frames import records
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,
@@ -17,6 +16,7 @@ from trappm.profiler.records import (
     Precision,
     Provenance,
 )
+from trappm.terminal.frames import records
 
 if TYPE_CHECKING:
     from trappm.store import LabelFilter, Store

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trappm.learner.manifest import read_manifest
-from trappm.profiler.families import family_of
-from trappm.published import DEFAULT, SHIPPED, local_registry
-from trappm.snapshot_tables import head_rows, snapshot_rows
+from trappm.learner.snapshots.manifest import read_manifest
+from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
+from trappm.profiler.models.families import family_of
+from trappm.terminal.snapshot_tables import head_rows, snapshot_rows
 
 if TYPE_CHECKING:
     from trappm.store import Store

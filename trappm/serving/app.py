@@ -15,10 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from trappm import __version__
-from trappm.comparing import verdicts
 from trappm.page.mounting import mount
+from trappm.prediction.comparison import verdicts
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.serving.answerer import Answer, Answerer, named_model
+from trappm.serving.answers.answerer import Answer, Answerer, named_model
+from trappm.serving.answers.tracing import Model
+from trappm.serving.answers.uploads import Upload
 from trappm.serving.gate import Gate, client_of
 from trappm.serving.metrics import Metrics
 from trappm.serving.problems import MEDIA_TYPE, body, details, headers_of, problem
@@ -31,8 +33,6 @@ from trappm.serving.schemas import (
     settings_in,
 )
 from trappm.serving.settings import ServingSettings
-from trappm.serving.tracing import Model
-from trappm.serving.uploads import Upload
 
 _DESCRIPTION = """What a deep-learning training step costs: time, memory, power, and what follows.
 The fields mean what the arguments of `trappm.predict` mean, and the answers are the same."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.files import read_plain
+from trappm.profiler.files.plain_files import read_plain
 from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:

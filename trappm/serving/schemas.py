@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from trappm.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
+from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 
@@ -50,7 +50,7 @@ class Settings(BaseModel):
         return self
 
     def for_question(self) -> dict[str, Any]:
-        """What a `trappm.answering.Question` takes of it."""
+        """What a `trappm.prediction.answering.Question` takes of it."""
         apart = {"model", "device", "devices", "input_size", "snapshot"}
         return {name: getattr(self, name) for name in Settings.model_fields if name not in apart}
 

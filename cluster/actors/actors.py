@@ -1,0 +1,223 @@
+"""The Ray actors: profilers, the learner, and the campaign that drives them.
+
+Thin shells: what they do stands in `profiler`, `learning` and `campaign`. They are plain classes;
+who starts one makes an actor of it with `ray.remote`. Import this module inside
+`runtime.ray_runtime` only (see there).
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.actors.profiler_pool import RayCrew, this_process
+from trappm.cluster.campaign.loop import Campaign
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.ownership import ownership
+from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.workers.interfaces import Crew, Learner
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
+
+LINGER_S = 60.0
+"""How long a detached campaign that has ended answers its watchers."""
+
+
+class ProfilerActor:
+    """Measures on one device of the node that it runs on, one configuration at a time."""
+
+    def __init__(self, device: str) -> None:
+        from trappm.profiler.measuring.isolation import Measurer
+
+        self._device = device
+        self._measurer = Measurer()
+        self._measurer.__enter__()
+
+    def is_there(self) -> None:
+        """Answers, though a measurement may run in the other thread."""
+
+    def describe(self) -> dict[str, Any]:
+        """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""
+        from trappm.profiler.devices import open_device
+        from trappm.profiler.host.environment import stack_fingerprint
+
+        try:
+            environment = open_device(self._device).environment()
+        except DeviceError as error:
+            raise DeviceError(f"host {platform.node()}: {error}") from error
+        return {
+            "host": ray.get_runtime_context().get_node_id(),
+            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "fingerprint": stack_fingerprint(environment),
+            "process": this_process(),
+        }
+
+    def measure(
+        self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str
+    ) -> Measurement:
+        return self._measurer.measure(
+            configuration, self._device, protocol, attempt_key=attempt_key
+        )
+
+
+class LearnerActor:
+    """Holds the pool's graphs, the encoder and the heads; a second thread answers for progress."""
+
+    def __init__(self, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+        self._learner = CampaignLearner(
+            preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
+        )
+        self._progress = (0, 0)
+
+    def progress(self) -> tuple[int, int]:
+        return self._progress
+
+    def call(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        self._progress = (0, 0)
+        if method in {"set_pool", "fit"}:
+            keywords = {**keywords, "on_progress": self._note}
+        return getattr(self._learner, method)(*arguments, **keywords)
+
+    def _note(self, done: int, total: int) -> None:
+        self._progress = (done, total)
+
+
+class CampaignActor:
+    """Runs a campaign in a thread of its own, from the moment that it is there.
+
+    So a detached one needs nobody: when Ray starts it again after it was killed, it goes on.
+
+    Args:
+        home: the data folder.
+        access: to the label store, as the shell that launched it has it. An argument, and not an
+            environment that Ray would show to everybody: it may hold a password.
+        campaign_id: which campaign.
+        spec: of the campaign.
+        may_grow: it is detached, on a cluster that nodes may join later.
+    """
+
+    def __init__(
+        self, home: Path, access: StoreAccess, campaign_id: str, spec: CampaignSpec, may_grow: bool
+    ) -> None:
+        self._home = Home(home)
+        self._access = access
+        self._campaign_id = campaign_id
+        self._spec = spec
+        self._may_grow = may_grow
+        self._progress = Progress()
+        self._campaign: Campaign | None = None
+        self._stop = threading.Event()
+        self._life = uuid.uuid4().hex
+        self._ended: Future[bool] = Future()
+        threading.Thread(target=self._live, name="campaign", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._campaign is not None:
+            self._campaign.stop()
+
+    def progress(self, life: str, lines_seen: int) -> dict[str, Any]:
+        """The progress, with only the lines that the watcher has not seen; whether it began, ended.
+
+        Args:
+            life: as it was told last; lines seen in an earlier life do not count.
+            lines_seen: how many, in all.
+        """
+        progress, ended = self._progress, self._ended.done()
+        lines = progress.lines_after(lines_seen if life == self._life else 0)
+        return {
+            "life": self._life,
+            "begun": self._campaign is not None or ended,
+            "ended": ended,
+            "lines_seen": progress.lines_told,
+            "progress": asdict(replace(progress, lines=lines)),
+        }
+
+    def result(self) -> bool:
+        """Whether it ran to its end; False when it was stopped on its way. Raises why it failed."""
+        return self._ended.result()
+
+    def _live(self) -> None:
+        try:
+            self._ended.set_result(self._run())
+        except BaseException as error:
+            self._ended.set_exception(error)
+        if self._may_grow:  # on this machine alone it ends with the command that started it
+            time.sleep(LINGER_S)
+            ray.kill(ray.get_runtime_context().current_actor)
+
+    def _run(self) -> bool:
+        patience = Patience(tell=self._note_store)
+        open_store = partial(Store.open, self._access.take_over(), patience)
+        with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
+            if store is None:  # it was stopped before it began, or ended while this was not there
+                return opened.campaign_state(self._campaign_id) is CampaignState.FINISHED
+            self._campaign = Campaign(
+                store=store,
+                campaign_id=self._campaign_id,
+                spec=self._spec,
+                crew=self._crew(),
+                learner=self._learner(),
+                snapshots=self._home.snapshots,
+                kernels=KernelCache(self._home.kernel_profiles),
+                watch=self._watch,
+            )
+            if self._stop.is_set():
+                self._campaign.stop()
+            try:
+                self._campaign.run()
+            except CampaignStopped:
+                return False
+            return True
+
+    def _crew(self) -> Crew:
+        return RayCrew(
+            self._spec.devices.keys,
+            may_grow=self._may_grow,
+            campaign_id=self._campaign_id,
+            tell=self._note_crew,
+        )
+
+    def _learner(self) -> Learner:
+        return LearnerProxy(
+            tell=self._note_learner,
+            preset=self._spec.learner,
+            strategy=self._spec.strategy,
+            source=self._spec.devices.source,
+            seed=self._spec.seed,
+            cache=self._home.campaigns / self._campaign_id,
+        )
+
+    def _watch(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def _note_store(self, message: str) -> None:
+        if self._campaign is not None:
+            self._campaign.note("store", message)
+        else:  # it is not open yet
+            lines = (*self._progress.lines, message)
+            self._progress = Progress(stage="label store", lines=lines, lines_told=len(lines))
+
+    def _note_crew(self, message: str) -> None:
+        if self._campaign is not None:
+            self._campaign.note("node", message)
+
+    def _note_learner(self, message: str) -> None:
+        if self._campaign is not None:
+            self._campaign.note("learner", message)

@@ -1,0 +1,137 @@
+"""The campaign's learner, provided by a Ray actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.runtime import first_line, here
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.records import Configuration
+
+POLL_S = 0.2
+
+LIVES = 3
+"""A learner that dies, such as of too little memory, may die so many times less one in one call."""
+
+TORCH_OUT_OF_MEMORY = "can't allocate memory"
+
+
+class LearnerProxy:
+    """The learner actor behind the loop's `Learner` interface.
+
+    One that died is started again, is told what the dead one knew (its encoder is on disk, and its
+    heads are trained again), and is asked again what killed the other.
+
+    Args:
+        tell: is told that it died.
+        learner: the class of the actor, if it is not `cluster.actors.actors.LearnerActor`.
+        arguments: of that class.
+    """
+
+    def __init__(
+        self,
+        *,
+        tell: Callable[[str], None],
+        learner: type[Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        from trappm.cluster.actors.actors import LearnerActor
+
+        self._class = ray.remote(learner or LearnerActor)
+        self._arguments = arguments
+        self._tell = tell
+        self._pool: Sequence[tuple[Configuration, bytes]] = ()
+        self._profiles: Mapping[str, Any] = {}
+        self._labels: Sequence[TrainingLabel] | None = None
+        self._actor = self._start()
+
+    def set_pool(
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
+    ) -> None:
+        self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
+        self._pool, self._profiles = pool, {"steps": steps, "kernels": kernels}
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
+        self._labels = labels
+        return report
+
+    def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
+        choices: Sequence[Choice] = self._call("choose", request)
+        return choices
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        info: dict[str, Any] = self._call("publish", registry, fields)
+        return info
+
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        kept: str | None = self._call("promote", registry, snapshot_id)
+        return kept
+
+    def _start(self) -> Any:
+        options = {**here(), "max_concurrency": 2}
+        return self._class.options(**options).remote(**self._arguments)
+
+    def _call(
+        self, method: str, *arguments: Any, on_progress: OnProgress | None = None, **keywords: Any
+    ) -> Any:
+        deaths = 0
+        while True:
+            try:
+                if deaths:
+                    self._revive(method)
+                return self._ask(method, arguments, keywords, on_progress)
+            except _DiedError as error:
+                deaths += 1
+                if deaths == LIVES:
+                    raise CampaignError(
+                        f"the learner died {LIVES} times, the last time in {method} ({error}); "
+                        "nothing recorded is lost. See that its node has memory to spare, then go "
+                        "on with: trappm campaign resume"
+                    ) from error
+                self._tell(f"the learner died in {method} ({error}); it is started again")
+
+    def _revive(self, method: str) -> None:
+        ray.kill(self._actor)  # if it only ran out of memory
+        self._actor = self._start()
+        if method != "set_pool" and self._pool:
+            self._ask("set_pool", (self._pool,), self._profiles)
+            if method != "fit" and self._labels is not None:
+                self._ask("fit", (self._labels,), {})
+
+    def _ask(
+        self,
+        method: str,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        try:
+            reference = self._actor.call.remote(method, arguments, keywords)
+            while not ray.wait([reference], timeout=POLL_S)[0]:
+                if on_progress is not None:
+                    on_progress(*ray.get(self._actor.progress.remote()))
+            return ray.get(reference)
+        except RayActorError as error:
+            raise _DiedError(first_line(error)) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, TrappmError):
+                raise error.cause from error
+            if isinstance(error.cause, MemoryError) or TORCH_OUT_OF_MEMORY in str(error.cause):
+                raise _DiedError("out of memory") from error
+            raise CampaignError(f"the learner failed: {error.cause}") from error
+
+
+class _DiedError(Exception):
+    """The learner's process is gone, or of no use any more."""

@@ -1,0 +1,92 @@
+"""Static and kernel profiles, made on a Ray cluster by nodes that do not measure, if there are any.
+
+A worker that a model takes down costs that model only: it is tried once more with less, and refused
+when it dies again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
+
+from trappm.cluster.profiles import kernel_profiles, static_profiles
+from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels, alike, trace_kernels
+from trappm.cluster.profiles.static_profiles import Pair, profile_graph
+from trappm.cluster.runtime import first_line, off_measuring_nodes
+from trappm.cluster.workers.interfaces import ProfiledGraph
+from trappm.profiler.errors import CampaignError
+
+Job = TypeVar("Job")
+Made = TypeVar("Made")
+
+POLL_S = 0.2
+
+
+def profile_on_ray(pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
+    """Static profiles, in the order of completion.
+
+    Raises:
+        CampaignError: the cluster does not make them, whatever the model.
+    """
+
+    def after_death(job: _GraphJob) -> tuple[list[_GraphJob], list[ProfiledGraph]]:
+        architecture, input_size, step_refusal = job
+        if step_refusal is None:
+            return [(architecture, input_size, static_profiles.ENDED_ITS_PROCESS)], []
+        return [], [
+            ProfiledGraph(architecture, input_size, None, static_profiles.ENDED_ITS_PROCESS)
+        ]
+
+    jobs: list[_GraphJob] = [(*pair, None) for pair in pairs]
+    yield from _each(_profile, jobs, after_death)
+
+
+def trace_on_ray(keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+    """Kernel profiles, in the order of completion.
+
+    Raises:
+        CampaignError: the cluster does not make them, whatever the model.
+    """
+
+    def after_death(job: list[KernelKey]) -> tuple[list[list[KernelKey]], list[TracedKernels]]:
+        if len(job) > 1:
+            return [[key] for key in job], []
+        return [], [TracedKernels(job[0], None, kernel_profiles.ENDED_ITS_PROCESS, is_final=False)]
+
+    yield from _each(trace_kernels, alike(keys), after_death)
+
+
+_GraphJob = tuple[str, int, str | None]
+
+
+def _profile(job: _GraphJob) -> list[ProfiledGraph]:
+    return [profile_graph(*job)]
+
+
+def _each(
+    make: Callable[[Job], list[Made]],
+    jobs: Sequence[Job],
+    after_death: Callable[[Job], tuple[list[Job], list[Made]]],
+) -> Iterator[Made]:
+    """All that the jobs make; of one that ended its worker, `after_death` says what comes then."""
+    options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
+    task: Any = ray.remote(**options)(make)
+    waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), timeout=POLL_S)
+        for reference in ready:
+            job = waiting.pop(reference)
+            try:
+                yield from ray.get(reference)
+            except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
+                more, given_up = after_death(job)
+                waiting |= {task.remote(one): one for one in more}
+                yield from given_up
+            except RayError as error:
+                raise CampaignError(
+                    f"the cluster makes no profiles ({first_line(error)}); nothing made is lost, "
+                    "and the same command goes on"
+                ) from error

@@ -1,0 +1,379 @@
+"""The campaign's crew, provided by Ray actors.
+
+A worker that dies is news, not the end. Ray neither starts its actor again nor repeats its
+measurement: another profiler is recruited, and the campaign decides what it measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import (
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
+from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+from trappm.cluster.runtime import (
+    CAMPAIGN_ACTOR,
+    Placement,
+    first_line,
+    last_line,
+    on_node,
+    placement,
+)
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.workers.fair_share import Claim, fair_shares, in_turn
+from trappm.cluster.workers.interfaces import Finished, ProfiledGraph, Task
+from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.profiler.records import Protocol as MeasuringProtocol
+
+POLL_S = 0.2
+
+RECRUIT_S = 1.0
+"""How often the cluster is looked at for nodes that came."""
+
+ASK_S = 10.0
+"""How often a profiler is asked whether it is there."""
+
+RELEASE_S = 10.0
+"""So long nothing must be left to do on a kind of GPU before idle ones are given back."""
+
+REFUSED_S = 60.0
+"""So long no profiler of a kind is started after one found its device out of order; and at most,
+after one that could not be started."""
+
+STARTS = 3
+"""Where no other node can come, so many profilers of a kind may fail to start in a row."""
+
+MANY = 1 << 30
+
+
+def this_process() -> tuple[int, float]:
+    """What `kill_process` knows this process by."""
+    return os.getpid(), psutil.Process().create_time()
+
+
+def kill_process(pid: int, began: float) -> None:
+    """Ends a process of this node, whatever state it is in, unless its id is another's by now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.create_time() == began:
+            process.kill()
+
+
+@dataclass(eq=False)
+class _Profiler:
+    """A profiler actor; its worker is known once it has joined."""
+
+    actor: Any
+    device: str
+    node_id: str | None
+    """Where it was put; None: wherever Ray finds a GPU of its kind."""
+    worker: Worker | None = None
+    asked_at: float = 0.0
+    """When it was asked last whether it is still there."""
+    is_leaving: bool = False
+    process: tuple[int, float] = (0, 0.0)
+    """Its id on its node, and when it began."""
+
+
+class RayCrew:
+    """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
+
+    On nodes that come, profilers start within a second or so. Where the cluster may grow, one more
+    profiler of each kind that has work waits for a GPU, which is what an autoscaler acts upon.
+
+    Args:
+        devices: what to measure on.
+        may_grow: nodes that nobody sees yet may join.
+        campaign_id: of the campaign that it works for.
+        tell: is told of nodes that are there and cannot measure.
+        profiler: the class of the actors, if it is not `cluster.actors.actors.ProfilerActor`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        may_grow: bool,
+        campaign_id: str = "",
+        tell: Callable[[str], None] = lambda message: None,
+        profiler: type[Any] | None = None,
+    ) -> None:
+        from trappm.cluster.actors.actors import ProfilerActor
+
+        self._devices = devices
+        self._may_grow = may_grow
+        self._campaign_id = campaign_id
+        self._tell = tell
+        self._refused_until: dict[str, float] = {}
+        self._failed_starts: Counter[str] = Counter()
+        self._claims: Mapping[str, Mapping[str, Claim]] = {}
+        self._offered: Counter[str] = Counter()
+        self._class = ray.remote(profiler or ProfilerActor)
+        self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
+        self._needed_at = dict.fromkeys(devices, time.monotonic())
+        self._profilers: dict[str, _Profiler] = {}
+        self._joining: dict[Any, _Profiler] = {}
+        self._running: dict[Any, tuple[Worker, Task]] = {}
+        self._asked: dict[Any, _Profiler] = {}
+        self._not_begun: list[Finished] = []
+        """What was given to workers that were found to be gone a moment before."""
+        self._recruited_at = -RECRUIT_S
+        self._recruit()
+
+    def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
+        return profile_on_ray(pairs)
+
+    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+        return trace_on_ray(keys)
+
+    # Who is there.
+
+    def workers(self) -> Sequence[Worker]:
+        self._recruit()
+        return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
+
+    def awaited(self) -> Sequence[str]:
+        joining = [profiler.device for profiler in self._joining.values()]
+        joining += [device for device in self._refused_until if self._is_refused(device)]
+        there = {profiler.device for profiler in self._profilers.values()}
+        absent = [device for device in self._devices if device not in there]
+        return joining + (absent if self._may_grow else [])
+
+    def want(self, to_come: Mapping[str, int]) -> None:
+        self._to_come = dict(to_come)
+        self._needed_at |= dict.fromkeys((d for d, n in to_come.items() if n), time.monotonic())
+
+    def _recruit(self) -> None:
+        """Starts the profilers that the cluster has room for, and no more than have work."""
+        if time.monotonic() - self._recruited_at < RECRUIT_S:
+            return
+        self._recruited_at = time.monotonic()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        for device in self._devices:
+            if self._is_refused(device):
+                continue
+            where = placement(device)
+            if where.needs_gpu:
+                self._recruit_on_gpus(device, where, nodes)
+            else:
+                self._recruit_on_hosts(device, where, nodes)
+
+    def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+        """Ray finds the GPUs: as many profilers wait for one as there may be free ones."""
+        offered = sum(int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n))
+        self._offered[device] = offered
+        there = sum(profiler.device == device for profiler in self._profilers.values())
+        joining = [r for r, profiler in self._joining.items() if profiler.device == device]
+        claims = self._claims.get(device, {})
+        is_next = not claims or in_turn(claims)[0] == self._campaign_id
+        wanted = max(self._share_of(device) - there, int(self._may_grow and is_next))
+        wanted = min(wanted, self._to_come.get(device, 0))
+        for _ in range(wanted - len(joining)):
+            self._start_profiler(device, where.options, None)
+        for reference in joining[wanted:]:  # so that no node is started for nothing
+            ray.kill(self._joining.pop(reference).actor)
+        if self._may_grow and self._recruited_at - self._needed_at[device] > RELEASE_S:
+            self._release_idle(device)
+
+    def _release_idle(self, device: str) -> None:
+        """Gives GPUs back that nothing is left for: their nodes may go while others measure on."""
+        busy = {worker.name for worker, _ in self._running.values()}
+        there = [(name, p) for name, p in self._profilers.items() if p.device == device]
+        for name, profiler in there:
+            if name not in busy:
+                del self._profilers[name]
+                ray.kill(profiler.actor)
+
+    def _share_of(self, device: str) -> int:
+        """How many of the GPUs of this kind are for this campaign."""
+        offered, claims = self._offered[device], self._claims.get(device)
+        return fair_shares(offered, claims)[self._campaign_id] if claims else offered
+
+    def campaigns(self) -> Sequence[str]:
+        if not self._may_grow:
+            return []
+        names = ray.util.list_named_actors()
+        return [x.removeprefix(CAMPAIGN_ACTOR) for x in names if x.startswith(CAMPAIGN_ACTOR)]
+
+    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
+        self._claims = claims
+        busy = {worker.name for worker, _ in self._running.values()}
+        leaving: list[Worker] = []
+        for device in [device for device in claims if device in self._offered]:  # of GPUs
+            staying = [p for p in self._profilers.values() if p.device == device and p.worker]
+            staying = [p for p in staying if not p.is_leaving]
+            staying.sort(key=lambda p: p.worker is None or p.worker.name not in busy)
+            for profiler in staying[self._share_of(device) :]:
+                profiler.is_leaving = True
+                leaving += [profiler.worker] if profiler.worker else []
+        return leaving
+
+    def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+        everybody = [*self._profilers.values(), *self._joining.values()]
+        taken = {profiler.node_id for profiler in everybody if profiler.device == device}
+        for node in nodes:
+            node_id = node["NodeID"]
+            if where.suits(node) and node_id not in taken:
+                self._start_profiler(device, on_node(node_id), node_id)
+
+    def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
+        # A second thread answers while the first measures.
+        actor = self._class.options(max_concurrency=2, **options).remote(device)
+        profiler = _Profiler(actor, device, node_id, asked_at=time.monotonic())
+        self._joining[actor.describe.remote()] = profiler
+
+    def _welcome(self, reference: Any) -> None:
+        profiler = self._joining[reference]
+        try:
+            facts = _result(reference)
+        except RayActorError as error:  # it died before it had joined
+            self._note_failed_start(reference, error)
+            return
+        except (TrappmError, RayTaskError) as error:
+            if not self._may_grow:
+                raise
+            self._refuse(reference, error)
+            return
+        name = "-".join([profiler.device, facts["host"][-8:], *facts["gpus"]])
+        if name in self._profilers:
+            return  # one that died there has not been noticed yet
+        del self._joining[reference]
+        del self._failed_starts[profiler.device]
+        profiler.node_id, profiler.process = facts["host"], facts["process"]
+        profiler.worker = Worker(name, profiler.device, facts["host"], facts["fingerprint"])
+        self._profilers[name] = profiler
+
+    def _refuse(self, reference: Any, error: Exception) -> None:
+        """One node that is out of order, such as by its driver, does not end what others do."""
+        profiler = self._joining.pop(reference)
+        ray.kill(profiler.actor)
+        self._refused_until[profiler.device] = time.monotonic() + REFUSED_S
+        why = error.cause if isinstance(error, RayTaskError) else error
+        self._tell(f"{profiler.device}: a node cannot measure; it is tried again later: {why}")
+
+    def _note_failed_start(self, reference: Any, error: RayActorError) -> None:
+        """Waits longer and longer for the next one: what is not installed will not be in a second.
+
+        Raises:
+            DeviceError: on this machine alone, once it has failed often enough.
+        """
+        device = self._joining.pop(reference).device
+        if self._is_refused(device):
+            return  # others, started with one that has failed, fail alike
+        self._failed_starts[device] += 1
+        count, why = self._failed_starts[device], last_line(error)
+        if count == STARTS and not self._may_grow:
+            raise DeviceError(f"the profiler of {device} cannot be started: {why}")
+        pause_s = min(RECRUIT_S * 2.0 ** min(count, 10), REFUSED_S)
+        self._refused_until[device] = time.monotonic() + pause_s
+        self._tell(
+            f"{device}: a profiler ended before it could measure ({why}); "
+            f"the next one is started in {pause_s:.0f} s"
+        )
+
+    def _is_refused(self, device: str) -> bool:
+        return time.monotonic() < self._refused_until.get(device, 0.0)
+
+    def answering(self) -> Sequence[Worker]:
+        """Asks everybody now and then; who is gone though it had nothing to do is found so."""
+        seen = []
+        if self._asked:
+            answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+            for reference in answered:
+                profiler = self._asked.pop(reference)
+                worker = profiler.worker
+                assert worker is not None  # noqa: S101  (it has joined)
+                try:
+                    ray.get(reference)
+                    seen.append(worker)
+                except RayError:
+                    is_busy = any(worker is busy for busy, _ in self._running.values())
+                    if not is_busy and self._profilers.get(worker.name) is profiler:
+                        del self._profilers[worker.name]
+        now, waiting = time.monotonic(), set(self._asked.values())
+        for profiler in self._profilers.values():
+            if profiler not in waiting and now - profiler.asked_at > ASK_S:
+                profiler.asked_at = now
+                self._asked[profiler.actor.is_there.remote()] = profiler
+        return seen
+
+    def dismiss(self, worker: Worker) -> None:
+        profiler = self._profilers.pop(worker.name, None)
+        if profiler is not None:
+            ray.kill(profiler.actor)
+            # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
+            kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
+            kill.remote(*profiler.process)
+        self._asked = {r: p for r, p in self._asked.items() if p is not profiler}
+        self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
+
+    # What they measure.
+
+    def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
+        if worker.name not in self._profilers:
+            self._not_begun.append(Finished(worker, task, None, "the profiler was gone already"))
+            return
+        actor = self._profilers[worker.name].actor
+        reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
+        self._running[reference] = (worker, task)
+
+    def running(self) -> Sequence[tuple[Worker, Task]]:
+        return list(self._running.values())
+
+    def wait(self, timeout_s: float) -> Sequence[Finished]:
+        if self._not_begun:
+            finished, self._not_begun = self._not_begun, []
+            return finished
+        awaited = [*self._running, *self._joining]
+        if not awaited:
+            time.sleep(min(timeout_s, POLL_S))
+            return []
+        ready = _ready(awaited)
+        if not ready:
+            ray.wait(awaited, timeout=timeout_s)
+            ready = _ready(awaited)
+        for reference in ready:
+            if reference in self._joining:
+                self._welcome(reference)
+        return [self._collect(reference) for reference in ready if reference in self._running]
+
+    def _collect(self, reference: Any) -> Finished:
+        worker, task = self._running.pop(reference)
+        try:
+            return Finished(worker, task, ray.get(reference))
+        except RayTaskError as error:
+            return Finished(worker, task, None, f"the profiler failed: {error.cause}")
+        except RayError as error:
+            profiler = self._profilers.pop(worker.name, None)
+            if profiler is not None:
+                ray.kill(profiler.actor)  # if only its answer was lost
+            return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
+
+
+def _ready(references: Sequence[Any]) -> Sequence[Any]:
+    """Those whose results, or failures, are there by now."""
+    ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
+    return list(ready)
+
+
+def _result(reference: Any) -> Any:
+    """The result of an actor's call; our own errors come out as they are."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, TrappmError):
+            raise error.cause from error
+        raise

@@ -1,0 +1,66 @@
+"""What a campaign may choose from, and whether that is enough for its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.learner.bench.errors import split_architectures
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.pool import build_pool
+from trappm.profiler.records import Configuration
+from trappm.store import Store
+
+
+def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
+    """The configurations that a campaign file describes, or that its named pool has now.
+
+    Raises:
+        UnknownArchitectureError: a name or glob in the file matches no timm architecture.
+        InputError: there is no pool of this name.
+    """
+    return store.pool(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
+
+
+def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
+    """Those of which a graph can be made, as far as it has been tried."""
+    refused = {(r.architecture, r.input_size) for r in store.refusals()}
+    return [c for c in pool if (c.architecture, c.input_size) not in refused]
+
+
+def check_stop(spec: CampaignSpec) -> None:
+    """Raises InputError for a budget of labels that ends before anything can be learned from."""
+    budget = None if spec.stop is None else spec.stop.labels
+    first = sum(
+        share.on(device, spec.devices)
+        for share in (spec.evaluation, spec.initial)
+        for device in spec.devices.keys
+    )
+    if budget is not None and budget < first:
+        raise InputError(
+            f"the stop rule labels is {budget}, and evaluation and initial alone ask for {first}; "
+            "raise it or lower them"
+        )
+
+
+def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
+    """The architectures to hold out of this pool.
+
+    Raises:
+        InputError: the pool is too small for the budget.
+    """
+    generator = np.random.default_rng([spec.seed, 0])
+    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator)
+    kept_back = sum(c.architecture in held_out for c in pool)
+    for device in spec.devices.keys:
+        wanted = spec.evaluation.on(device, spec.devices)
+        training = spec.budget(device) - wanted
+        if wanted > kept_back or training > len(pool) - kept_back:
+            raise InputError(
+                f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
+                f"{training} training configurations, and the pool has {kept_back} and "
+                f"{len(pool) - kept_back}; lower the budget or widen the pool"
+            )
+    return held_out

@@ -1,0 +1,69 @@
+"""Keeps what a campaign tells of itself, and passes on that it is to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trappm.cluster.campaign.progress import LINES_KEPT, Progress
+from trappm.cluster.workers.interfaces import OnProgress
+
+LOOK_S = 1.0
+"""How often it is asked whether an order to stop has come from elsewhere."""
+
+
+class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
+    """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class Teller:
+    """The progress of a campaign: told by its loop and its learner's thread, watched by others.
+
+    Args:
+        watch: is called with the progress whenever it changes.
+        is_ordered_to_stop: whether somebody in another shell wants the campaign to stop.
+    """
+
+    def __init__(
+        self, watch: Callable[[Progress], None], is_ordered_to_stop: Callable[[], bool]
+    ) -> None:
+        self.progress = Progress()
+        self.stop = threading.Event()
+        self._watch = watch
+        self._is_ordered_to_stop = is_ordered_to_stop
+        self._next_look = 0.0
+        self._lock = threading.Lock()
+
+    def tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
+        """Changes what is told: the stage and its counts, and adds a line of news."""
+        with self._lock:
+            before = self.progress
+            if news:
+                values["lines"] = (*before.lines, news)[-LINES_KEPT:]
+                values["lines_told"] = before.lines_told + 1
+            if stage is not None and stage != before.stage:
+                values = {"done": 0, "total": 0, "current": ()} | values
+            self.progress = replace(before, stage=stage or before.stage, **values)
+            self._watch(self.progress)
+
+    def check_stop(self) -> None:
+        """Raises CampaignStopped if the campaign was asked to stop, by this process or another."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            if self._is_ordered_to_stop():
+                self.stop.set()
+        if self.stop.is_set():
+            raise CampaignStopped
+
+    def on_progress(self, stage: str, *, is_shown: bool = True) -> OnProgress:
+        """For a learner: shows how far it is, and lets it be stopped."""
+
+        def tell(done: int, total: int) -> None:
+            self.check_stop()
+            if is_shown:
+                self.tell(stage, done=done, total=total)
+
+        return tell

@@ -1,0 +1,66 @@
+"""Orders to a campaign from any shell that reaches its label store: pause, cancel, try again.
+
+A campaign that runs, on whichever node, looks at its state in the store once a second, and stops
+when that does not say that it is running.
+"""
+
+from __future__ import annotations
+
+from trappm.cluster.campaign.stop_check import rule_held
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Outcome
+from trappm.store import CampaignRecord, CampaignState, Store
+
+LOST = "lost"
+"""Instead of an outcome: no attempt came to an end."""
+
+
+def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> CampaignRecord:
+    """Has a campaign paused or cancelled; what is being measured is given up.
+
+    Args:
+        campaign_id: None: the one that runs, or the latest where none does.
+
+    Raises:
+        InputError: there is no such campaign, or it has ended; or several run, and none is named.
+    """
+    campaign = store.campaign(campaign_id or _running(store))
+    store.stop_campaign(campaign.id, state)
+    return store.campaign(campaign.id)
+
+
+def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[CampaignRecord, int]:
+    """Gives another chance to what was given up, or settled without a label.
+
+    Args:
+        outcome: only those whose last attempt ended so, or "lost": those that no attempt ended.
+
+    Returns:
+        The campaign, paused if it had finished, and how many assignments wait again.
+
+    Raises:
+        InputError: no such campaign or outcome; the campaign was cancelled, is running, or was
+            ended by a stop rule, so that nothing more is measured for it.
+    """
+    if outcome not in {LOST, *Outcome} - {Outcome.OK}:
+        known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
+        raise InputError(f"no attempt that can be tried again ends as {outcome!r}, but as {known}")
+    campaign = store.campaign(campaign_id)
+    held = rule_held(store, campaign.id)
+    if held is not None:
+        raise InputError(
+            f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.told}), and "
+            "measures no more; launch it with another rule: its labels are taken over"
+        )
+    count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+    if count:
+        told = f"{count} assignments wait again whose last attempt ended as {outcome}"
+        store.log_event(campaign.id, "order", {"message": told})
+    return store.campaign(campaign.id), count
+
+
+def _running(store: Store) -> str | None:
+    running = [c.id for c in store.campaigns() if c.state is CampaignState.RUNNING]
+    if len(running) > 1:
+        raise InputError(f"{len(running)} campaigns run; name one of them: {', '.join(running)}")
+    return running[0] if running else None

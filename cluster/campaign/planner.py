@@ -1,0 +1,167 @@
+"""What a campaign may choose from, and what it draws or has chosen from that for a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from trappm.cluster.campaign.candidates import check_budget, pool_of, without_refused
+from trappm.cluster.campaign.news import Teller
+from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Crew
+from trappm.learner.physics.device_specs import has_kernels, known_spec
+from trappm.profiler.devices.capacity import expected_memory_mib
+from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.records import Configuration, Outcome
+from trappm.store import Assignment, PlannedAssignment, Store
+from trappm.store.records import Role
+
+PURPOSES = ("evaluation", "initial", "acquired")
+
+
+class Planner:
+    """Makes the pool of a campaign, and the parts of its rounds from it."""
+
+    def __init__(self, store: Store, campaign_id: str, spec: CampaignSpec) -> None:
+        self._store = store
+        self._id = campaign_id
+        self._spec = spec
+        self._pool: list[tuple[Configuration, bool]] = []
+
+    @property
+    def pool(self) -> list[tuple[Configuration, bool]]:
+        """Each configuration, and whether its architecture is held out; it never changes."""
+        if not self._pool:
+            self._pool = self._store.campaign_pool(self._id)
+        return self._pool
+
+    def make_pool(self, crew: Crew, teller: Teller) -> None:
+        """Stores the pool and the static profiles that are missing, unless that was done before.
+
+        Raises:
+            InputError: the pool is too small for the budget.
+        """
+        if self.pool:
+            return
+        configurations = pool_of(self._spec, self._store)
+        teller.tell("pool", news=f"pool: {len(configurations)} configurations")
+        self._profile(configurations, crew, teller)
+        pool = without_refused(configurations, self._store)
+        held_out = check_budget(self._spec, pool)
+        self._store.set_campaign_pool(self._id, [(c, c.architecture in held_out) for c in pool])
+
+    def _profile(self, configurations: Sequence[Configuration], crew: Crew, teller: Teller) -> None:
+        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
+        missing = self._store.pairs_to_profile(pairs)
+        teller.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
+        for graph in crew.profile(missing):
+            teller.check_stop()
+            graph.save(self._store)
+            refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
+            teller.tell(done=teller.progress.done + 1, news=refusal)
+
+    def make_kernels(self, kept: KernelCache, crew: Crew, teller: Teller) -> dict[KernelKey, bytes]:
+        """The kernels of the pool, traced where they are missing; none without a known GPU.
+
+        Of CPUs kernels tell no more than the graph does (docs/step_time.md).
+        """
+        for device in self._spec.devices.keys:
+            if known_spec(self._card(device)) is None:
+                teller.tell(
+                    news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
+                    "take is learned from labels alone, without its data sheet"
+                )
+        keys = self._kernel_keys()
+        found = self.known_kernels(kept)  # which removes what is damaged
+        missing = kept.missing(keys)
+        if missing:
+            teller.tell("kernels", done=len(keys) - len(missing), total=len(keys))
+        for traced in crew.trace(missing):
+            teller.check_stop()
+            if traced.is_final:
+                kept.put(traced)
+            if traced.profile is not None:
+                found[traced.key] = traced.profile
+            refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
+            teller.tell(done=teller.progress.done + 1, news=refusal and refusal + traced.refusal)
+        return found
+
+    def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
+        """Those that were traced before."""
+        found = {key: kept.read(key) for key in self._kernel_keys()}
+        return {key: profile for key, profile in found.items() if profile is not None}
+
+    def _kernel_keys(self) -> list[KernelKey]:
+        if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):
+            return []
+        return sorted({KernelKey.of(configuration) for configuration, _ in self.pool})
+
+    def draw(self, device: str, count: int) -> list[PlannedAssignment]:
+        """A uniform draw for a device's part of the evaluation set."""
+        candidates = [c for c, is_held_out in self.pool if is_held_out]
+        key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
+        order = np.random.default_rng(key).permutation(len(candidates))[:count]
+        return [
+            PlannedAssignment(
+                configuration=candidates[index],
+                device=device,
+                role="evaluate",
+                rank=rank,
+                reason={"strategy": "uniform draw"},
+            )
+            for rank, index in enumerate(order)
+        ]
+
+    def request(self, device: str, number: int, count: int) -> ChoiceRequest:
+        """What to ask the learner for a device's part of the initial or of an acquired round.
+
+        What was given up as unstable may be chosen again; what died or failed otherwise may not.
+        """
+        assigned = self._assigned(device)
+        unsteady = self._store.given_up(self._id, device, Outcome.UNSTABLE)
+        candidates = [
+            c.id
+            for c, is_held_out in self.pool
+            if not is_held_out and (c.id not in assigned or c.id in unsteady)
+        ]
+        source = self._spec.devices.source
+        return ChoiceRequest(
+            device=device,
+            count=min(count, len(candidates)),
+            candidates=candidates,
+            known=_taught(assigned.values()),
+            elsewhere=() if device == source else _taught(self._assigned(source).values()),
+            unsteady=unsteady,
+            capacity_mib=self._store.device_memory_mib(device) or expected_memory_mib(device),
+            card=self._card(device),
+            seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
+        )
+
+    def chosen(self, device: str, choices: Sequence[Choice]) -> list[PlannedAssignment]:
+        """What the learner answered, to be written down."""
+        by_id = {c.id: c for c, _ in self.pool}
+        return [
+            PlannedAssignment(
+                configuration=by_id[choice.configuration_id],
+                device=device,
+                role="train",
+                rank=rank,
+                reason=dict(choice.reason),
+            )
+            for rank, choice in enumerate(choices)
+        ]
+
+    def _card(self, device: str) -> str:
+        return card_name(device, self._store.device_environments(device).values())
+
+    def _assigned(self, device: str) -> dict[str, Assignment]:
+        return {a.configuration.id: a for a in self._store.assignments(self._id, device=device)}
+
+
+def _taught(assigned: Iterable[Assignment]) -> list[str]:
+    """What training learns from, now or later: all but what is held out or was given up."""
+    return sorted(
+        a.configuration.id for a in assigned if a.role == Role.TRAIN and a.state != "failed"
+    )

@@ -1,0 +1,70 @@
+"""The end of a campaign: a snapshot of what it learned, or the reason why there is none.
+
+An order to stop may come until the last moment. So the files are written first, which nobody sees;
+then the store ends the campaign and registers them, unless it was stopped; then names are moved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trappm.cluster.campaign.news import CampaignStopped, Teller
+from trappm.cluster.learning.learner_thread import Thinker, training_labels
+from trappm.cluster.workers.rehearsal import unfit_to_publish
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.host.environment import utc_now
+from trappm.store import SnapshotRecord, Store
+
+
+def publish(
+    store: Store,
+    thinker: Thinker,
+    teller: Teller,
+    campaign_id: str,
+    snapshots: Path,
+    errors: dict[str, Any],
+) -> str | None:
+    """Finishes a campaign: publishes the heads with these errors, the latest unless they regressed.
+
+    Returns:
+        The snapshot's id; None if its labels are of no hardware.
+
+    Raises:
+        CampaignStopped: it was paused or cancelled meanwhile; no name was moved.
+        TrappmError: the learner or the store failed, before the campaign was finished.
+    """
+    labels = training_labels(store, campaign_id).labels
+    unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
+    if unfit:
+        teller.tell(news=f"no snapshot is published: {unfit}")
+        _finish(store, campaign_id, f"no snapshot: {unfit}", None)
+        return None
+    teller.tell("publishing", total=0)
+    info = thinker.publish(snapshots, campaign_id, labels, errors)
+    snapshot = SnapshotRecord(
+        id=info["id"],
+        campaign_id=campaign_id,
+        location=info["folder"],
+        manifest=info["manifest"],
+        created_at=utc_now(),
+    )
+    _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)
+    try:
+        kept = thinker.promote(snapshots, snapshot.id)
+    except TrappmError as error:  # the campaign is finished all the same
+        kept = (
+            f"snapshot {snapshot.id} is published, but not the latest ({error}); "
+            f"name it with: trappm snapshot alias latest {snapshot.id}"
+        )
+        store.log_event(campaign_id, "published", {"message": kept})
+    if kept is None:
+        store.set_alias("latest", snapshot.id)
+    else:
+        teller.tell(news=kept)
+    return snapshot.id
+
+
+def _finish(store: Store, campaign_id: str, message: str, snapshot: SnapshotRecord | None) -> None:
+    if not store.finish_campaign(campaign_id, message, snapshot):
+        raise CampaignStopped

@@ -1,0 +1,178 @@
+"""The campaign file: a short YAML that says what to measure, where, and how much of it.
+
+It is checked strictly before anything starts: an unknown key, a wrong type or a budget that cannot
+be spent is told in one line. A preset is such a file that ships with the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.cluster.yaml_file import parse, read_text
+from trappm.profiler.errors import InputError
+from trappm.profiler.measuring.canary import CanaryPlan
+from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+from trappm.profiler.models.pool import PoolGroup, PoolSpec
+from trappm.profiler.records import Configuration
+from trappm.profiler.records import Protocol as MeasuringProtocol
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
+"""Any key of `profiler.devices`, such as `a100`, `simulated:a100` or `replay:FILE`."""
+
+
+class Devices(_Part):
+    """Where to measure: a source device and, if transfer is wanted, a target device."""
+
+    source: DeviceKey
+    target: DeviceKey | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.source,) if self.target is None else (self.source, self.target)
+
+
+class Share(_Part):
+    """A number of configurations to measure on each of the two devices."""
+
+    source: int = Field(ge=0, le=1_000_000)
+    target: int = Field(default=0, ge=0, le=1_000_000)
+
+    def on(self, device: str, devices: Devices) -> int:
+        return self.source if device == devices.source else self.target
+
+
+class Evaluation(Share):
+    """The evaluation set: drawn uniformly from architectures that training never sees."""
+
+    source: int = Field(ge=2, le=1_000_000)
+    architecture_share: float = Field(default=0.2, gt=0, lt=0.9)
+
+
+class Rounds(Share):
+    """The rounds in which acquisition picks, and how much each device measures per round."""
+
+    count: int = Field(ge=0, le=10_000)
+
+
+class CampaignSpec(_Part):
+    """Everything that decides the course of a campaign."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = Field(default=1337, ge=0, lt=2**32)
+    devices: Devices
+    protocol: str | MeasuringProtocol = "quick"
+    """The name of a protocol of ours, or one of your own with a name of its own."""
+    learner: str = "laptop"
+    strategy: str = "ours"
+    evaluation: Evaluation
+    initial: Share
+    rounds: Rounds
+    stop: StopRules | None = None
+    """What ends the campaign before its last round."""
+    max_attempts: int = Field(default=3, ge=1, le=10)
+    priority: int = Field(default=1, ge=1, le=100)
+    """Campaigns side by side on a cluster share its GPUs in proportion to it."""
+    canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
+    """How the devices are watched while they measure; `false` or `null`: not at all."""
+    pool: str | PoolSpec
+    """The name of a pool that `trappm pool build` made, or the groups of one of its own."""
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _one_pool(cls, pool: object) -> object:
+        if isinstance(pool, dict) and "name" in pool:
+            raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
+        return pool
+
+    @field_validator("canary", mode="before")
+    @classmethod
+    def _no_canary(cls, canary: object) -> object:
+        return None if canary is False else canary
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        # Imported here: both pull in torch, and reading a file that fails earlier should be quick.
+        from trappm.learner.acquisition import strategy_named
+        from trappm.learner.networks.presets import preset_named
+
+        if isinstance(self.protocol, str):
+            protocol_named(self.protocol)
+        elif self.protocol.name in PROTOCOLS:
+            raise ValueError(
+                f"protocol: {self.protocol.name!r} is a protocol of ours; rename yours"
+            )
+        preset_named(self.learner)
+        strategy_named(self.strategy)
+        if self.devices.target == self.devices.source:
+            raise ValueError("devices: source and target are the same; leave target out")
+        if self.initial.source < 4:
+            raise ValueError(f"initial: source is {self.initial.source}; heads need 4 or more")
+        shares = (self.evaluation.target, self.initial.target, self.rounds.target)
+        if self.devices.target is None and any(shares):
+            raise ValueError("a budget is given for a target, but devices names no target")
+        if self.devices.target is not None and min(shares[:2]) < 2:
+            raise ValueError("evaluation and initial need 2 or more on the target device")
+        return self
+
+    @property
+    def measuring_protocol(self) -> MeasuringProtocol:
+        if isinstance(self.protocol, str):
+            return protocol_named(self.protocol)
+        # Labels of one protocol name may be mixed, so the name tells what the protocol says.
+        digest = hashlib.sha256(json.dumps(self.protocol.to_dict()).encode()).hexdigest()[:8]
+        return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
+
+    def budget(self, device: str) -> int:
+        """How many configurations the whole campaign measures on this device."""
+        shares = (self.evaluation, self.initial)
+        fixed = sum(share.on(device, self.devices) for share in shares)
+        return fixed + self.rounds.count * self.rounds.on(device, self.devices)
+
+
+def presets() -> list[str]:
+    """Names of the campaign files that ship with the package."""
+    folder = resources.files("trappm.cluster") / "presets"
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def load_preset(name: str) -> CampaignSpec:
+    """Raises InputError for a name that is no preset."""
+    if name not in presets():
+        raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
+    text = (resources.files("trappm.cluster") / "presets" / f"{name}.yaml").read_text(
+        encoding="utf-8"
+    )
+    return parse_spec(text, origin=f"preset {name}")
+
+
+def load_spec(path: Path) -> CampaignSpec:
+    """Raises InputError for a file that cannot be read or is not a valid campaign file."""
+    return parse_spec(read_text(path, kind="campaign"), origin=str(path))
+
+
+def parse_spec(text: str, *, origin: str) -> CampaignSpec:
+    """The campaign spec that this YAML describes.
+
+    Raises:
+        InputError: not YAML, or not a campaign; the first fault is told, with its key.
+    """
+    parts = (
+        CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
+        CanaryPlan, Configuration, StopRules,
+    )  # fmt: skip
+    return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)

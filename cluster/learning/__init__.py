@@ -1,0 +1,1 @@
+"""The learner's side of a campaign: encode the pool, train heads, choose, publish."""

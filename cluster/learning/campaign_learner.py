@@ -1,0 +1,356 @@
+"""What the learner does for a campaign: encode its pool, train its heads, choose, publish.
+
+Plain Python without Ray: `actors.LearnerActor` puts it into a process of its own. Everything that
+is random comes from the campaign's seed, so the same labels give the same heads and choices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trappm.cluster.learning.encoded_pool import EncodedPool
+from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
+from trappm.learner.acquisition.gradient import NEED_GRADIENTS
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.bench.errors import accuracy
+from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
+from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
+from trappm.learner.networks.presets import preset_named
+from trappm.learner.physics.device_specs import known_spec
+from trappm.learner.snapshots.registry import LATEST, Registry
+from trappm.learner.snapshots.regressions import promote
+from trappm.learner.snapshots.snapshot import save_snapshot
+from trappm.learner.workload import Workload
+from trappm.profiler.records import METRICS, Configuration, Phase
+
+IntArray = npt.NDArray[np.int64]
+
+LEAST_TRAINING_LABELS = 4
+"""A device with fewer training labels gets no heads yet."""
+FIRST_METRICS = ("memory_mib", "step_time_ms")
+"""What every device tells: what a choice without any label has to serve."""
+
+
+class CampaignLearner:
+    """Encoder and heads of one campaign, over its pool."""
+
+    def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
+        self._preset = preset_named(preset)
+        self._knows_physics = self._preset.head.physical_prior
+        self._strategy = strategy_named(strategy)
+        self._source = source
+        self._seed = seed
+        self._cache = cache
+        self._heads: dict[str, DeviceHeads] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
+        self._training_labels: Sequence[TrainingLabel] = ()
+        self._cards: Mapping[str, str] = {}
+
+    def set_pool(
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
+    ) -> None:
+        """Takes the pool and pre-trains the encoder on all of it, labelled or not.
+
+        An encoder that was trained on the same graphs before is read back instead.
+
+        Args:
+            pool: configurations with their graph templates.
+            on_progress: told of epochs.
+            steps: step profiles by architecture and input size, where there are any.
+            kernels: kernel profiles, where there are any.
+        """
+        self._pool = EncodedPool.of(
+            pool,
+            steps or {},
+            kernels or {},
+            preset=self._preset.encoder,
+            seed=self._seed,
+            cache=self._cache,
+            on_progress=on_progress,
+        )
+
+    @property
+    def embeddings(self) -> npt.NDArray[np.float32]:
+        """Of the pool, in its order (n, width)."""
+        return self._pool.embeddings
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        """Trains the source's heads, then the other devices' heads from the source's weights.
+
+        A run that ran out of memory teaches the memory head what it needs at least.
+
+        Returns:
+            labels: training labels by device; devices: error by device and metric on the evaluation
+            set; transfer: for devices other than the source, the error from scratch beside it;
+            evaluation: each prediction beside its measurement.
+        """
+        labels = [
+            label
+            for label in labels
+            if label.memory_above_mib is not None or any(v is not None for v in label.values)
+        ]
+        self._training_labels = [label for label in labels if label.role == "train"]
+        self._cards = {label.device: label.card or label.device for label in labels}
+        counts = Counter(label.device for label in self._training_labels)
+        report: dict[str, Any] = {
+            "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
+        }  # fmt: skip
+        devices = sorted(counts, key=lambda device: (device != self._source, device))
+        devices = [device for device in devices if counts[device] >= LEAST_TRAINING_LABELS]
+        trainings = max(1, 2 * len(devices) - 1)
+        for device in devices:
+            training = [x for x in self._training_labels if x.device == device]
+            evaluation = [x for x in labels if x.device == device and x.role == "evaluate"]
+            init = None if device == self._source else self._heads.get(self._source)
+            first = max(0, 2 * devices.index(device) - 1)
+            progress = _part(on_progress, first, trainings)
+            self._heads[device] = self._train(training, init, progress)
+            errors, pairs = self._judge(self._heads[device], evaluation)
+            report["devices"][device] = errors
+            report["evaluation"] += pairs
+            if init is not None:
+                progress = _part(on_progress, first + 1, trainings)
+                scratch, _ = self._judge(self._train(training, None, progress), evaluation)
+                report["transfer"][device] = {
+                    metric: {
+                        "transferred": errors[metric]["mape"],
+                        "from_scratch": scratch[metric]["mape"],
+                    }
+                    for metric in errors
+                    if metric in scratch
+                }
+        return report
+
+    def choose(self, request: ChoiceRequest) -> list[Choice]:
+        """Picks what to measure next on a device, with reasons; without any label as well."""
+        if not request.count:
+            return []
+        heads = self._heads.get(request.device) or self._heads.get(self._source)
+        pool = self._pool
+        # What is held out is left out here too: nothing is chosen to suit the evaluation set.
+        rows = pool.indices([*request.candidates, *request.known, *request.elsewhere])
+        rows = np.unique(rows)
+        card = self._cards.get(request.device) or request.card or request.device
+        workloads = [pool.workloads(card)[i] for i in rows.tolist()]
+        predictions = None if heads is None else heads.predict(workloads)
+        knowledge = self._knowledge(card).of_rows(rows)
+
+        def at(names: Iterable[str]) -> IntArray:
+            return np.searchsorted(rows, pool.indices(list(names)))
+
+        noise_factor = np.ones(len(rows))
+        noise_factor[at(request.unsteady)] = (1.0 + np.array([*request.unsteady.values()])) ** 2
+        gradients = None
+        if heads is not None and self._strategy.name in NEED_GRADIENTS:
+            gradients = heads.gradients(workloads)
+        acquisition = AcquisitionRequest(
+            embeddings=pool.embeddings[rows],
+            static_features=pool.static_features[rows],
+            labelled=at(request.known),
+            candidates=at(request.candidates),
+            count=request.count,
+            generator=np.random.default_rng(list(request.seed)),
+            families=[pool.families[i] for i in rows.tolist()],
+            covariances=list(knowledge.covariances.values()) if self._knows_physics else [],
+            gradients=gradients,
+            uncertainty=None if predictions is None else _over_metrics(predictions),
+            predicted_cost=_step_times(predictions, knowledge),
+            failure=self._failure(request, heads, workloads, knowledge),
+            noise_factor=noise_factor,
+            elsewhere=at(request.elsewhere),
+        )
+        strategy = self._strategy if heads is not None else cold_start(self._strategy)
+        return [
+            Choice(pool.configurations[rows[pick.index]].id, pick.reason)
+            for pick in strategy.select(acquisition)
+        ]
+
+    def _knowledge(self, card: str) -> PoolKnowledge:
+        """Of the metrics that labels have had so far; before any label, of time and memory."""
+        known = {
+            metric
+            for label in self._training_labels
+            for metric, value in zip(METRICS, label.values, strict=True)
+            if value is not None
+        }
+        key = card, tuple(sorted(known or FIRST_METRICS))
+        if key not in self._known:
+            self._known[key] = PoolKnowledge.of(
+                self._pool.workloads(card), key[1], known_spec(card), self._generator(2)
+            )
+        return self._known[key]
+
+    def _failure(
+        self,
+        request: ChoiceRequest,
+        heads: DeviceHeads | None,
+        workloads: Sequence[Workload],
+        knowledge: PoolKnowledge,
+    ) -> npt.NDArray[np.float64] | None:
+        """The probability that runs of these workloads die of the device's memory (n); None where
+        that is not known.
+
+        The memory is what runs died of, or what is known of the device.
+        """
+        bounds = [
+            label.memory_above_mib
+            for label in self._training_labels
+            if label.device == request.device and label.memory_above_mib is not None
+        ]
+        capacity = min(bounds, default=request.capacity_mib)
+        if capacity is None:
+            return None
+        if isinstance(heads, Heads) and "memory_mib" in heads.metrics:
+            return heads.out_of_memory(workloads, capacity)
+        said = knowledge.estimates.get("memory_mib")
+        return None if said is None else probability_above(said, USABLE_SHARE * capacity)
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Saves encoder and heads as a snapshot in the registry; its id, folder and manifest.
+
+        Its `parent` is what is the latest there.
+        """
+        before = Registry(registry).history(LATEST)
+        info = save_snapshot(
+            registry,
+            encoder=self._pool.encoder,
+            heads={device: self._by_phase(device) for device in self._heads},
+            source_device=self._source,
+            preset=self._preset,
+            labels=self._training_labels,
+            fields={
+                **fields,
+                "cards": {device: self._cards.get(device, device) for device in self._heads},
+                "parent": before[-1].snapshot if before else None,
+            },
+        )
+        return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
+
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        promotion = promote(Registry(registry), LATEST, snapshot_id)
+        return None if promotion.moved else promotion.told
+
+    def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
+        """A device's heads under each phase that its labels had; one fit serves both."""
+        had: dict[Phase, Counter[StepSettings]] = {}
+        for label in self._training_labels:
+            if label.device == device:
+                c = self._pool.configurations[self._pool.index[label.configuration_id]]
+                settings = StepSettings(c.precision, c.memory_format, c.optimizer)
+                had.setdefault(c.phase, Counter())[settings] += 1
+        return {
+            phase: TrainedHeads(self._heads[device], tuple(s for s, _ in count.most_common()))
+            for phase, count in had.items()
+        }
+
+    def _train(
+        self, labels: Sequence[TrainingLabel], init: DeviceHeads | None, on_progress: OnProgress
+    ) -> DeviceHeads:
+        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        card = self._cards[labels[0].device]
+        workloads = self._pool.workloads(card)
+        return train_heads(
+            [workloads[i] for i in at],
+            _targets(labels),
+            above=_bounds(labels),
+            spec=known_spec(card),
+            groups=[self._pool.configurations[i].architecture for i in at],
+            preset=self._preset.head,
+            generator=self._generator(1),
+            init=init,
+            on_progress=on_progress,
+        )
+
+    def _judge(
+        self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Errors by metric, and each prediction beside what was measured."""
+        if not labels:
+            return {}, []
+        at = self._pool.indices([label.configuration_id for label in labels]).tolist()
+        workloads = self._pool.workloads(self._cards[labels[0].device])
+        predictions = heads.predict([workloads[i] for i in at])
+        targets = _targets(labels)
+        errors: dict[str, Any] = {}
+        pairs = []
+        for column, metric in enumerate(predictions.metrics):
+            measured = targets[:, list(METRICS).index(metric)]
+            known = np.flatnonzero(~np.isnan(measured)).tolist()
+            if not known:
+                continue
+            predicted, low, high = (
+                values[:, column]
+                for values in (predictions.mean, predictions.low, predictions.high)
+            )
+            errors[metric] = dict(accuracy(measured, predicted, low, high))
+            pairs += [
+                {
+                    "device": labels[i].device,
+                    "configuration_id": labels[i].configuration_id,
+                    "architecture": self._pool.configurations[at[i]].architecture,
+                    "metric": metric,
+                    "measured": float(measured[i]),
+                    "predicted": float(predicted[i]),
+                    "low": float(low[i]),
+                    "high": float(high[i]),
+                }
+                for i in known
+            ]
+        return errors, pairs
+
+    def _generator(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, purpose])
+
+
+def _targets(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+    """The labels' values (n, metrics), NaN where missing."""
+    rows = [[np.nan if v is None else v for v in label.values] for label in labels]
+    return np.array(rows, dtype=np.float64).reshape(len(labels), len(METRICS))
+
+
+def _bounds(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
+    """Lower bounds of the values (n, metrics), NaN where there is none: memory that ran out."""
+    bounds = np.full((len(labels), len(METRICS)), np.nan)
+    bounds[:, list(METRICS).index("memory_mib")] = [
+        # Of the device's memory; a run dies where no more fits, which is a little earlier.
+        np.nan if label.memory_above_mib is None else USABLE_SHARE * label.memory_above_mib
+        for label in labels
+    ]
+    return bounds
+
+
+def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:
+    """One uncertainty for each graph: the root mean square over metrics, each in its own scale."""
+    scale = np.maximum(predictions.disagreement.mean(axis=0), 1e-9)
+    return np.asarray(np.sqrt(np.mean((predictions.disagreement / scale) ** 2, axis=1)))
+
+
+def _step_times(
+    predictions: Predictions | None, knowledge: PoolKnowledge
+) -> npt.NDArray[np.float64] | None:
+    """In ms (n), without a head for them those of the prior; None where there is neither."""
+    if predictions is not None and "step_time_ms" in predictions.metrics:
+        return predictions.mean[:, predictions.metrics.index("step_time_ms")]
+    said = knowledge.estimates.get("step_time_ms")
+    return None if said is None else said.median
+
+
+def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:
+    """Progress of one of several equal parts, told as progress of the whole."""
+    return lambda done, total: on_progress(number * total + done, parts * total)

@@ -1,0 +1,127 @@
+"""A campaign's pool as its learner sees it: graphs, profiles, embeddings, all in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.static_profiles import Pair
+from trappm.cluster.workers.interfaces import OnProgress
+from trappm.learner.networks.gae import Encoder
+from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.learner.networks.presets import EncoderPreset
+from trappm.learner.physics.device_specs import has_kernels
+from trappm.learner.workload import Workload
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import Configuration, GraphTemplate
+from trappm.profiler.records.graph import Graph
+from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.simulation.step_profile import StepProfile
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPool:
+    """Of n configurations."""
+
+    configurations: Sequence[Configuration]
+    encoder: Encoder
+    embeddings: npt.NDArray[np.float32]
+    """(n, width)."""
+    _workloads: Sequence[Workload]
+
+    @classmethod
+    def of(
+        cls,
+        pool: Sequence[tuple[Configuration, bytes]],
+        steps: Mapping[Pair, bytes],
+        kernels: Mapping[KernelKey, bytes],
+        *,
+        preset: EncoderPreset,
+        seed: int,
+        cache: Path,
+        on_progress: OnProgress,
+    ) -> Self:
+        """Pre-trains the encoder on the whole pool, or reads back what was trained on it before.
+
+        Args:
+            pool: configurations with their graph templates.
+            steps: step profiles by architecture and input size, where there are any.
+            kernels: kernel profiles, where there are any.
+            preset: of the encoder.
+            seed: of all that is random in it.
+            cache: the folder of encoders.
+            on_progress: told of epochs.
+        """
+        configurations = [configuration for configuration, _ in pool]
+        graphs = _graphs(pool)
+        encoder = make_encoder(
+            graphs,
+            [c.architecture for c in configurations],
+            preset,
+            pretrained=True,
+            seed=seed,
+            cache=cache,
+            on_progress=on_progress,
+        )
+        embeddings = encoder.embed(graphs)
+        stepped = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
+        traced = {key: KernelProfile.from_bytes(data) for key, data in kernels.items()}
+        workloads = [
+            Workload(
+                graph=graph,
+                precision=c.precision,
+                memory_format=c.memory_format,
+                optimizer=c.optimizer,
+                phase=c.phase,
+                step=stepped.get((c.architecture, c.input_size)),
+                kernels=traced.get(KernelKey.of(c)),
+                embedding=embedding,
+            )
+            for c, graph, embedding in zip(configurations, graphs, embeddings, strict=True)
+        ]
+        return cls(configurations, encoder, embeddings, workloads)
+
+    def __len__(self) -> int:
+        return len(self.configurations)
+
+    def workloads(self, card: str) -> Sequence[Workload]:
+        """As heads of this card see them (n): those of CPUs and unknown GPUs know no kernels."""
+        return self._workloads if has_kernels(card) else self._without_kernels
+
+    @cached_property
+    def _without_kernels(self) -> Sequence[Workload]:
+        return [w if w.kernels is None else replace(w, kernels=None) for w in self._workloads]
+
+    @cached_property
+    def static_features(self) -> npt.NDArray[np.float64]:
+        """Of the configurations (n, f), not scaled."""
+        return np.stack([w.static_features for w in self._workloads])
+
+    @cached_property
+    def families(self) -> list[str]:
+        return [family_of(c.architecture) for c in self.configurations]
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Where a configuration stands, by its id."""
+        return {c.id: i for i, c in enumerate(self.configurations)}
+
+    def indices(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Where configurations of these ids stand."""
+        return np.array([self.index[name] for name in names], dtype=np.int64)
+
+
+def _graphs(pool: Sequence[tuple[Configuration, bytes]]) -> list[Graph]:
+    """Equal graphs are one object, so that what is known of it is known of all that have it."""
+    made: dict[tuple[bytes, int], Graph] = {}
+    for c, template in pool:
+        if (template, c.batch_size) not in made:
+            made[template, c.batch_size] = GraphTemplate.from_bytes(template).at(c.batch_size)
+    return [made[template, c.batch_size] for c, template in pool]

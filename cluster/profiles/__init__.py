@@ -1,0 +1,1 @@
+"""Static and kernel profiles of whole pools, made by many processes and kept."""

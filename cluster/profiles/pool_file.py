@@ -1,0 +1,122 @@
+"""The pool file, and building a pool from it: configurations, and every static profile in it.
+
+A pool file is a short YAML that names the pool and says what is in it. Building can be stopped or
+killed at any moment and be started again: what is in the store is not made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trappm.cluster.profiles.static_profiles import profile_in_processes
+from trappm.cluster.workers.interfaces import ProfiledGraph
+from trappm.cluster.yaml_file import parse, read_text
+from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
+from trappm.store import Store
+
+Pair = tuple[str, int]
+Watch = Callable[[int, int, ProfiledGraph | None], None]
+"""Called with static profiles done, how many in all, and the one that was made last."""
+
+
+class PoolFile(BaseModel):
+    """A pool under a name, by which campaigns can ask for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    groups: tuple[PoolGroup, ...]
+
+    @property
+    def spec(self) -> PoolSpec:
+        return PoolSpec(groups=self.groups)
+
+
+def load_pool_file(path: Path) -> PoolFile:
+    """Raises InputError for a file that cannot be read or is not a valid pool file."""
+    return parse_pool_file(read_text(path, kind="pool"), origin=str(path))
+
+
+def parse_pool_file(text: str, *, origin: str) -> PoolFile:
+    """The pool that this YAML describes.
+
+    Raises:
+        InputError: not YAML, or not a pool; the first fault is told, with its key.
+    """
+    return parse(text, PoolFile, origin=origin, kind="pool", parts=(PoolFile, PoolGroup))
+
+
+def build(
+    store: Store,
+    file: PoolFile,
+    *,
+    address: str | None,
+    processes: int,
+    watch: Watch,
+    retry_refused: bool = False,
+) -> None:
+    """Stores the pool and makes the static profiles that are missing; each is kept as it comes.
+
+    Args:
+        store: where configurations, profiles and refusals go.
+        file: what to build.
+        address: of a running Ray cluster that does the work; None for processes here.
+        processes: how many at once, without a cluster.
+        watch: told of progress.
+        retry_refused: try again what was refused, as a newer version may know it.
+
+    Raises:
+        InputError: an architecture or family that does not exist, or a pool that is too large.
+        CampaignError: the cluster cannot be reached.
+    """
+    configurations = build_pool(file.spec)
+    store.save_pool(file.name, file.model_dump(mode="json"), configurations)
+    make_profiles(
+        store,
+        sorted({(c.architecture, c.input_size) for c in configurations}),
+        address=address,
+        processes=processes,
+        watch=watch,
+        retry_refused=retry_refused,
+    )
+
+
+def make_profiles(
+    store: Store,
+    pairs: Sequence[Pair],
+    *,
+    address: str | None,
+    processes: int,
+    watch: Watch,
+    retry_refused: bool = False,
+) -> None:
+    """Makes the static profiles of these pairs that are missing; each is kept as it comes.
+
+    Arguments and errors are those of `build`.
+    """
+    missing = store.pairs_to_profile(pairs, also_refused=retry_refused)
+    done = len(pairs) - len(missing)
+    watch(done, len(pairs), None)
+    if not missing:
+        return
+    for profile in _profiled(missing, address, processes):
+        profile.save(store)
+        done += 1
+        watch(done, len(pairs), profile)
+
+
+def _profiled(
+    pairs: Sequence[Pair], address: str | None, processes: int
+) -> Iterator[ProfiledGraph]:
+    if address is None:
+        yield from profile_in_processes(pairs, processes)
+        return
+    from trappm.cluster.runtime import ray_runtime
+
+    with ray_runtime(address):
+        from trappm.cluster.actors.profile_tasks import profile_on_ray
+
+        yield from profile_on_ray(pairs)

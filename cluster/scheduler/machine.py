@@ -1,0 +1,421 @@
+"""The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
+
+    Joined, Lost, Leaving, Seen    -->  workforce  --> Measure, MeasureCanary, Dismiss
+    Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
+    Learned                        -->  thoughts   --> Plan, Learn, Close, Publish
+
+Assignments are handed out one by one, so that long and short ones mix and nobody waits for a round
+to end. On GPUs the learner runs ahead: the next round is chosen while there is still work for as
+long as choosing it will take. On a CPU device, which measurements and learner share, the same
+machine does one thing at a time. Each event costs O(log n) of what waits.
+
+Rounds keep their meaning: each device has its share of each round, and a round is closed with the
+report of the first training that began after its last assignment had ended.
+
+Once a stop rule holds nothing more begins. What runs ends, the learner learns from it, and what was
+only planned counts as ended. A budget is kept before that: nothing is handed out that, beside what
+runs, would overrun it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from trappm.cluster.scheduler.messages import (
+    CanaryMeasured,
+    Close,
+    Command,
+    Course,
+    Dismiss,
+    Enough,
+    Event,
+    GiveUp,
+    Joined,
+    Learn,
+    Learned,
+    Leaving,
+    Lost,
+    Measure,
+    MeasureCanary,
+    Measured,
+    Plan,
+    Planned,
+    Publish,
+    Quarantine,
+    Seen,
+    Settled,
+    Spent,
+    Stopped,
+    Waiting,
+    Worker,
+)
+from trappm.cluster.scheduler.ranked_queue import RankedQueue
+from trappm.cluster.scheduler.rounds import UNLEARNED_ROUNDS, Rounds
+from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.worker_table import Seat, Workforce
+from trappm.profiler.records import Outcome
+from trappm.store.records import attempts_allowed, is_final
+
+LONGEST_STEP_S = 30.0
+"""So much of the time between two events counts: a suspended machine, a clock that jumped or a
+database that was away for an hour must not look like workers that were silent for an hour."""
+
+_MARGIN = 2.0
+"""The learner starts when what waits lasts so many times as long as the learner took last time."""
+
+
+class Machine:
+    """Decides what happens next in one campaign; whoever drives it does that, and says how it went.
+
+    Args:
+        course: what the campaign is to do.
+        canary_is_due: asked of a worker just before it would measure something else.
+        waiting: assignments that were planned before and have not ended.
+        next_rounds: for each device, the first round that has not been planned; 0 by default.
+        closed: rounds that were closed before.
+        enough: a stop rule held before.
+        allowance: what may still be spent; by default everything.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        *,
+        canary_is_due: Callable[[Worker], bool] = lambda worker: False,
+        waiting: Iterable[Waiting] = (),
+        next_rounds: Mapping[str, int] | None = None,
+        closed: Iterable[int] = (),
+        enough: bool = False,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self.course = course
+        self.is_over = False
+        self._canary_is_due = canary_is_due
+        self._queues = {device: RankedQueue() for device in course.devices}
+        self._workforce = Workforce(course.devices)
+        self._rounds = Rounds(course, next_rounds, closed)
+        self._to_close: list[int] = []
+        self._thoughts: deque[Plan | Learn] = deque()
+        self._thinking: Plan | Learn | None = None
+        self._thinking_since = 0.0
+        self._learns = False
+        """There was a training among the thoughts since then."""
+        self._thinking_s: float | None = None
+        """How long it took the last time."""
+        self._allowance = allowance or Allowance()
+        self._settled_late: dict[str, bool] = {}
+        """What ended by a late result while another worker measured it; whether it has a label."""
+        self._is_ending = False
+        """A stop rule held: nothing more begins."""
+        self._has_tried = False
+        self._has_heads = False
+        self._knows_all = False
+        """No assignment has ended since the learner was last told to learn."""
+        self._time = 0.0
+        self._now: float | None = None
+        self._commands: list[Command] = []
+        for one in waiting:
+            self._add(one)
+        if enough:
+            self._begin_no_more()
+
+    # What it can be asked.
+
+    @property
+    def to_come(self) -> dict[str, int]:
+        """By device: how many assignments nobody measures yet, planned or not, and somebody may."""
+        if not self._may_begin:
+            return dict.fromkeys(self.course.devices, 0)
+        return {d: len(queue) + self._rounds.unplanned(d) for d, queue in self._queues.items()}
+
+    @property
+    def measuring(self) -> int:
+        """How many workers are at something, be it a canary."""
+        return self._workforce.at_work
+
+    @property
+    def round_number(self) -> int:
+        """The earliest round that is not closed, or the last one."""
+        return self._rounds.current
+
+    def leases(self) -> Iterator[tuple[Worker, Waiting]]:
+        """Who measures what."""
+        return self._workforce.leases()
+
+    def stalled(self) -> set[str]:
+        """Devices with work that no worker is there for, while nothing else goes on either."""
+        if self._thinking or self.measuring or self.is_over:
+            return set()
+        able = self._workforce.able
+        return {device for device, queue in self._queues.items() if queue and not able[device]}
+
+    # Events.
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes an event in, and says what is to be done now, in this order.
+
+        Args:
+            event: what happened.
+            now: seconds of a clock that should not, but may, jump.
+        """
+        if self._now is not None:
+            self._time += min(max(now - self._now, 0.0), LONGEST_STEP_S)
+        self._now = now
+        self._commands = []
+        if not self.is_over:
+            self._take(event)
+            self._look_at_budgets()
+            self._think()
+            if not (self.course.keeps_host_quiet and self._thinking):
+                self._hand_out()
+        return self._commands
+
+    def _take(self, event: Event) -> None:  # noqa: PLR0912  (one line for each)
+        match event:
+            case Joined(worker):
+                if worker.device in self._queues:
+                    self._lose(worker, "it has started anew")
+                    self._workforce.join(worker, self._time)
+            case Lost(worker, why):
+                self._lose(worker, why)
+            case Stopped(worker):
+                self._workforce.stop(worker)
+            case Leaving(worker):
+                self._workforce.retire(worker)
+            case Seen(workers):
+                self._workforce.see(workers, self._time)
+            case Measured():
+                self._end(event)
+            case CanaryMeasured(worker):
+                self._workforce.free(worker)
+            case Planned(device, number, assignments):
+                if not self._is_ending:
+                    self._rounds.next[device] = number + 1
+                    for one in assignments:
+                        self._add(one)
+                if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
+                    # Rounds that are short beside a training: more of them before the next one.
+                    self._thoughts.extend(self._plans([device]))
+                self._end_thought()
+            case Settled(assignment_ids):
+                self._allowance.labels += len(assignment_ids)
+                self._settle(assignment_ids)
+            case Learned(has_heads, enough):
+                self._has_heads = has_heads
+                if enough:
+                    self._begin_no_more()
+                for number in self._to_close if has_heads or self._is_ending else ():
+                    self._close(number)
+                self._end_thought()
+            case Enough():
+                self._begin_no_more()
+            case _:
+                self._look_at_leases()
+
+    # Assignments and who measures them.
+
+    def _add(self, one: Waiting) -> None:
+        self._rounds.add(one)
+        self._queues[one.device].push(one)
+
+    def _end(self, one: Measured) -> None:
+        worker, running = one.worker, self._workforce.running(one.worker)
+        self._allowance.spend(worker.device, one.seconds)
+        if running is None or running.id != one.assignment_id:
+            # Late: its lease was lost before. The result is kept, and may settle the assignment.
+            if is_final(one.outcome):
+                waited = self._settle([one.assignment_id])
+                self._allowance.labels += one.is_label * waited
+                if not waited:  # whoever measures it now need not succeed any more
+                    self._settled_late[one.assignment_id] = one.is_label
+            return
+        self._workforce.free(worker)
+        self._allowance.end(worker.device)
+        self._allowance.labels += one.is_label
+        if is_final(one.outcome):
+            self._ended(running.round_number, running.device)
+        else:
+            self._fail(running, worker, one.outcome)
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        running = self._workforce.leave(worker, self._time)
+        if running is not None:
+            self._allowance.end(worker.device)
+            self._commands.append(GiveUp(running.id, why))
+            self._fail(running, worker, None)
+
+    def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
+        failures, hosts = one.failures + 1, (*one.hosts, worker.host)
+        if one.id in self._settled_late:
+            self._allowance.labels += self._settled_late.pop(one.id)
+            self._ended(one.round_number, one.device)
+        elif failures >= attempts_allowed(outcome, self.course.max_attempts):
+            self._commands.append(Quarantine(one.id, one.device, failures, hosts))
+            self._ended(one.round_number, one.device)
+        elif self._is_ending:
+            self._ended(one.round_number, one.device)
+        else:
+            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
+
+    def _settle(self, assignment_ids: Iterable[str]) -> int:
+        """These need no measurement any more; how many of them were waiting for one."""
+        waited = 0
+        for assignment_id in assignment_ids:
+            for device, queue in self._queues.items():
+                number = queue.remove(assignment_id)
+                if number is not None:
+                    self._ended(number, device)
+                    waited += 1
+        return waited
+
+    def _ended(self, number: int, device: str) -> None:
+        self._rounds.end(number, device)
+        self._knows_all = False
+
+    def _look_at_leases(self) -> None:
+        """Dismisses who was silent for the length of a lease."""
+        self._workforce.forget_hosts(self._time)
+        for seat in self._workforce.due(self._time):
+            silent_s = self._time - seat.seen_at
+            if silent_s >= self.course.lease_s:
+                why = f"it has not answered for {silent_s:.0f} s"
+                self._commands.append(Dismiss(seat.worker, why))
+                self._lose(seat.worker, why)
+                continue
+            self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+
+    # Handing out.
+
+    def _hand_out(self) -> None:
+        for device in self._in_order():
+            queue, idle = self._queues[device], self._workforce.idle[device]
+            if queue and idle:
+                for seat in list(idle.values()):
+                    if not queue or not self._may_begin or self._allowance.awaits_first:
+                        break
+                    self._give_work(seat)
+
+    def _in_order(self) -> Iterable[str]:
+        """The devices; those that share a host's cores take turns by round."""
+        if not self.course.keeps_host_quiet:
+            return self.course.devices
+        with_work = [device for device in self.course.devices if self._queues[device]]
+        return sorted(with_work, key=lambda device: self._queues[device].first_round)
+
+    def _give_work(self, seat: Seat) -> None:
+        worker = seat.worker
+        if self.course.keeps_host_quiet and self._workforce.busy[worker.host]:
+            return
+        one = None
+        if self._canary_is_due(worker):
+            self._commands.append(MeasureCanary(worker))
+        else:
+            hosts = self._workforce.hosts[worker.device]
+            one = self._queues[worker.device].pop_for(worker.host, hosts)
+            if one is None:
+                return
+            self._commands.append(Measure(worker, one.id))
+            self._allowance.begin(worker.device)
+        seat.seen_at = self._time
+        self._workforce.begin(seat, one)
+        self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+
+    # Thinking: what to measure next, and what has been learned.
+
+    def _think(self) -> None:
+        """Begins the next thought, when it is time for one and none is on its way."""
+        if self._rounds.open and self._rounds.current == 0 and self._rounds.has_ended(0):
+            self._close(0)  # the evaluation set teaches nothing
+        if self._thinking is not None:
+            return
+        if self._has_learned():  # what was planned since then, and is empty, ends at once
+            for number in self._rounds.ended:
+                self._close(number)
+        if not self._may_begin:
+            self._thoughts = deque(one for one in self._thoughts if isinstance(one, Learn))
+        if not self._thoughts:
+            self._thoughts.extend(self._next_thoughts())
+            self._thinking_since = self._time
+        if self._thoughts:
+            self._thinking = self._thoughts.popleft()
+            if isinstance(self._thinking, Learn):
+                self._learns = self._has_tried = self._knows_all = True
+                self._to_close = self._rounds.ended
+            self._commands.append(self._thinking)
+        elif not self._rounds.open and not self.measuring and self._has_learned():
+            self.is_over = True
+            self._commands.append(Publish())
+
+    def _next_thoughts(self) -> list[Plan | Learn]:
+        draws = self._rounds.draws()
+        if draws and self._may_begin:
+            return [*draws]
+        is_at_work = bool(self.measuring) or any(self._queues.values())
+        if self.course.keeps_host_quiet and is_at_work:
+            return []
+        choices = self._plans(self.course.devices)
+        if not choices and self._rounds.ended != self._rounds.open:
+            return []  # what is planned is to be measured first
+        if self._has_learned():
+            return choices
+        initial_ended = self._rounds.left(1, self.course.devices[0]) == 0
+        if self._has_tried and not self._has_heads and not initial_ended:
+            return []  # there were too few labels: wait for all of the initial draw
+        return [Learn(initial_ended), *choices]
+
+    def _plans(self, devices: Iterable[str]) -> list[Plan | Learn]:
+        """For those of these devices that need more to do: their part of their next round."""
+        return [self._rounds.plan(device) for device in devices if self._is_hungry(device)]
+
+    def _is_hungry(self, device: str) -> bool:
+        """Whether this device's part of its next round should be planned now."""
+        if self._rounds.is_planned(device) or not self._may_begin:
+            return False
+        waiting = len(self._queues[device])
+        if not waiting or self.course.keeps_host_quiet:
+            return not waiting
+        workers = max(1, self._workforce.able[device])
+        mean_s = self._allowance.mean_s.get(device)
+        if self._thinking_s is None or mean_s is None:
+            return waiting <= workers
+        lasts_s = waiting * mean_s / workers
+        return lasts_s <= _MARGIN * self._thinking_s
+
+    def _has_learned(self) -> bool:
+        """The learner knows all labels, in this process, and has heads, or gets none any more."""
+        return self._knows_all and (self._has_heads or self._is_ending)
+
+    def _end_thought(self) -> None:
+        if isinstance(self._thinking, Learn) and not self._has_heads:
+            self._thoughts.clear()  # there is nothing to choose by
+        self._thinking = None
+        if self._learns and not self._thoughts:
+            self._thinking_s, self._learns = self._time - self._thinking_since, False
+
+    # The end.
+
+    @property
+    def _may_begin(self) -> bool:
+        """One more assignment may be handed out."""
+        return not self._is_ending and self._allowance.has_room
+
+    def _look_at_budgets(self) -> None:
+        """Ends the campaign when nothing runs and a budget has no room for what is to come."""
+        if self._is_ending or (stop := self._allowance.spent) is None:
+            return
+        if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
+            self._begin_no_more()
+            self._commands.append(Spent(stop.rule, stop.told))
+
+    def _begin_no_more(self) -> None:
+        """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
+        self._is_ending = True
+        self._rounds.end_early(one for _, one in self.leases())
+        self._queues = {device: RankedQueue() for device in self.course.devices}
+        self._thoughts.clear()
+
+    def _close(self, number: int) -> None:
+        self._rounds.open.remove(number)
+        self._commands.append(Close(number))

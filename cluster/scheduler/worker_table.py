@@ -1,0 +1,155 @@
+"""The workers of a campaign: who is there, who may measure, who does what, and who is silent."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trappm.cluster.scheduler.messages import Waiting, Worker
+
+RESTART_S = 60.0
+"""Within so many seconds another worker starts where one was lost, if its host is still there."""
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """A worker that is there, and what it is doing."""
+
+    worker: Worker
+    seen_at: float
+    running: Waiting | None = None
+    on_canary: bool = False
+    is_leaving: bool = False
+    lease: int = 0
+    """Of what it is doing; no two are ever equal."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.running is not None or self.on_canary
+
+
+class Workforce:
+    """The workers that have joined; each operation costs O(log n) of them at most."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.idle: dict[str, dict[str, Seat]] = {device: {} for device in devices}
+        """By device and name: those that may measure and do not."""
+        self.hosts: dict[str, Counter[str]] = {device: Counter() for device in devices}
+        """By device and host: how many workers may measure, busy or not; 1 for a host that lost
+        its last one a moment ago, since another one starts there."""
+        self.busy: Counter[str] = Counter()
+        """By host: how many workers are measuring."""
+        self.at_work = 0
+        """How many workers are measuring."""
+        self.able: Counter[str] = Counter()
+        """By device: how many workers may measure, busy or not."""
+        self._seats: dict[str, Seat] = {}
+        self._away: dict[tuple[str, str], float] = {}
+        """Hosts, by device, that lost their last worker, and when."""
+        self._stopped: set[Worker] = set()
+        self._leases: list[tuple[float, int, str]] = []
+        self._numbers = itertools.count(1)
+
+    def join(self, worker: Worker, time: float) -> None:
+        """A worker that is there already must have left before."""
+        if self._away.pop((worker.device, worker.host), None) is not None:
+            self.hosts[worker.device][worker.host] -= 1
+        self._seats[worker.name] = Seat(worker, time)
+        self._let_measure(worker, True)
+
+    def leave(self, worker: Worker, time: float) -> Waiting | None:
+        """Takes a worker out; what it was measuring, if it was."""
+        seat = self._seats.get(worker.name)
+        if seat is None:
+            return None
+        running = seat.running
+        self.free(worker)
+        could_measure = not seat.is_leaving and worker not in self._stopped
+        self._let_measure(worker, False)
+        del self._seats[worker.name]
+        hosts = self.hosts[worker.device]
+        if could_measure and not hosts[worker.host]:
+            hosts[worker.host] = 1
+            self._away[worker.device, worker.host] = time
+        return running
+
+    def forget_hosts(self, time: float) -> None:
+        """Hosts on which no other worker has started in time are no hosts any more."""
+        for (device, host), since in list(self._away.items()):
+            if time - since >= RESTART_S:
+                del self._away[device, host]
+                self.hosts[device][host] -= 1
+
+    def stop(self, worker: Worker) -> None:
+        """A worker that is to measure no more, now and when it comes back."""
+        self._let_measure(worker, False)
+        self._stopped.add(worker)
+
+    def retire(self, worker: Worker) -> None:
+        """A worker that is to begin nothing more until it leaves; it may join again."""
+        self._let_measure(worker, False)
+        seat = self._seats.get(worker.name)
+        if seat is not None:
+            seat.is_leaving = True
+
+    def begin(self, seat: Seat, running: Waiting | None) -> None:
+        """An idle worker measures an assignment from now on, or the canary if there is none."""
+        seat.running, seat.on_canary = running, running is None
+        seat.lease = next(self._numbers)
+        self.busy[seat.worker.host] += 1
+        self.at_work += 1
+        del self.idle[seat.worker.device][seat.worker.name]
+
+    def free(self, worker: Worker) -> None:
+        """A worker has ended what it was doing."""
+        seat = self._seats.get(worker.name)
+        if seat is not None and seat.is_busy:
+            seat.running, seat.on_canary = None, False
+            self.busy[worker.host] -= 1
+            self.at_work -= 1
+            if worker not in self._stopped and not seat.is_leaving:
+                self.idle[worker.device][worker.name] = seat
+
+    def running(self, worker: Worker) -> Waiting | None:
+        seat = self._seats.get(worker.name)
+        return None if seat is None else seat.running
+
+    def leases(self) -> Iterator[tuple[Worker, Waiting]]:
+        """All assignments that are being measured, and by whom."""
+        for seat in self._seats.values():
+            if seat.running is not None:
+                yield seat.worker, seat.running
+
+    def see(self, workers: Iterable[Worker], time: float) -> None:
+        """These have just answered."""
+        for worker in workers:
+            seat = self._seats.get(worker.name)
+            if seat is not None:
+                seat.seen_at = time
+
+    def look_at(self, seat: Seat, at: float) -> None:
+        """Has `due` name this worker at this time, if it is still doing the same."""
+        heapq.heappush(self._leases, (at, seat.lease, seat.worker.name))
+
+    def due(self, time: float) -> Iterator[Seat]:
+        """Workers that are to be looked at by now, each once."""
+        while self._leases and self._leases[0][0] <= time:
+            _, lease, name = heapq.heappop(self._leases)
+            seat = self._seats.get(name)
+            if seat is not None and seat.is_busy and seat.lease == lease:
+                yield seat
+
+    def _let_measure(self, worker: Worker, may_measure: bool) -> None:
+        """Counts a worker among those that may measure, or takes it out of them."""
+        seat = self._seats.get(worker.name)
+        if seat is None or seat.is_leaving or worker in self._stopped:
+            return
+        self.able[worker.device] += 1 if may_measure else -1
+        self.hosts[worker.device][worker.host] += 1 if may_measure else -1
+        if may_measure:
+            self.idle[worker.device][worker.name] = seat
+        else:
+            self.idle[worker.device].pop(worker.name, None)

@@ -1,0 +1,207 @@
+"""What the campaign loop asks of whoever does the work, free of Ray.
+
+The loop in `campaign` is driven through these two interfaces. `ray_crew` provides them with actors;
+tests drive the same loop with a crew of their own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.workers.fair_share import Claim
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.store import Assignment, Store
+
+if TYPE_CHECKING:
+    from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+
+OnProgress = Callable[[int, int], None]
+"""Called with steps done and steps in all."""
+
+
+@dataclass(frozen=True)
+class CanaryCheck:
+    """The canary, to be measured once more."""
+
+    configuration: Configuration
+    attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+Task = Assignment | CanaryCheck
+"""What a worker measures; both have a configuration and an attempt key."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A measurement that came back, or the news that its worker was lost."""
+
+    worker: Worker
+    task: Task
+    measurement: Measurement | None
+    loss: str | None = None
+    """Why there is no measurement."""
+
+
+@dataclass(frozen=True)
+class ProfiledGraph:
+    """The static profile of an architecture at an input size, or why there is none."""
+
+    architecture: str
+    input_size: int
+    template: bytes | None
+    """As `GraphTemplate.to_bytes` gives it."""
+    refusal: str | None
+    step: bytes | None = None
+    """As `StepProfile.to_bytes` gives it."""
+    step_refusal: str | None = None
+    """Why a model with a graph has no step profile."""
+
+    def save(self, store: Store) -> None:
+        store.save_graph(
+            self.architecture,
+            self.input_size,
+            self.template,
+            self.refusal,
+            step=self.step,
+            step_refusal=self.step_refusal,
+        )
+
+
+class Crew(Protocol):
+    """Profilers: they make graphs, and measure one task each at a time."""
+
+    def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
+        """Static profiles of (architecture, input size) pairs, in the order of completion."""
+        ...
+
+    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+        """Kernel profiles, in the order of completion."""
+        ...
+
+    def workers(self) -> Sequence[Worker]:
+        """Those that have joined."""
+        ...
+
+    def awaited(self) -> Sequence[str]:
+        """Devices whose workers may still join."""
+        ...
+
+    def answering(self) -> Sequence[Worker]:
+        """Those that have answered since this was asked last, busy or not."""
+        ...
+
+    def dismiss(self, worker: Worker) -> None:
+        """Ends a worker that does not answer, and what it is doing; another may join for it."""
+        ...
+
+    def want(self, to_come: Mapping[str, int]) -> None:
+        """How much is to be measured on each device: where nothing is, nobody needs to join."""
+        ...
+
+    def campaigns(self) -> Sequence[str]:
+        """Ids of the campaigns that use the same cluster, this one among them; none if none can."""
+        ...
+
+    def share(self, claims: Mapping[str, Mapping[str, Claim]]) -> Sequence[Worker]:
+        """Keeps to this campaign's share of the GPUs from now on.
+
+        Args:
+            claims: by device and campaign; nothing, if all is for this one.
+
+        Returns:
+            Workers that are to leave, since their GPU is due to others; each is named once.
+        """
+        ...
+
+    def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None: ...
+
+    def running(self) -> Sequence[tuple[Worker, Task]]: ...
+
+    def wait(self, timeout_s: float) -> Sequence[Finished]:
+        """What has finished; returns early when something has."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingLabel:
+    """What a head learns from or is judged on: a configuration's metrics on a device.
+
+    `values` follow the order of `profiler.records.METRICS`; a metric that is missing is None.
+    """
+
+    configuration_id: str
+    device: str
+    role: str
+    """`train` or `evaluate`."""
+    values: tuple[float | None, ...]
+    provenance: str
+    memory_above_mib: float | None = None
+    """Memory ran out, and this is the least that the configuration needs."""
+    card: str | None = None
+    """Where measurements name it, the card behind the device's key: whose data sheet counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRequest:
+    """What acquisition is asked for a device's part of a round; configurations by their ids."""
+
+    device: str
+    count: int
+    candidates: Sequence[str]
+    """Those that may be chosen."""
+    known: Sequence[str]
+    """Those that training on this device learns from, or will: measured, or to be measured."""
+    elsewhere: Sequence[str] = ()
+    """The same of the source, where this is the target."""
+    unsteady: Mapping[str, int] = field(default_factory=dict)
+    """Candidates that were given up as unstable, and how often each was tried."""
+    capacity_mib: float | None = None
+    """Memory of the device: what a measurement on it has told, or before one its name or host."""
+    card: str | None = None
+    """As in `TrainingLabel`, of all that was ever measured on the device."""
+    seed: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration that acquisition wants measured, and why."""
+
+    configuration_id: str
+    reason: Mapping[str, Any]
+
+
+class Learner(Protocol):
+    """The learner: encodes the pool, trains heads, says what to measure next, publishes."""
+
+    def set_pool(
+        self,
+        pool: Sequence[tuple[Configuration, bytes]],
+        on_progress: OnProgress,
+        steps: Mapping[tuple[str, int], bytes] | None = None,
+        kernels: Mapping[KernelKey, bytes] | None = None,
+    ) -> None:
+        """Takes the pool with its graph templates, step profiles by architecture and input size,
+        and kernel profiles; pre-trains the encoder on all of it."""
+        ...
+
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+        """Trains the heads of all devices and reports their errors on the evaluation set."""
+        ...
+
+    def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
+        """What to measure next, the most wanted first; without any label as well."""
+        ...
+
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Saves a snapshot of encoder and heads; its id, folder and manifest."""
+        ...
+
+    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+        """Calls it the latest one unless it regressed; None, or why another one stays so."""
+        ...

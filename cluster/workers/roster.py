@@ -1,0 +1,145 @@
+"""Who works for a campaign: workers that come, go, and give their GPUs to other campaigns.
+
+What that means for the campaign comes out as events, in order; whoever asks hands them on one by
+one, since each may change what the next one finds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from trappm.cluster.campaign.stop_check import Ending
+from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Settled, Worker
+from trappm.cluster.workers.canary_gate import Canaries
+from trappm.cluster.workers.fair_share import Claims
+from trappm.cluster.workers.interfaces import Crew
+from trappm.profiler.errors import CampaignError
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.store import Store
+
+
+class CanaryStopError(CampaignError):
+    """The canary stopped the last worker of a device that is still needed."""
+
+
+class Roster:
+    """The workers of one campaign.
+
+    Args:
+        store: of the campaign.
+        campaign_id: of the campaign.
+        protocol: the name of the one that it measures by.
+        crew: provides the workers.
+        canaries: forget who is gone.
+        ending: once it has come, no labels are taken over any more.
+        on_taken: told how many assignments of a device have labels from earlier campaigns.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        campaign_id: str,
+        protocol: str,
+        crew: Crew,
+        canaries: Canaries,
+        ending: Ending,
+        on_taken: Callable[[str, int], None],
+    ) -> None:
+        self._store, self._id, self._protocol = store, campaign_id, protocol
+        self._crew, self._canaries, self._ending = crew, canaries, ending
+        self._on_taken = on_taken
+        self._known: dict[str, Worker] = {}
+        self._leaving: set[Worker] = set()
+        self._claims = Claims(store, campaign_id)
+        self._adopted: set[tuple[str, str]] = set()
+        """Devices and stacks whose earlier labels have been taken over."""
+
+    @property
+    def by_device(self) -> Counter[str]:
+        """How many workers there are."""
+        return Counter(worker.device for worker in self._known.values())
+
+    def follow(self) -> Iterator[Event]:
+        """Who has come or gone since it was asked last."""
+        there = {worker.name: worker for worker in self._crew.workers()}
+        for worker in list(self._known.values()):
+            if there.get(worker.name) != worker:
+                self.forget(worker)
+                yield Lost(worker, "it left the cluster")
+        for worker in there.values():
+            if worker.name not in self._known:
+                self._known[worker.name] = worker
+                yield from self._adopt(worker)
+                yield Joined(worker)
+
+    def share(self) -> Iterator[Event]:
+        """Gives GPUs back that are due to other campaigns on the cluster; interrupts nothing."""
+        leaving = self._crew.share(self._claims.of(self._crew.campaigns()))
+        self._leaving.update(leaving)
+        yield from map(Leaving, leaving)
+        busy = {worker.name for worker, _ in self._crew.running()}
+        for worker in [worker for worker in self._leaving if worker.name not in busy]:
+            self._crew.dismiss(worker)
+            self.forget(worker)
+            yield Lost(worker, "its GPU goes to another campaign")
+
+    def forget(self, worker: Worker) -> None:
+        """It is gone, whatever the reason."""
+        self._known.pop(worker.name, None)
+        self._leaving.discard(worker)
+        self._canaries.forget(worker)
+
+    def taken_over(self, device: str) -> list[str]:
+        """Assignments, just planned, that have labels of earlier campaigns on the stacks here."""
+        stacks = [fingerprint for known, fingerprint in self._adopted if known == device]
+        return [x for fingerprint in stacks for x in self._take_over(device, fingerprint)]
+
+    def require(self, missing: set[str]) -> None:
+        """Nothing goes on, as these devices have no worker: fine only if some may still come.
+
+        Raises:
+            CanaryStopError: the canary stopped the last one.
+            CampaignError: none will come.
+        """
+        lost = sorted(missing - set(self._crew.awaited()))
+        stopped = [f"{w.device}: {why}" for w, why in self._canaries.stopped.items()
+                   if w.device in lost]  # fmt: skip
+        if stopped:
+            raise CanaryStopError(
+                f"the canary stopped the last worker of {'; '.join(stopped)}; see what became of "
+                "its host (other programs, clocks, cooling); go on, beginning with a fresh canary, "
+                f"with: trappm campaign resume {self._id}"
+            )
+        if lost:
+            raise CampaignError(
+                f"no worker is left for device {', '.join(lost)}; start a node with it "
+                f"and go on with: trappm campaign resume {self._id}"
+            )
+
+    def _adopt(self, worker: Worker) -> Iterator[Event]:
+        """What was measured before, on the same device and stack, is not measured again."""
+        stack = worker.device, worker.fingerprint
+        if stack not in self._adopted and not self._ending.has_come:
+            yield Settled(self._take_over(*stack))
+            self._adopted.add(stack)
+
+    def _take_over(self, device: str, fingerprint: str) -> list[str]:
+        """The assignments that have their labels from earlier campaigns now."""
+        before = self._open(device)
+        # How memory is counted belongs to a stack, but shows only once something is measured.
+        stacks = {fingerprint}
+        for known, environment in self._store.device_environments(device).items():
+            if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
+                stacks.add(known)
+        count = sum(
+            self._store.adopt_labels(self._id, device, stack, self._protocol)
+            for stack in sorted(stacks)
+        )
+        if not count:
+            return []
+        self._on_taken(device, count)
+        return sorted(before - self._open(device))
+
+    def _open(self, device: str) -> set[str]:
+        return {a.id for a in self._store.assignments(self._id, device=device, state="open")}

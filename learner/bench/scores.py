@@ -1,0 +1,144 @@
+"""What runs of a benchmark amount to: errors of each, by family, and over seeds.
+
+Everything here is plain values, ready for JSON.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.learner.bench.benchmark import Rows, Run, Samples, SplitKind
+from trappm.learner.bench.errors import Accuracy, accuracy
+from trappm.learner.estimator import Estimate
+from trappm.profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+
+
+def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> dict[str, Any]:
+    """Errors of predictions of some rows.
+
+    Returns:
+        accuracy, without_spikes (where there are any), by_family, out_of_memory (where runs died).
+
+    Raises:
+        InputError: a prediction is no number: to leave it out would flatter the predictor.
+    """
+    if missing := int((~np.isfinite(estimate.median)).sum()):
+        raise InputError(f"{missing} of {len(test)} predictions are no numbers; mend the predictor")
+    judged = samples.judged[test] & ~np.isnan(samples.values[test])
+    result: dict[str, Any] = {"accuracy": _accuracy(samples, test, estimate, judged)}
+    spiked = samples.spiked[test]
+    if (judged & spiked).any():
+        result["without_spikes"] = _accuracy(samples, test, estimate, judged & ~spiked)
+    families = samples.families[test]
+    result["by_family"] = {
+        family: _accuracy(samples, test, estimate, judged & (families == family))
+        for family in sorted(set(families[judged].tolist()))
+    }
+    if (memory := out_of_memory(samples, test, estimate, judged)) is not None:
+        result["out_of_memory"] = memory
+    return result
+
+
+def _accuracy(
+    samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate, rows: Rows
+) -> Accuracy | None:
+    if not rows.any():
+        return None
+    known = estimate.low is not None and estimate.high is not None
+    return accuracy(
+        samples.values[test][rows],
+        estimate.median[rows],
+        estimate.low[rows] if known and estimate.low is not None else None,
+        estimate.high[rows] if known and estimate.high is not None else None,
+    )
+
+
+def out_of_memory(
+    samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate, judged: Rows
+) -> dict[str, Any] | None:
+    """How well runs that died out of memory are foretold; None if none died.
+
+    A run is foretold to die if its median is above what those that died needed at least.
+    """
+    died = ~np.isnan(samples.above[test])
+    if not died.any():
+        return None
+    capacity = float(np.median(samples.above[test][died]))
+    foretold = estimate.median > capacity
+    right = int((died & foretold).sum())
+    told = int(foretold[died | judged].sum())
+    return {
+        "died": int(died.sum()),
+        "precision": right / told if told else None,
+        "recall": right / int(died.sum()),
+        "capacity": capacity,
+    }
+
+
+def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One entry for each estimator, split and number of labels: mean and deviation over seeds.
+
+    Errors of the families are those of all seeds together, as each draws a few of them only.
+    """
+    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.split, run.labels, run.transferred, run.estimator].append(run)
+    return [
+        {
+            "split": str(split),
+            "estimator": estimator,
+            "labels": labels,
+            "transferred": transferred,
+            **_over_seeds(samples, members, split),
+        }
+        for (split, labels, transferred, estimator), members in groups.items()
+    ]
+
+
+def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict[str, Any]:
+    scores = [score(samples, run.test, run.estimate) for run in runs]
+    together = score(samples, *joined(runs))
+    # Leaving each family out is one experiment in parts, not one for each seed.
+    parts = [together] if split is SplitKind.EACH_FAMILY else scores
+    result: dict[str, Any] = {"seeds": [run.seed for run in runs] if parts is scores else []}
+    for name in ("accuracy", "without_spikes", "out_of_memory"):
+        told = [part[name] for part in parts if part.get(name)]
+        if told:
+            result[name] = _mean(told)
+            result[f"{name}_deviation"] = _deviation(told)
+    return result | {"by_family": together["by_family"]}
+
+
+def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
+    """Rows and predictions of several runs, one after the other."""
+
+    def column(name: str) -> Array | None:
+        parts = [getattr(run.estimate, name) for run in runs]
+        return None if any(part is None for part in parts) else np.concatenate(parts)
+
+    median = np.concatenate([run.estimate.median for run in runs])
+    test = np.concatenate([run.test for run in runs])
+    return test, Estimate(median=median, low=column("low"), high=column("high"))
+
+
+def _mean(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    return {name: _over(told, name, np.mean) for name in told[0]}
+
+
+def _deviation(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Sample deviation; none of one number."""
+    if len(told) < 2:
+        return {}
+    return {name: _over(told, name, lambda v: np.std(v, ddof=1)) for name in told[0]}
+
+
+def _over(told: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
+    values = [part[name] for part in told if part[name] is not None]
+    return float(how(values)) if values else None

@@ -1,0 +1,1 @@
+"""Predictors of the metrics of a device, and what they answer."""

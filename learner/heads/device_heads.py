@@ -1,0 +1,308 @@
+"""The heads of a device: for each metric with labels, physics and what physics leaves.
+
+    memory                  simulated step (`learner.physics.memory_prior`), or rules on the graph
+    step time               simulated kernels (`step_time`) where they have been traced,
+                            terms of the graph (`learner.physics.graph_prior`) elsewhere
+    power, energy, others   terms of the graph
+
+Each of them is a `learner.heads.metric_head`: prior, residual, calibrated interval. One frame for
+training and
+inference: the phase is part of a workload. The preset `paper` has TraPPM's networks instead
+(`learner.heads.network_heads`), which know no physics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trappm.learner.estimator import Estimate, Targets
+from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.predictions import DeviceHeads, Predictions, Settings
+from trappm.learner.networks.presets import HeadPreset
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.graph_terms import PRIORS
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.snapshots.tensors import with_prefix
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS
+
+if TYPE_CHECKING:
+    from trappm.learner.physics.device_specs import DeviceSpec
+
+Array = npt.NDArray[np.float64]
+OnProgress = Callable[[int, int], None]
+
+KIND = "physics"
+LEAST_LABELS = 2
+"""A metric with fewer values than this gets no head."""
+
+USABLE_SHARE = 0.94
+"""Of a device's memory: published runs that reached 38,000 of an A100's 40,536 MiB had mostly died.
+The rest is what single segments do not fit into."""
+
+_KINDS: Mapping[str, type[Prior]] = {
+    "graph": GraphPrior,
+    "memory": MemoryPrior,
+    "kernels": StepTimePrior,
+}
+"""Priors by the name that a snapshot knows them by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The heads of one device, for training and inference."""
+
+    heads: Mapping[str, Head[Prior]]
+    """By metric: for all workloads."""
+    of_kernels: Mapping[str, Head[Prior]]
+    """By metric: for workloads with kernels, where there were labels of such."""
+    label_count: int
+
+    needs_embeddings = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(m for m in METRICS if m in self.heads or m in self.of_kernels)
+
+    @property
+    def needs_kernels(self) -> bool:
+        return bool(self.of_kernels)
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        traced = all(w.kernels is not None for w in workloads)
+        found = {
+            metric: self._predict(metric, workloads)
+            for metric in self.metrics
+            if traced or metric in self.heads
+        }
+
+        def column(name: str, kind: type = float) -> Any:
+            rows = [getattr(estimate, name) for estimate in found.values()]
+            return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
+
+        return Predictions(
+            metrics=tuple(found),
+            mean=column("median"),
+            low=column("low"),
+            high=column("high"),
+            log_std=column("log_std"),
+            disagreement=column("log_std_of_mean"),
+            outside=column("outside", bool),
+        )
+
+    def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
+        """The probability that each of n workloads does not fit into a device's memory (n).
+
+        Raises:
+            InputError: there is no memory head.
+        """
+        if "memory_mib" not in self.heads:
+            raise InputError("there are no labels of memory to tell what fits")
+        return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
+
+    def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
+        """As `learner.heads.metric_head.Head.gradients`, of one metric after the other (n, g).
+
+        Each metric has the same say. Workloads that different heads predict have no direction in
+        common.
+        """
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        blocks = []
+        for metric in self.metrics:
+            plain, better = self.heads.get(metric), self.of_kernels.get(metric)
+            for head, rows in ((better, traced), (plain, ~traced if better else traced | True)):
+                at = np.flatnonzero(rows)
+                if head is not None and len(at):
+                    part = head.gradients([workloads[i] for i in at.tolist()])
+                    block = np.zeros((len(workloads), part.shape[1]), np.float32)
+                    block[at] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
+                    blocks.append(block)
+        return np.hstack(blocks)
+
+    def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
+        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        if better is not None and (plain is None or traced.all()):
+            return better.predict(workloads)
+        assert plain is not None  # noqa: S101  (a metric has one of them)
+        if better is None:
+            return plain.predict(workloads)
+        parts = [
+            (rows, head.predict([workloads[i] for i in np.flatnonzero(rows).tolist()]))
+            for head, rows in ((better, traced), (plain, ~traced))
+            if rows.any()
+        ]
+        if len(parts) == 1:
+            return parts[0][1]
+        names = ("median", "low", "high", "log_std", "log_std_of_mean", "outside")
+        joined: dict[str, Any] = {}
+        for name in names:
+            joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
+            for rows, estimate in parts:
+                joined[name][rows] = getattr(estimate, name)
+        return Estimate(**joined)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{part}.{metric}.{name}": tensor
+            for part, heads in self._parts()
+            for metric, head in heads.items()
+            for name, tensor in head.tensors().items()
+        }
+
+    def settings(self) -> dict[str, Any]:
+        parts = {
+            part: {metric: _kind_of(head.prior) for metric, head in sorted(heads.items())}
+            for part, heads in self._parts()
+        }
+        return {
+            "kind": KIND,
+            "metrics": list(self.metrics),
+            "label_count": self.label_count,
+            **parts,
+        }
+
+    def _parts(self) -> tuple[tuple[str, Mapping[str, Head[Prior]]], ...]:
+        return ("heads", self.heads), ("of_kernels", self.of_kernels)
+
+    @classmethod
+    def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
+        """Raises KeyError, TypeError or ValueError for tensors that do not fit the settings."""
+        found: dict[str, dict[str, Head[Prior]]] = {}
+        for part in ("heads", "of_kernels"):
+            unknown = set(settings[part]) - set(METRICS)
+            if unknown:
+                raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
+            found[part] = {
+                metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{part}.{metric}."))
+                for metric, kind in settings[part].items()
+            }
+        return cls(**found, label_count=int(settings["label_count"]))
+
+
+def heads_from_tensors(
+    preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
+) -> DeviceHeads:
+    """The heads that `settings` and `tensors` of any kind of heads describe.
+
+    Raises:
+        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
+    """
+    if settings["kind"] == KIND:
+        return Heads.from_tensors(settings, tensors)
+    from trappm.learner.heads.network_heads import KIND as NETWORKS
+    from trappm.learner.heads.network_heads import NetworkHeads
+
+    if settings["kind"] != NETWORKS:
+        raise ValueError(f"an unknown kind of heads: {settings['kind']!r}")
+    return NetworkHeads.from_tensors(preset, settings, tensors)
+
+
+def train_heads(
+    workloads: Sequence[Workload],
+    targets: Array,
+    *,
+    groups: Sequence[str],
+    preset: HeadPreset,
+    generator: np.random.Generator,
+    above: Array | None = None,
+    spec: DeviceSpec | None = None,
+    init: DeviceHeads | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> DeviceHeads:
+    """Trains heads on n labels, from scratch or from the heads of another device.
+
+    Args:
+        workloads: the labelled ones (n).
+        targets: (n, metrics) in the order of METRICS and in their units; NaN where missing.
+        groups: the architecture of each label (n); folds never divide one.
+        preset: `physical_prior` decides between our heads and the paper's networks.
+        generator: all randomness comes from it.
+        above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
+            NaN elsewhere. Networks leave them out.
+        spec: of the device; without one kernels say nothing of step time.
+        init: heads of another device to start from (TraPPM, Table V): constants are refitted close
+            to that device's, and what its residual says is taken by the share that proves right.
+        on_progress: told of parts done.
+
+    Raises:
+        InputError: shapes that do not fit, values that are not positive, no metric with labels, or
+            heads of another kind to start from.
+    """
+    bounds = np.full_like(targets, np.nan) if above is None else above
+    _check(workloads, targets, bounds, groups)
+    metrics = [
+        metric
+        for column, metric in enumerate(METRICS)
+        if np.count_nonzero(~np.isnan(targets[:, column])) >= LEAST_LABELS
+    ]
+    if not metrics:
+        raise InputError(
+            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
+        )
+    if not preset.physical_prior:
+        from trappm.learner.heads.network_heads import NetworkHeads, train_networks
+
+        if init is not None and not isinstance(init, NetworkHeads):
+            raise InputError("the heads to start from were made with another preset or encoder")
+        return train_networks(
+            workloads, targets, metrics, groups, preset, generator, init, on_progress
+        )
+    if init is not None and not isinstance(init, Heads):
+        raise InputError("the heads to start from were made with another preset or encoder")
+    heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
+    for done, metric in enumerate(metrics):
+        column = list(METRICS).index(metric)
+        known = ~(np.isnan(targets[:, column]) & np.isnan(bounds[:, column]))
+        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        for part, prior in _priors(metric, spec).items():
+            rows = np.flatnonzero(known & traced if part == "of_kernels" else known).tolist()
+            if np.count_nonzero(~np.isnan(targets[rows, column])) < LEAST_LABELS:
+                continue
+            start = None if init is None else getattr(init, part).get(metric)
+            heads[part][metric] = Ours(prior).fit(
+                [workloads[i] for i in rows],
+                Targets(targets[rows, column], bounds[rows, column], [groups[i] for i in rows]),
+                generator,
+                start,
+            )
+        on_progress(done + 1, len(metrics))
+    return Heads(**heads, label_count=len(workloads))
+
+
+def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
+    """What explains a metric before labels do, by the part of the heads that it belongs to."""
+    if metric == "memory_mib":
+        return {"heads": MemoryPrior.on(spec)}
+    # A metric of which nobody has thought yet is taken for work, as most costs are.
+    found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
+    if metric == "step_time_ms" and spec is not None:
+        found["of_kernels"] = StepTimePrior(spec)
+    return found
+
+
+def _kind_of(prior: Prior) -> str:
+    return next(name for name, kind in _KINDS.items() if isinstance(prior, kind))
+
+
+def _check(
+    workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
+) -> None:
+    shape = (len(workloads), len(METRICS))
+    for name, found in (("targets", targets), ("bounds", above)):
+        if found.shape != shape:
+            raise InputError(f"{name} have shape {found.shape}; they must have shape {shape}")
+        known = found[~np.isnan(found)]
+        if not (np.all(known > 0) and np.all(np.isfinite(known))):
+            raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
+    if len(groups) != len(workloads):
+        raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")

@@ -1,0 +1,1 @@
+"""Formulas for memory, time and power with few constants: where learning starts."""

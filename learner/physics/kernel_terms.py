@@ -1,0 +1,343 @@
+"""The kernels of workloads as arrays from which `step_time` computes how long they take.
+
+Nothing here is fitted: sizes, classes, and what follows from them for a device of so many units
+and so much cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+PRODUCTS = 7
+"""The kinds before this one multiply; the others are bound by memory."""
+STREAMS = len(KernelKind) - PRODUCTS
+PASSES = len(Pass)
+
+# Different kernels of a library do convolutions of different shape: so many classes of each kind.
+DETAILS = {
+    KernelKind.POINTWISE: 2,
+    KernelKind.DENSE: 7,
+    KernelKind.GROUPED: 7,
+    KernelKind.DEPTHWISE: 10,
+    KernelKind.LINEAR: 1,
+    KernelKind.MATMUL: 1,
+    KernelKind.ATTENTION: 1,
+}
+_FIRST_DETAIL = np.cumsum([0, *DETAILS.values()])
+DETAIL_COUNT = int(_FIRST_DETAIL[-1])
+
+
+class Peak(IntEnum):
+    """What bounds the arithmetic of a kernel that multiplies."""
+
+    FULL = 0
+    HALF = 1
+    TF32 = 2
+    """Convolutions of fp32 tensors, where there is TF32: cuDNN may take it, cuBLAS may not, as
+    PyTorch has it by default and `profiler.devices.gpu.cuda` sets it."""
+
+
+FEW_GROUPS = 16
+"""Of a convolution; networks with so few of them take slow kernels, with 18 and more fast ones."""
+
+CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
+"""Logarithm of bytes touched over the size of the cache."""
+
+ALIGNED_AXES = 3
+"""Rows (for convolutions the pixels of an image), columns and depth."""
+
+TILES = ((256, 128), (128, 64), (64, 32))
+"""Rows and columns of the result that one unit computes at a time; a library chooses."""
+_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_LEAST_DEPTH_OF_A_SPLIT = 256
+
+BYTES_PER_PARAMETER = {Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0}
+"""Read and written by an update in fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """The S kernels that are bound by memory, of all workloads one after the other."""
+
+    owner: Tensor
+    """Which workload each belongs to; all further arrays have a row a kernel (S)."""
+    count: Tensor
+    kind: Tensor
+    """Counted from 0."""
+    backward: Tensor
+    """0 or 1, as the next two."""
+    half: Tensor
+    last: Tensor
+    log_bytes: Tensor
+    cache: Tensor
+    """Weights of the `CACHE_KNOTS` for the bytes that it touches (S, knots)."""
+    columns: Tensor
+    """`Size.COLUMNS`; 0 for kernels without a shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The P kernels that multiply, of all workloads one after the other."""
+
+    owner: Tensor
+    """Which workload each belongs to; all further arrays have a row a kernel (P)."""
+    count: Tensor
+    base: Tensor
+    """Kind and pass."""
+    detail: Tensor
+    """Detail and pass."""
+    peak: Tensor
+    """Which `Peak` bounds it."""
+    last: Tensor
+    """1 for channels-last."""
+    reordered: Tensor
+    """1 where the library wants another layout than the tensors have."""
+    log_flops: Tensor
+    log_bytes: Tensor
+    columns: Tensor
+    depth: Tensor
+    narrowest: Tensor
+    """The smaller of columns and depth for each pixel of the window."""
+    pixels: Tensor
+    """Of a convolution's result; 1e6 for others."""
+    alignment: Tensor
+    """For each axis, 0 to 2: divides by 8, even, odd (P, axes)."""
+    tiles: Tensor
+    """Logarithm of work over useful work for each of `TILES` (P, tiles); 0 for others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What n workloads do."""
+
+    streams: Streams
+    products: Products
+    dispatches: Tensor
+    """Kernels forward, backward, and of the optimizer (n, 3)."""
+    optimizer_bytes: Tensor
+    """(n)."""
+
+
+def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
+    """The terms of these workloads on a device of this specification.
+
+    Raises:
+        InputError: a workload without kernels.
+    """
+    parts = [_known_parts(workload, spec) for workload in workloads]
+    return Terms(
+        streams=Streams(**_joined([part.streams for part in parts])),
+        products=Products(**_joined([part.products for part in parts])),
+        dispatches=torch.from_numpy(np.array([part.dispatches for part in parts])),
+        optimizer_bytes=torch.from_numpy(np.array([part.optimizer_bytes for part in parts])),
+    )
+
+
+_Rows = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The terms of one workload."""
+
+    streams: _Rows
+    products: _Rows
+    dispatches: Array
+    optimizer_bytes: float
+
+
+_KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
+"""A fit asks for the same workloads again and again."""
+
+
+def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:
+    known = _KNOWN.setdefault(workload, {})
+    if spec not in known:
+        known[spec] = _parts(workload, spec)
+    return known[spec]
+
+
+def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
+    profile = workload.kernels
+    if profile is None:
+        raise InputError("a workload without kernels has no simulated step time")
+    kernels = profile.at(workload.batch_size, workload.phase)
+    table = kernels.table
+    forward = table.passes == Pass.FORWARD
+    trains = workload.phase is Phase.TRAIN
+    dispatches = [
+        table.counts[forward].sum(),
+        table.counts[~forward].sum(),
+        profile.parameter_tensors if trains else 0,
+    ]
+    bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if trains else 0.0
+    return _Parts(
+        _streams(kernels, spec),
+        _products(kernels, spec),
+        np.array(dispatches, dtype=np.float64),
+        float(bytes_),
+    )
+
+
+def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
+    """All rows one after the other, with the number of the part that each belongs to."""
+    found = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
+    sizes = [len(part["count"]) for part in parts]
+    return {**found, "owner": torch.from_numpy(np.repeat(np.arange(len(parts)), sizes))}
+
+
+def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
+    table = kernels.table
+    chosen = table.kinds >= PRODUCTS
+    sizes = kernels.sizes[chosen]
+    touched = np.maximum(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1), 1.0)
+    ratio = np.log(touched / (spec.cache_mib * 2**20))
+    place = np.interp(ratio, CACHE_KNOTS, np.arange(len(CACHE_KNOTS)))
+    return {
+        "count": table.counts[chosen].astype(np.float64),
+        "kind": table.kinds[chosen].astype(np.int64) - PRODUCTS,
+        "backward": (table.passes[chosen] != Pass.FORWARD).astype(np.int64),
+        "half": table.half[chosen].astype(np.int64),
+        "last": table.channels_last[chosen].astype(np.int64),
+        "log_bytes": np.log(touched),
+        "cache": np.maximum(1 - np.abs(place[:, None] - np.arange(len(CACHE_KNOTS))), 0),
+        "columns": sizes[:, Size.COLUMNS],
+    }
+
+
+def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
+    table = kernels.table
+    chosen = table.kinds < PRODUCTS
+    sizes = np.maximum(kernels.sizes[chosen], 1.0)
+    rows, columns, depth, products = sizes[:, Size.ROWS :].T
+    kinds = table.kinds[chosen].astype(np.int64)
+    passes = table.passes[chosen].astype(np.int64)
+    windows = table.windows[chosen].astype(np.int64)
+    strides = table.strides[chosen].astype(np.int64)
+    pixels = table.pixels[chosen]
+    convolution = kinds <= KernelKind.DEPTHWISE
+    weight_gradient = passes == Pass.WEIGHT_GRADIENT
+    fan_in = np.where(passes == Pass.FORWARD, depth, columns)
+    fan_in = np.where(passes == Pass.DATA_GRADIENT, columns * windows, fan_in) / windows
+    # A strided convolution's data gradient is shorter by about the square of the stride.
+    fan_out = np.where(weight_gradient, rows, depth / windows * strides**2)
+    fan_out = np.where(passes == Pass.FORWARD, columns, fan_out)
+    half, last = table.half[chosen], table.channels_last[chosen]
+    tiled = (kinds != KernelKind.DEPTHWISE) & (kinds != KernelKind.GROUPED)
+    axes = np.stack(
+        [
+            np.where(convolution, pixels, rows),
+            np.where(weight_gradient & convolution, fan_in, columns),
+            np.where(convolution & ~weight_gradient, depth / windows, depth),
+        ],
+        axis=1,
+    ).round()
+    axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
+    alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
+    alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
+    detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
+    return {
+        "count": table.counts[chosen].astype(np.float64),
+        "base": kinds * PASSES + passes,
+        "detail": detail * PASSES + passes,
+        "peak": np.select(
+            [half, convolution & (spec.tf32_tflops is not None)], [Peak.HALF, Peak.TF32]
+        ),
+        "last": last.astype(np.float64),
+        "reordered": (convolution & half & ~last).astype(np.float64),
+        "log_flops": np.log(sizes[:, Size.FLOPS]),
+        "log_bytes": np.log(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1)),
+        "columns": columns,
+        "depth": depth,
+        "narrowest": np.minimum(columns, np.where(weight_gradient, rows, depth / windows)),
+        "pixels": np.where(convolution, pixels, 1e6),
+        "alignment": alignment.astype(np.int64),
+        "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],
+    }
+
+
+def _detail(
+    kinds: Indices,
+    windows: Indices,
+    strides: Indices,
+    fan_in: Array,
+    fan_out: Array,
+    groups: Array,
+) -> Indices:
+    """Which class of its kind each kernel belongs to, counted from 0."""
+    strided = (strides > 1).astype(np.int64)
+    patch = (windows == strides**2) & (windows > 1)
+    dense = np.select(
+        [fan_in <= 4, patch, windows < 9, windows == 9, windows <= 25],
+        [0, 1, 2, 3 + strided, 5],
+        6,
+    )
+    direct = _direct(fan_in, fan_out, groups)
+    grouped = np.where(
+        direct, np.searchsorted([8], fan_in), 2 + np.searchsorted([8, 16, 32, 64], fan_in)
+    )
+    depthwise = 2 * np.searchsorted([9, 25, 49, 121], windows) + strided
+    result: Indices = np.select(
+        [
+            kinds == KernelKind.POINTWISE,
+            kinds == KernelKind.DENSE,
+            kinds == KernelKind.GROUPED,
+            kinds == KernelKind.DEPTHWISE,
+        ],
+        [strided, dense, grouped, depthwise],
+        0,
+    ).astype(np.int64)
+    return result
+
+
+def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool_]:
+    """Which grouped convolutions the library has a kernel of their own for.
+
+    As labels show: as many channels out of a group as into it, 4, 8, 16 or 32 of them, and more
+    than `FEW_GROUPS` groups. Channels-last others run two to four times as long.
+    """
+    same = np.abs(np.log(fan_out / fan_in)) < 0.2
+    found: npt.NDArray[np.bool_] = (
+        same & np.isin(fan_in.round(), (4, 8, 16, 32)) & (groups > FEW_GROUPS)
+    )
+    return found
+
+
+def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:
+    """Log of work over useful work: tiles at the edges, and units idle in the last wave.
+
+    A library may divide the depth among units too, where it is long.
+    """
+    result = []
+    for height, width in TILES:
+        best = np.full(len(rows), np.inf)
+        for high, wide in {(height, width), (width, height)}:
+            across, down = np.ceil(rows / high), np.ceil(columns / wide)
+            padded = across * high * down * wide / (rows * columns)
+            tiles = across * down * products
+            wave = np.full(len(rows), np.inf)
+            for split in _SPLITS:
+                fits = (split == 1) | (depth / split >= _LEAST_DEPTH_OF_A_SPLIT)
+                waves = np.ceil(tiles * split / units) * units / (tiles * split)
+                wave = np.where(fits, np.minimum(wave, waves * (1 + 0.02 * (split > 1))), wave)
+            best = np.minimum(best, padded * wave)
+        result.append(np.log(best))
+    return np.stack(result, axis=1)

@@ -1,0 +1,321 @@
+"""How long kernels take on a device: the formula of the step-time prior, and its constants.
+
+kernel that multiplies     launch + (t_memory^p + t_math^p)^(1/p) + t_reorder
+kernel bound by memory     launch + bytes / bandwidth * factor of its class
+step                       (T_device^8 + T_host^8)^(1/8) + a constant
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.kernel_terms import (
+    ALIGNED_AXES,
+    CACHE_KNOTS,
+    DETAIL_COUNT,
+    PASSES,
+    PRODUCTS,
+    STREAMS,
+    TILES,
+    Peak,
+    Products,
+    Streams,
+    Terms,
+)
+
+STEP_MS = 0.1
+"""What a step costs beside its kernels, before labels say better."""
+MOST_PENALTY = 5.0
+"""Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
+BOUND = 6.0
+"""How sharply a kernel's slowdown ends at the peak of the device."""
+SHARPNESS = 8.0
+"""Of the choice among tiles, and of the larger of device's and host's time."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Constants of one meaning."""
+
+    name: str
+    shape: tuple[int, ...]
+    centre: tuple[float, ...] | float
+    """Of a Gaussian prior of the logarithm; one for all, or one for each of the first axis."""
+    spread: float
+    common: bool = False
+    """Of the device itself, not of how well software uses it: `tightness` does not hold it."""
+
+
+# Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
+_SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
+GROUPS = (
+    Group("peak", (2,), 0.0, 0.5, common=True),
+    Group("bandwidth", (), 0.1, 0.5, common=True),
+    Group("launch", (3,), 0.5, 0.7, common=True),
+    Group("dispatch", (3,), (0.0, 0.0, 0.7), 0.7, common=True),
+    Group("step", (), 0.0, 1.0, common=True),
+    Group("stream", (STREAMS,), 0.0, 0.49),
+    Group("stream_backward", (STREAMS,), 0.0, 0.21),
+    Group("stream_half", (STREAMS,), 0.0, 0.28),
+    Group("stream_last", (STREAMS,), 0.0, 0.28),
+    Group("stream_columns", (STREAMS,), 1.5, 1),
+    Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.35),
+    Group("optimizer", (), 0.3, 0.7),
+    Group("slowdown", (PRODUCTS,), _SLOWDOWN, 0.49),
+    Group("slowdown_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("slowdown_last", (PRODUCTS,), -0.1, 0.35),
+    Group("slowdown_last_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("detail", (DETAIL_COUNT,), 0.0, 0.56),
+    Group("detail_pass", (DETAIL_COUNT, PASSES), 0.0, 0.42),
+    Group("detail_last", (DETAIL_COUNT,), 0.0, 0.42),
+    Group("detail_last_pass", (DETAIL_COUNT, PASSES), 0.0, 0.42),
+    Group("traffic", (PRODUCTS,), 0.0, 0.35),
+    Group("traffic_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.35),
+    Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 0.7),
+    Group("reorder", (PRODUCTS, PASSES), -1.0, 0.7),
+    Group("columns", (PRODUCTS,), 2.5, 0.7),
+    Group("columns_pass", (PRODUCTS, PASSES), 0.0, 0.49),
+    Group("depth", (PRODUCTS,), 3.5, 0.7),
+    Group("depth_pass", (PRODUCTS, PASSES), 0.0, 0.49),
+    Group("pixels", (PRODUCTS, PASSES), 1.5, 0.84),
+    Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
+    Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.35),
+    Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.21),
+    Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
+    Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.21),
+    Group("overlap", (), 0.3, 0.42),
+    Group("tf32_peak", (), 0.0, 0.5, common=True),
+)
+"""All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
+the size at which a product reaches half of its speed."""
+
+
+@cache
+def starting_constants() -> Tensor:
+    """The constants before any label."""
+    parts = []
+    for group in GROUPS:
+        centre = torch.tensor(group.centre, dtype=torch.float64)
+        while centre.dim() < len(group.shape):
+            centre = centre[..., None]
+        parts.append(centre.expand(group.shape).flatten())
+    return torch.cat(parts)
+
+
+def spreads(tightness: float) -> Tensor:
+    """How far each constant may move; tighter ones for a well-known start."""
+    parts = [
+        torch.full(group.shape, group.spread * (1.0 if group.common else tightness)).flatten()
+        for group in GROUPS
+    ]
+    return torch.cat(parts).double()
+
+
+_SIZES = [int(np.prod(group.shape)) for group in GROUPS]
+_OFFSETS = dict(zip((g.name for g in GROUPS), np.cumsum([0, *_SIZES[:-1]]).tolist(), strict=True))
+"""Where the constants of each name begin."""
+
+
+def group_rows() -> list[tuple[Group, slice]]:
+    """Each group and where its constants are."""
+    starts = _OFFSETS.values()
+    return [
+        (group, slice(start, start + size))
+        for group, start, size in zip(GROUPS, starts, _SIZES, strict=True)
+    ]
+
+
+SHARE_GROUPS = (PRODUCTS * PASSES, STREAMS * 2, 1, DETAIL_COUNT, 4)
+"""Columns of `Times.shares`: the first three groups sum to 1, the last has sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """In ms, for n workloads with P kernels that multiply and S that do not."""
+
+    products: Tensor
+    """Of each kernel, all its runs together (P)."""
+    streams: Tensor
+    """(S)."""
+    optimizer: Tensor
+    """Of each workload (n), as the next ones."""
+    host: Tensor
+    device: Tensor
+    step: Tensor
+
+    def total(self) -> Tensor:
+        both = torch.stack([self.device, self.host]).log() * SHARPNESS
+        return (both.logsumexp(0) / SHARPNESS).exp() + self.step
+
+    def shares(self, terms: Terms) -> Tensor:
+        products, streams = terms.products, terms.streams
+        parts = [
+            self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
+            self._by(streams.owner, streams.kind * 2 + streams.backward, STREAMS * 2, self.streams),
+            self.optimizer[:, None],
+            self._by(products.owner, products.detail // PASSES, DETAIL_COUNT, self.products),
+        ]
+        shares = torch.cat(parts, dim=1) / self.device[:, None]
+        sizes = [self.device, self.host, terms.dispatches.sum(1), terms.optimizer_bytes + 1e6]
+        return torch.cat([shares, torch.stack(sizes, dim=1).log()], dim=1)
+
+    def _by(self, owner: Tensor, kind: Tensor, kinds: int, times: Tensor) -> Tensor:
+        """Sums by workload and kind (n, kinds)."""
+        sums = torch.zeros(len(self.host) * kinds, dtype=torch.float64)
+        return sums.index_add(0, owner * kinds + kind, times).reshape(-1, kinds)
+
+
+class Lookup:
+    """The constants by name, picked for each kernel; remembers what was picked for derivatives.
+
+    A kernel's time depends on what was picked for that kernel only. So one backward pass of the
+    sum of all times has the derivative of each time by each constant: the whole Jacobian.
+    """
+
+    def __init__(self, constants: Tensor, tracked: bool = False) -> None:
+        self._constants = constants
+        self._tracked = tracked
+        self._picked: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def pick(self, name: str, index: Tensor, owner: Tensor) -> Tensor:
+        """The constants of this name at these places of its flattened shape (k).
+
+        Args:
+            owner: the workload of each (k).
+        """
+        place = index + _OFFSETS[name]
+        values = self._constants[place]
+        if self._tracked:
+            values.requires_grad_()
+            self._picked.append((values, place, owner))
+        return values
+
+    def jacobian(self, values: Tensor) -> Tensor:
+        """Derivatives of one value a workload by all constants (n, c)."""
+        width = len(self._constants)
+        gradients = torch.autograd.grad(values.sum(), [v for v, _, _ in self._picked])
+        flat = torch.zeros(len(values) * width, dtype=torch.float64)
+        for gradient, (_, place, owner) in zip(gradients, self._picked, strict=True):
+            flat.index_add_(0, owner * width + place, gradient)
+        return flat.reshape(-1, width)
+
+
+def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
+    products = _product_times(terms.products, lookup, spec)
+    streams = _stream_times(terms.streams, lookup, spec)
+    workloads = torch.arange(len(terms.dispatches))
+    zeros = torch.zeros_like(workloads)
+
+    def pick(name: str, at: int = 0) -> Tensor:
+        return lookup.pick(name, zeros + at, workloads)
+
+    per_byte = pick("optimizer") + pick("bandwidth") - np.log(spec.bandwidth_gbs * 1e6)
+    optimizer = terms.optimizer_bytes * per_byte.exp()
+    optimizer = optimizer + terms.dispatches[:, 2] * _launch(pick("launch", 2), spec)
+    device = optimizer.index_add(0, terms.products.owner, products)
+    device = device.index_add(0, terms.streams.owner, streams)
+    host = torch.stack([pick("dispatch", at) for at in range(3)], dim=1).exp()
+    return Times(
+        products=products,
+        streams=streams,
+        optimizer=optimizer,
+        host=(terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
+        device=device,
+        step=pick("step").exp() * STEP_MS,
+    )
+
+
+def _launch(constant: Tensor, spec: DeviceSpec) -> Tensor:
+    return constant.exp() * (spec.launch_us / 1e3)
+
+
+def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
+    zeros = torch.zeros_like(terms.base)
+    kinds = terms.base // PASSES
+
+    def pick(name: str, index: Tensor = terms.base) -> Tensor:
+        return lookup.pick(name, index, terms.owner)
+
+    def narrow(constant: Tensor, size: Tensor) -> Tensor:
+        """Logarithm of how much slower: twice where the size is the constant."""
+        return torch.log1p(constant.exp() / size)
+
+    def misaligned(even: str, odd: str) -> Tensor:
+        slower = torch.zeros_like(terms.log_bytes)
+        for axis in range(ALIGNED_AXES):
+            place, how = kinds * ALIGNED_AXES + axis, terms.alignment[:, axis]
+            slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
+        return slower
+
+    tflops = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
+    peaks = torch.tensor(tflops, dtype=torch.float64)
+    slower = torch.where(
+        terms.peak == Peak.TF32,
+        pick("tf32_peak", zeros),
+        pick("peak", (terms.peak == Peak.HALF).long()),
+    )
+    peak = slower - (peaks[terms.peak] * 1e9).log()
+    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
+    tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
+    penalty = (
+        pick("slowdown", kinds)
+        + pick("slowdown_pass")
+        + terms.last * (pick("slowdown_last", kinds) + pick("slowdown_last_pass"))
+        + pick("detail", terms.detail // PASSES)
+        + pick("detail_pass", terms.detail)
+        + terms.last * pick("detail_last", terms.detail // PASSES)
+        + terms.last * pick("detail_last_pass", terms.detail)
+        + narrow(pick("columns", kinds) + pick("columns_pass"), terms.columns)
+        + narrow(pick("depth", kinds) + pick("depth_pass"), terms.depth)
+        + narrow(pick("pixels"), terms.pixels)
+        - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
+        + misaligned("even", "odd")
+    )
+    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(_slower(penalty) / MOST_PENALTY)
+    traffic = _slower(
+        pick("traffic", kinds)
+        + pick("traffic_pass")
+        + terms.last * pick("traffic_last")
+        + narrow(pick("traffic_columns"), terms.narrowest)
+        + misaligned("traffic_even", "traffic_odd")
+    )
+    memory = terms.log_bytes + bandwidth + traffic
+    power = 1 + pick("overlap", zeros).exp()
+    product = (torch.logaddexp(power * math, power * memory) / power).exp()
+    reorder = terms.reordered * (terms.log_bytes + pick("reorder") + bandwidth).exp()
+    each: Tensor = product + reorder + _launch(pick("launch", zeros), spec)
+    return terms.count * each
+
+
+def _slower(penalty: Tensor) -> Tensor:
+    """The penalty, but never much below 0: nothing is faster than the device's peak."""
+    return torch.nn.functional.softplus(penalty, beta=BOUND)
+
+
+def _stream_times(terms: Streams, lookup: Lookup, spec: DeviceSpec) -> Tensor:
+    zeros = torch.zeros_like(terms.kind)
+
+    def pick(name: str, index: Tensor = terms.kind) -> Tensor:
+        return lookup.pick(name, index, terms.owner)
+
+    slower = (
+        pick("stream")
+        + terms.backward * pick("stream_backward")
+        + terms.half * pick("stream_half")
+        + terms.last * pick("stream_last")
+    )
+    narrow = torch.log1p(pick("stream_columns").exp() / terms.columns.clamp(min=1))
+    slower = _slower(slower + narrow * (terms.columns > 0))
+    for knot in range(len(CACHE_KNOTS) - 1):
+        slower = slower + terms.cache[:, knot] * pick("cache", zeros + knot)
+    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
+    moving = (terms.log_bytes + bandwidth + slower).exp()
+    each: Tensor = moving + _launch(pick("launch", zeros + 1), spec)
+    return terms.count * each

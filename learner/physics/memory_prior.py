@@ -1,0 +1,196 @@
+"""What memory a step needs before anything is learned: its simulated allocations, four constants.
+
+    memory = process + tensors * live + fragments * (reserved - live)
+                     + scratch * (scratch memory of convolutions)
+
+The sizes come from a training step replayed through CUDA's allocator, or, where none could be
+traced, from rules on the graph (`step_memory`). On a card that is simulated well, all
+constants are 1 and no label is needed; on a CPU they start from a small process without segments
+(`device_specs`), and labels move them. Which training loop ran is not told by published labels, but
+told apart by them: it is the one that explains them best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
+from trappm.learner.physics.step_memory import (
+    CONVOLUTION_KINDS,
+    SCRATCH_KINDS,
+    StepMemory,
+    amp_factor,
+    step_memory,
+)
+from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.residual.graph_features import (
+    CONVOLUTION_FEATURES,
+    OPERATORS,
+    convolution_scratch,
+    operator_shares,
+)
+from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import CONTEXT_MIB
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.memory_simulation import Loop
+
+Array = npt.NDArray[np.float64]
+
+SPEC = PriorSpec(
+    (
+        TermSpec("process", 0.7),  # more with more libraries loaded
+        TermSpec("tensors", 0.03),  # bytes are bytes
+        TermSpec("fragments", 0.2),  # from the allocator's rules, which a CPU does not have
+        TermSpec("scratch", 0.3),  # cuDNN's choices, fitted on other labels
+    ),
+    common_spread=0.05,
+)
+PROCESS_MIB = 1750.0
+"""What the first constant is counted in: a process on an A100 with software of 2023 (MEMORY.md,
+step 5 of the recipe), the first labels that this was fitted to."""
+INFERENCE_SHARE = (686 + 33) / (760 + 65)
+"""Of the process in training: fewer libraries, and one thread with a workspace; on an H100
+(`profiler.devices.catalogue`)."""
+LABELS_FOR_LOOP = 200
+"""Enough to tell loops apart; each is replayed for both."""
+TYPICAL_ERROR = 0.03
+"""Of the logarithm, in the loop that ran."""
+
+FEATURE_GROUPS = (
+    6,
+    len(SPEC.terms),
+    2 * SCRATCH_KINDS,
+    2 * CONVOLUTION_KINDS,
+    6,
+    len(OPERATORS),
+    CONVOLUTION_FEATURES,
+)
+
+
+class MemoryPrior(TermPrior):
+    """The formula with its constants; see `learner.physics.prior.Prior`."""
+
+    feature_groups = FEATURE_GROUPS
+
+    def __init__(self, log_constants: Array | None = None, loop: Loop = Loop.PLAIN) -> None:
+        super().__init__(SPEC, log_constants)
+        self.loop = loop
+
+    @classmethod
+    def on(cls, device: DeviceSpec | None) -> Self:
+        """Where the constants start from on this device; None for one that nobody has listed."""
+        constants = np.zeros(len(SPEC.terms))
+        training_mib = CONTEXT_MIB[Phase.TRAIN] if device is None else device.process_mib
+        constants[0] = np.log(training_mib / PROCESS_MIB)
+        constants[2] = 0.0 if device is None else np.log(device.fragments)
+        return cls(constants)
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(log_constants, self.loop)
+
+    def started_from(self, other: Self) -> Self:
+        return type(self)(other.log_constants, other.loop)
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+        near: Self | None = None,
+    ) -> Self:
+        loop = self._loop_of(workloads, log_values, tightness) if near is None else near.loop
+        return self._refit_in(loop, workloads, log_values, log_above, tightness)
+
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        """With the training loop that the labels show."""
+        return type(self)(self.log_constants, self._loop_of(workloads, log_values, 1.0))
+
+    def _refit_in(
+        self,
+        loop: Loop,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        log_above: Array | None,
+        tightness: float,
+    ) -> Self:
+        start = type(self)(self.log_constants, loop)
+        return TermPrior.refit(
+            start, workloads, log_values, log_above=log_above, tightness=tightness
+        )
+
+    def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
+        """The loop with the least Student-t loss on some labels, each with its own constants."""
+        known = np.flatnonzero(~np.isnan(log_values))
+        rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
+        some, values = [workloads[i] for i in rows], log_values[rows]
+
+        def loss(loop: Loop) -> tuple[float, bool]:
+            fitted = self._refit_in(loop, some, values, None, tightness)
+            errors = (fitted.log_values(some) - values) / TYPICAL_ERROR
+            return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
+
+        return min(Loop, key=loss) if len(rows) else self.loop
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        """The terms of each workload in MiB (n, 4)."""
+        rows = []
+        for workload in workloads:
+            memory = step_memory(workload, self.loop)
+            factor = amp_factor(workload, memory)
+            parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
+            process = PROCESS_MIB * (INFERENCE_SHARE if workload.phase is Phase.INFER else 1.0)
+            rows.append([process, *(factor * part for part in parts)])
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
+        rows = [
+            _features(workload, step_memory(workload, self.loop), shares, size)
+            for workload, shares, size in zip(
+                workloads, self.shares(workloads), self.log_values(workloads), strict=True
+            )
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), sum(FEATURE_GROUPS))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(tensors["log_constants"].numpy(), list(Loop)[int(tensors["loop"])])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**super().tensors(), "loop": torch.tensor(list(Loop).index(self.loop))}
+
+
+def _features(
+    workload: Workload, memory: StepMemory, shares: Array, log_size: float
+) -> list[float]:
+    graph = workload.graph
+    return [
+        log_size,
+        float(np.log(graph.batch_size)),
+        float(np.log1p(memory.allocations)),
+        float(workload.precision is not Precision.FP32),
+        float(workload.memory_format is MemoryFormat.CHANNELS_LAST),
+        float(workload.phase is Phase.INFER),
+        *shares,
+        *memory.scratch_lift,
+        *memory.scratch_largest,
+        *np.log1p(memory.convolutions),
+        *memory.touched,
+        memory.weights_mib / memory.live_mib,
+        memory.scratch_mib / memory.live_mib,
+        memory.largest,
+        memory.kept,
+        memory.peak_at,
+        memory.small,
+        *operator_shares(graph),
+        *convolution_scratch(graph),
+    ]

@@ -1,0 +1,288 @@
+"""The physical prior of a step's time: kernels one by one, with constants of the device.
+
+`kernel_times` has the formula. Its constants start from a specification sheet, so the prior
+says something without any label; labels move them, each as far as its own prior lets it. A new
+device starts from another one's: what a kernel reaches of the peak is much the same on both, the
+peaks are not. docs/step_time.md has each term's reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.kernel_terms import Array, Peak, Terms, terms_of
+from trappm.learner.physics.kernel_times import (
+    SHARE_GROUPS,
+    Lookup,
+    group_rows,
+    spreads,
+    starting_constants,
+    times_of,
+)
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+
+NOISE_DEGREES = 3.0
+"""Of freedom of the Student-t error: some models surprise everybody."""
+LEAST_NOISE = 0.02
+ITERATIONS = 60
+ROUNDS = 3
+"""Fits, each with spreads learned from the one before."""
+PSEUDO_CONSTANTS = 6.0
+MOST_CHANGE = 3.0
+"""Of a learned spread against the first."""
+CALM_STEPS = 2
+"""So many in a row that gain next to nothing end a fit."""
+LEAST_GAIN = 5e-3
+"""Nats, times the root of the number of labels."""
+MOST_DAMPING = 1e8
+MANY_LABELS = 300
+"""Of so many, a fold more or less changes little in how far constants may move; of fewer, errors on
+the fold would look too small."""
+MOST_LABELS = 1500
+"""For the constants: beyond that, more labels are for the residual."""
+CHUNK = 500
+"""So many workloads at a time: the derivatives of all kernels take memory."""
+
+
+class StepTimePrior:
+    """Simulated time of a step in ms: a `learner.physics.prior.Prior`. Instances do not change."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        constants: Tensor | None = None,
+        learned_spreads: Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            spec: of the device whose labels these are or will be.
+            constants: as another instance has them (c); by default those of no label.
+            learned_spreads: how far labels let each move (c); not kept in `tensors`.
+        """
+        self.spec = spec
+        self.constants = starting_constants() if constants is None else constants
+        self.learned_spreads = learned_spreads
+
+    def started_from(self, other: Self) -> Self:
+        """This device with the constants of another: as far from its specification as there."""
+        return type(self)(self.spec, other.constants)
+
+    @property
+    def feature_groups(self) -> tuple[int, ...]:
+        return SHARE_GROUPS
+
+    def log_values(self, workloads: Sequence[Workload]) -> Array:
+        if not len(workloads):
+            return np.zeros(0)
+        values: Array = _values(_chunks(workloads, self.spec), self.constants, self.spec).numpy()
+        return values
+
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        """Shares of the step by kind and direction of its kernels, and its size (n, f)."""
+        if not len(workloads):
+            return np.zeros((0, sum(self.feature_groups)))
+        with torch.no_grad():
+            shares = [
+                times_of(terms, Lookup(self.constants), self.spec).shares(terms)
+                for terms in _chunks(workloads, self.spec)
+            ]
+        values: Array = torch.cat(shares).numpy()
+        return values
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+        near: Self | None = None,
+    ) -> Self:
+        """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
+
+        Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
+        each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
+        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken.
+
+        Raises:
+            InputError: workloads and labels differ in number.
+        """
+        if len(workloads) != len(log_values):
+            raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
+        known = np.flatnonzero(np.isfinite(log_values))
+        if not len(known):
+            return self
+        if len(known) > MOST_LABELS:
+            known = known[np.linspace(0, len(known) - 1, MOST_LABELS).round().astype(np.int64)]
+        labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
+        chunks = list(_chunks([workloads[i] for i in known.tolist()], self.spec))
+        centre, first = self.constants, spreads(tightness)
+        start = centre if near is None else near.constants
+        if near is not None and near.learned_spreads is not None and len(known) >= MANY_LABELS:
+            learned = near.learned_spreads
+            constants, _ = _fit(chunks, labels, centre, learned, self.spec, start)
+            return type(self)(self.spec, constants, learned)
+        learned = first
+        constants, unsure = _fit(chunks, labels, centre, learned, self.spec, start)
+        for _ in range(ROUNDS - 1):
+            learned = _learned_spreads((constants - centre) / learned, unsure, learned, first)
+            constants, unsure = _fit(chunks, labels, centre, learned, self.spec, constants)
+        return type(self)(self.spec, constants, learned)
+
+    def sensitivities(self, workloads: Sequence[Workload]) -> Array:
+        if not len(workloads):
+            return np.zeros((0, len(self.constants)))
+        _, jacobian = _linear(_chunks(workloads, self.spec), self.constants, self.spec)
+        values: Array = (jacobian * spreads(1.0)).numpy()
+        return values
+
+    def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
+        del workloads, log_values  # there is one variant only
+        return self
+
+    def moved(self, by: Array) -> Self:
+        return type(self)(self.spec, self.constants + torch.from_numpy(by) * spreads(1.0))
+
+    def tensors(self) -> dict[str, Tensor]:
+        numbers = [0.0 if value is None else value for value in asdict(self.spec).values()]
+        spec = torch.tensor(numbers, dtype=torch.float64)
+        return {"constants": self.constants.clone(), "spec": spec}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        constants, spec = _with_tf32(tensors["constants"], tensors["spec"].tolist())
+        if constants.shape != starting_constants().shape or len(spec) != len(fields(DeviceSpec)):
+            raise ValueError(
+                f"{tuple(constants.shape)} constants and {len(spec)} numbers of a spec"
+            )
+        *others, tf32 = spec
+        if not constants.isfinite().all() or min(others) <= 0 or not tf32 >= 0:
+            raise ValueError("constants that are not finite, or a spec that is not positive")
+        half, full, bandwidth, cache, units, launch, dispatch, process, fragments = others
+        read = DeviceSpec(
+            half, full, bandwidth, cache, round(units),
+            launch, dispatch, process, fragments, tf32 or None,
+        )  # fmt: skip
+        return cls(read, constants.double())
+
+
+def _with_tf32(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]]:
+    """The same of a snapshot of before TF32 had a peak: convolutions went by that of fp32."""
+    before = len(starting_constants()) - 1, len(fields(DeviceSpec)) - 1
+    if (*constants.shape, len(spec)) == before:
+        return torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
+    return constants, spec
+
+
+def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:
+    """One at a time, so that a large pool needs no memory for all of its kernels."""
+    for start in range(0, len(workloads), CHUNK):
+        yield terms_of(workloads[start : start + CHUNK], spec)
+
+
+def _values(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> Tensor:
+    """Logarithm of the step times (n)."""
+    with torch.no_grad():
+        times = [times_of(terms, Lookup(constants), spec).total() for terms in chunks]
+    return torch.cat(times).log()
+
+
+def _linear(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> tuple[Tensor, Tensor]:
+    """Logarithm of the step times (n), and its derivatives by the constants (n, c)."""
+    values, jacobians = [], []
+    for terms in chunks:
+        lookup = Lookup(constants, tracked=True)
+        logs = times_of(terms, lookup, spec).total().log()
+        jacobians.append(lookup.jacobian(logs))
+        values.append(logs.detach())
+    return torch.cat(values), torch.cat(jacobians)
+
+
+def _fit(
+    chunks: Sequence[Terms],
+    labels: Tensor,
+    centre: Tensor,
+    spread: Tensor,
+    spec: DeviceSpec,
+    start: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The most probable constants (c), and the variance left of each in squares of its spread (c).
+
+    Damped Gauss-Newton steps on reweighted squares.
+
+    Labels are weighted by how far off they are (Student-t), with a scale from the median error. The
+    damping follows how well each step was foretold (Nielsen 1999, "Damping parameter in
+    Marquardt's method"); steps that gain nothing cost no derivatives.
+    """
+
+    def linear(at: Tensor) -> tuple[Tensor, Tensor]:
+        values, jacobian = _linear(chunks, at, spec)
+        return labels - values, jacobian * spread
+
+    shift = (start - centre) / spread
+    error, jacobian = linear(start)
+    scale, damping, growth, calm = 0.5, 0.1, 2.0, 0
+    for _ in range(ITERATIONS):
+        scale = max(LEAST_NOISE, min(scale, 1.48 * float(error.abs().median())))
+        variance = NOISE_DEGREES * scale**2
+        weights = (NOISE_DEGREES + 1) / (variance + error**2)
+
+        def loss(e: Tensor, s: Tensor, v: float = variance) -> float:
+            return float((NOISE_DEGREES + 1) * torch.log1p(e**2 / v).sum() + (s**2).sum())
+
+        weighted = jacobian * weights[:, None]
+        curvature = weighted.T @ jacobian
+        curvature.diagonal().add_(1.0)
+        gradient = weighted.T @ error - shift
+        gain = -1.0
+        while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
+            damped = curvature.clone()
+            damped.diagonal().add_(damping)
+            step = torch.linalg.solve(damped, gradient)
+            foretold = float(step @ (damping * step + gradient))
+            new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
+            gain = loss(error, shift) - loss(new_error, shift + step)
+            if not gain >= 0:
+                damping, growth = damping * growth, growth * 2
+        if not gain >= 0:
+            break
+        trust = gain / max(foretold, 1e-12)
+        damping, growth = max(damping * max(1 / 3, 1 - (2 * trust - 1) ** 3), 1e-4), 2.0
+        shift = shift + step
+        calm = calm + 1 if gain < LEAST_GAIN * len(labels) ** 0.5 else 0
+        if calm == CALM_STEPS:
+            break
+        error, jacobian = linear(centre + spread * shift)
+    return centre + spread * shift, torch.linalg.inv(curvature).diagonal()
+
+
+def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tensor) -> Tensor:
+    """How far the constants of each group may move, from how far labels moved them (c).
+
+    Evidence maximisation (MacKay 1992, "Bayesian interpolation"): a group's variance is the sum of
+    its squared shifts over the number of its constants that labels determined. `GROUPS` only says
+    where that begins, with the weight of `PSEUDO_CONSTANTS`. Common constants stay as they are.
+
+    Args:
+        shift: of each constant from where it is drawn to, in its spread (c).
+        unsure: its variance with these labels, in squares of its spread (c).
+        spread: of this fit (c).
+        first: before any label (c).
+    """
+    found = first.clone()
+    for group, rows in group_rows():
+        if group.common:
+            continue
+        moved = ((shift * spread / first)[rows] ** 2).sum()
+        determined = (1.0 - unsure[rows]).sum()
+        variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
+        found[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
+    return found

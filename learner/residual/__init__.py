@@ -1,0 +1,1 @@
+"""What priors leave, learned: a Gaussian process and boosted trees as one model."""

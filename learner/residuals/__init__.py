@@ -1,1 +1,0 @@
-"""What priors leave, learned: Gaussian process and boosted trees as one model."""

@@ -1,0 +1,1 @@
+"""Heads as files without code, and the registries that they are published in."""

@@ -1,0 +1,35 @@
+"""What heads see of a workload, as hashes: a snapshot of other features must not answer.
+
+Constants and trees know their features by place only, so a kind of operator or kernel that came
+between would silently change what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
+from trappm.learner.physics.memory_prior import FEATURE_GROUPS
+from trappm.learner.residual import graph_features
+from trappm.profiler.graphs import features
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+
+
+@cache
+def feature_schema() -> dict[str, str]:
+    """A short hash by what is described: graphs, memory, kernels."""
+    told = {
+        "graph": (features.OPERATORS, graph_features.OPERATORS),
+        "memory": (FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
+        "kernels": (
+            [kind.name for kind in KernelKind],
+            [size.name for size in Size],
+            # Snapshots of before TF32 had a peak are read with that of fp32.
+            [(group.name, group.shape) for group in GROUPS if group.name != "tf32_peak"],
+            SHARE_GROUPS,
+        ),
+    }
+    return {
+        name: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for name, value in told.items()
+    }

@@ -1,0 +1,230 @@
+"""A snapshot's files as bytes: its manifest, their checksums, and folders that appear all at once.
+
+    <id>/manifest.json                       what it is, how good, from which labels, and checksums
+         encoder.safetensors                 only where some heads need it
+         heads-<device>-<phase>.safetensors
+
+A snapshot's id is a hash of its content, so it never changes. Whoever takes bytes of one from
+anywhere, a folder or a bucket, has them checked here first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.files.plain_files import read_plain
+
+FORMAT = "trappm-snapshot"
+FORMAT_VERSION = 3
+"""3: heads by device and phase, the encoder only where it is needed."""
+MANIFEST = "manifest.json"
+
+MAX_MANIFEST_BYTES = 4 << 20
+
+STALE_S = 24 * 3600.0
+"""A folder that has been unfinished for longer belongs to a process that was killed."""
+UNFINISHED = ".unfinished-"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+"""Of a file, a device key, an alias."""
+ID = re.compile(r"[0-9a-f]{20}")
+_NOT_IN_ID = ("id", "created_at", "parent", "checksum")
+"""When it was made and what was the latest then: the same content again is the same snapshot."""
+
+
+class Label(Protocol):
+    """What a snapshot tells of each label that it was trained on."""
+
+    @property
+    def configuration_id(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def values(self) -> tuple[float | None, ...]: ...
+    @property
+    def provenance(self) -> str: ...
+
+
+def label_set_hash(labels: Sequence[Label]) -> str:
+    """64 hexadecimal digits, equal for equal sets of labels in any order."""
+    rows = sorted(
+        json.dumps([x.device, x.configuration_id, list(x.values), x.provenance]) for x in labels
+    )
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with its id and checksum, as plain JSON values.
+
+    Raises:
+        ValueError: a number that JSON does not have.
+    """
+    found: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
+    found["id"] = _content_id(found)
+    found["checksum"] = _checksum(found)
+    return found
+
+
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=2, sort_keys=True).encode()
+
+
+def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """What a manifest says of files: checksum and size of each."""
+    return {
+        name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        for name, data in sorted(contents.items())
+    }
+
+
+def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
+    """The manifest in these bytes, which were found at `place`.
+
+    Raises:
+        SnapshotError: damaged, of something else, or of another format version.
+    """
+    from trappm.learner.snapshots.manifest_fields import fault_of
+
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged(place, f"{MANIFEST} is not valid JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise SnapshotError(
+            f"{place}/{MANIFEST} is not the manifest of a TraPPM snapshot; "
+            "see: trappm snapshot list"
+        )
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise SnapshotError(
+            f"snapshot {place} has format version {manifest.get('format_version')!r}, and this "
+            f"version of trappm reads {FORMAT_VERSION}; upgrade trappm or publish it again"
+        )
+    sound = manifest.get("checksum") == _checksum(manifest)
+    if not sound or manifest.get("id") != _content_id(manifest):
+        raise damaged(place, f"{MANIFEST} does not match its own checksum")
+    if fault := fault_of(data):
+        raise damaged(place, f"in {MANIFEST} is {fault}")
+    if MANIFEST in manifest["files"]:
+        raise damaged(place, f"it names a file {MANIFEST!r}")
+    return manifest
+
+
+def check_file(name: str, entry: Mapping[str, Any], data: bytes, place: str) -> None:
+    """Raises SnapshotError for bytes that are not those that the manifest tells of."""
+    if len(data) != entry.get("bytes"):
+        raise damaged(place, f"{name} has {len(data)} bytes, not {entry.get('bytes')}")
+    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+        raise damaged(place, f"{name} does not match its checksum")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises SnapshotError for a folder without a sound manifest."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise SnapshotError(
+            f"{folder} is not a snapshot: it has no {MANIFEST}; see: trappm snapshot list"
+        )
+    return checked_manifest(_read(path, MAX_MANIFEST_BYTES), str(folder))
+
+
+def read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Manifest and files of a snapshot, every byte checked.
+
+    Raises:
+        SnapshotError: missing, damaged, truncated, of another format or version, or too large.
+    """
+    manifest = read_manifest(folder)
+    contents = {}
+    for name, entry in manifest["files"].items():
+        if not (folder / name).is_file():
+            raise damaged(str(folder), f"{name} is missing")
+        contents[name] = _read(folder / name, entry["bytes"])
+        check_file(name, entry, contents[name], str(folder))
+    return manifest, contents
+
+
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """The folder with these files, all at once; one that is there already stays.
+
+    What is damaged in it is replaced, file by file.
+
+    Raises:
+        SnapshotError: it cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder.parent)
+        _write_folder(folder, contents)
+    except OSError as error:
+        raise SnapshotError(f"cannot write the snapshot to {folder.parent}: {error}") from error
+
+
+def damaged(place: str, reason: str) -> SnapshotError:
+    return SnapshotError(f"snapshot {place} is damaged: {reason}; pull or publish it again")
+
+
+def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
+    try:
+        for name, data in contents.items():
+            with (unfinished / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.chmod(0o755)
+        try:
+            unfinished.replace(folder)
+        except OSError:
+            if not (folder / MANIFEST).is_file():
+                raise
+            _mend(folder, unfinished)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _mend(folder: Path, whole: Path) -> None:
+    """Moves the files of a whole snapshot into a folder that does not hold it undamaged."""
+    wanted = read_manifest(whole)["id"]
+    with contextlib.suppress(SnapshotError):
+        if read_whole(folder)[0]["id"] == wanted:
+            return
+    for path in sorted(whole.iterdir(), key=lambda path: path.name == MANIFEST):
+        path.replace(folder / path.name)
+
+
+def _remove_stale(registry: Path) -> None:
+    """Removes what processes that were killed while they wrote have left behind."""
+    for folder in registry.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
+            if time.time() - folder.stat().st_mtime > STALE_S:
+                shutil.rmtree(folder)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A plain file of at most so many bytes."""
+    try:
+        return read_plain(path, limit)
+    except InputError as error:
+        raise damaged(str(path.parent), str(error)) from error
+
+
+def _content_id(manifest: Mapping[str, Any]) -> str:
+    """20 hexadecimal digits: of everything but when it was made."""
+    return _checksum({k: v for k, v in manifest.items() if k not in _NOT_IN_ID})[:20]
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    content = {k: v for k, v in manifest.items() if k != "checksum"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
+
+Errors are those that the manifests tell, each on architectures that its own heads had not seen.
+They are of different draws where campaigns differ, so only a clear step back counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trappm.learner.snapshots.registry import Registry
+from trappm.profiler.errors import SnapshotError
+from trappm.profiler.records import METRICS, Phase
+
+BOUND_PERCENT = 20.0
+"""A mean error that is this much larger is a regression ..."""
+LEAST_POINTS = 1.0
+"""... if it is also larger by so many percentage points."""
+
+HeadName = tuple[str, str, str]
+"""Device, phase, metric."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Whether a name was moved."""
+
+    moved: bool
+    told: str
+
+
+def promote(
+    registry: Registry, alias: str, snapshot_id: str, bound_percent: float = BOUND_PERCENT
+) -> Promotion:
+    """Moves an alias to a version, unless it regressed against what the alias means now.
+
+    Raises:
+        SnapshotError: no such version, or a registry that cannot be written.
+    """
+    history = registry.history(alias)
+    if history and history[-1].snapshot == snapshot_id:
+        return Promotion(True, f"{alias} is {snapshot_id} already")
+    worse: list[str] = []
+    if history:
+        try:
+            before = registry.manifest(history[-1].snapshot)
+        except SnapshotError:  # damaged or gone: anything is better
+            before = {}
+        worse = regressions(before, registry.manifest(snapshot_id), bound_percent)
+    if worse:
+        return Promotion(
+            False,
+            f"{alias} stays {history[-1].snapshot}, since {snapshot_id} regressed: "
+            f"{'; '.join(worse)}. To move it all the same: trappm snapshot alias {alias} "
+            f"{snapshot_id} --registry {registry.location}",
+        )
+    registry.set_alias(alias, snapshot_id, "published")
+    return Promotion(True, f"{alias} is {snapshot_id}")
+
+
+def regressions(
+    before: Mapping[str, Any], after: Mapping[str, Any], bound_percent: float = BOUND_PERCENT
+) -> list[str]:
+    """The heads of a manifest that are worse than another's by more than the bound."""
+    old, new = mean_errors(before), mean_errors(after)
+    return [
+        f"{' '.join(head)} was {old[head]:.3g} % off, is {new[head]:.3g} %"
+        for head in sorted(set(old) & set(new))
+        if new[head] > old[head] * (1 + bound_percent / 100)
+        and new[head] > old[head] + LEAST_POINTS
+    ]
+
+
+def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
+    """Mean absolute percentage errors that a manifest tells, by head.
+
+    Campaigns judge the phases of a device together: their errors count for training.
+    """
+    found: dict[HeadName, float] = {}
+    for device, told in (manifest.get("errors") or {}).items():
+        by_phase = {Phase.TRAIN.value: told} if set(told) & set(METRICS) else told
+        for phase, by_metric in by_phase.items():
+            for metric, errors in by_metric.items():
+                if isinstance(errors, Mapping) and isinstance(errors.get("mape"), int | float):
+                    found[device, phase, metric] = float(errors["mape"])
+    return found

@@ -1,0 +1,298 @@
+"""Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
+
+Heads are kept by device and phase, each with the settings (precision, layout, optimizer) that its
+labels had. `manifest` says what the files are; a snapshot is written beside its place and moved
+there in one step, and never changed. Whoever loads it checks every byte against the manifest first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from trappm.learner.heads.device_heads import heads_from_tensors
+from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
+from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.snapshots.feature_schema import feature_schema
+from trappm.learner.snapshots.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    NAME,
+    Label,
+    entries,
+    label_set_hash,
+    manifest_bytes,
+    read_manifest,
+    read_whole,
+    sealed,
+    write_folder,
+)
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import SnapshotError, one_line
+from trappm.profiler.host.code_version import code_commit
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
+
+if TYPE_CHECKING:
+    from trappm.learner.networks.gae import Encoder
+
+ENCODER = "encoder.safetensors"
+
+_MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
+"""What tensors and settings raise that do not belong together."""
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A snapshot on disk."""
+
+    id: str
+    folder: Path
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A loaded snapshot, ready to predict."""
+
+    id: str
+    manifest: Mapping[str, Any]
+    heads: Mapping[str, Mapping[Phase, TrainedHeads]]
+    """By device and phase."""
+    source_device: str
+    encoder_bytes: bytes | None = None
+    cards: Mapping[str, str] = field(default_factory=dict)
+    """The card behind a device's key, where measurements have named it."""
+
+    def card(self, device: str) -> str:
+        """What this device is looked up by where its memory or speed on paper is asked for."""
+        return self.cards.get(device, device)
+
+    def trained(self, device: str, phase: Phase) -> TrainedHeads:
+        """The heads of this device and phase.
+
+        Raises:
+            SnapshotError: there are none.
+        """
+        if device not in self.heads:
+            raise SnapshotError(
+                f"snapshot {self.id} has no head for device {device!r}; "
+                f"it has: {', '.join(sorted(self.heads))}"
+            )
+        if phase not in self.heads[device]:
+            raise SnapshotError(
+                f"snapshot {self.id} has no head for {phase} steps on {device}; "
+                f"it has: {', '.join(sorted(self.heads[device]))}"
+            )
+        return self.heads[device][phase]
+
+    def predict(
+        self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN
+    ) -> Predictions:
+        """What the heads of this device and phase say of the workloads.
+
+        Raises:
+            SnapshotError: there are no heads for them.
+        """
+        heads = self.trained(device, phase).heads
+        if heads.needs_embeddings and workloads:
+            rows = self.encoder.embed([workload.graph for workload in workloads])
+            workloads = [
+                replace(workload, embedding=row)
+                for workload, row in zip(workloads, rows, strict=True)
+            ]
+        return heads.predict(workloads)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The frozen encoder, read when it is first asked for: physical heads need none.
+
+        Raises:
+            SnapshotError: there is none, or it does not fit this version.
+        """
+        from trappm.learner.networks.gae import Encoder
+
+        if self.encoder_bytes is None:
+            raise SnapshotError(f"snapshot {self.id} has no encoder")
+        try:
+            preset, _ = _presets(self.manifest["preset"])
+            return Encoder.from_tensors(preset, load_tensors(self.encoder_bytes))
+        except _MISFITS as error:
+            raise _misfit(self.id, error) from error
+
+
+def save_snapshot(
+    registry: Path,
+    *,
+    encoder: Encoder | None = None,
+    heads: Mapping[str, Mapping[Phase, TrainedHeads]],
+    source_device: str,
+    preset: LearnerPreset,
+    labels: Sequence[Label],
+    fields: Mapping[str, Any],
+) -> SnapshotInfo:
+    """Writes a snapshot into `<registry>/<id>`; one that is already there is left as it is.
+
+    Args:
+        registry: the folder of all snapshots; made if it is missing.
+        encoder: the frozen encoder; None where no head needs one.
+        heads: by device and phase.
+        source_device: the device that is meant when none is named; must have heads.
+        preset: of encoder and heads.
+        labels: those that the heads were trained on.
+        fields: more for the manifest, as JSON values: campaign, errors with their split, and such.
+
+    Raises:
+        SnapshotError: a simulated label, no head for the source device, a device key that cannot
+            be a file name, a field that the manifest already has, or a folder that cannot be
+            written.
+    """
+    counts = _count_labels(labels)
+    simulated = Provenance.SIMULATED.value
+    if any(simulated in c for c in counts.values()) or fields.get("label_counts", {}).get(
+        simulated
+    ):
+        raise SnapshotError("simulated labels never train a published snapshot; leave them out")
+    if source_device not in heads:
+        raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
+    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
+    for device, phases in heads.items():
+        if not NAME.fullmatch(device):
+            raise SnapshotError(f"device key {device!r} cannot be part of a file name")
+        for phase, trained in phases.items():
+            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+    own = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "source_device": source_device,
+        "preset": dataclasses.asdict(preset),
+        "heads": {
+            device: {
+                phase.value: {
+                    **trained.heads.settings(),
+                    "label_settings": [[str(x) for x in row] for row in trained.settings],
+                }
+                for phase, trained in sorted(phases.items())
+            }
+            for device, phases in sorted(heads.items())
+        },
+        "units": dict(METRICS),
+        "feature_schema": feature_schema(),
+        "training_labels": {"counts": counts, "sha256": label_set_hash(labels)},
+        "versions": _versions(),
+        "files": entries(contents),
+    }
+    clash = sorted(set(fields) & {*own, "id", "checksum"})
+    if clash:
+        raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
+    manifest = sealed({**fields, **own})
+    contents[MANIFEST] = manifest_bytes(manifest)
+    folder = registry / manifest["id"]
+    write_folder(folder, contents)
+    return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
+
+
+def load_snapshot(folder: Path) -> Snapshot:
+    """Reads a snapshot, after checking every byte against the manifest.
+
+    Raises:
+        SnapshotError: missing, damaged, truncated, of another format or version, or too large.
+    """
+    manifest, contents = read_whole(folder)
+    seen, ours = manifest.get("feature_schema") or {}, feature_schema()
+    other = [name for name in ours if seen.get(name) != ours[name]]
+    if other:
+        raise _misfit(str(folder), ValueError(f"it saw other features of {' and '.join(other)}"))
+    try:
+        _, head_preset = _presets(manifest["preset"])
+        heads = {
+            device: {
+                Phase(phase): TrainedHeads(
+                    heads_from_tensors(
+                        head_preset, settings, load_tensors(contents[_file(device, Phase(phase))])
+                    ),
+                    tuple(_step_settings(row) for row in settings["label_settings"]),
+                )
+                for phase, settings in phases.items()
+            }
+            for device, phases in manifest["heads"].items()
+        }
+        source_device = str(manifest["source_device"])
+        cards = manifest.get("cards", {})
+    except _MISFITS as error:
+        raise _misfit(str(folder), error) from error
+    encoder = contents.get(ENCODER)
+    return Snapshot(manifest["id"], manifest, heads, source_device, encoder, cards)
+
+
+def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
+    """Copies a snapshot to a new folder, checking every byte on the way.
+
+    Raises:
+        SnapshotError: the source is no whole snapshot, or `to` exists or cannot be written.
+    """
+    manifest, contents = read_whole(source)
+    if to.exists():
+        raise SnapshotError(f"{to} is already there; name a new folder")
+    write_folder(to, {**contents, MANIFEST: manifest_bytes(manifest)})
+    return SnapshotInfo(manifest["id"], to, manifest)
+
+
+def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
+    """Labels by device and provenance."""
+    counts: dict[str, dict[str, int]] = {}
+    for label in labels:
+        by_provenance = counts.setdefault(label.device, {})
+        name = str(label.provenance)
+        by_provenance[name] = by_provenance.get(name, 0) + 1
+    return counts
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("trappm", "torch", "torch-geometric", "numpy", "safetensors"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    commit = code_commit().name
+    return found if commit is None else {**found, "commit": commit}
+
+
+def _file(device: str, phase: Phase) -> str:
+    return f"heads-{device}-{phase}.safetensors"
+
+
+def _saved(tensors: Mapping[str, Any]) -> bytes:
+    return save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+def _step_settings(row: Sequence[str]) -> StepSettings:
+    precision, memory_format, optimizer = row
+    return StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
+
+
+def _misfit(place: str, error: Exception) -> SnapshotError:
+    return SnapshotError(
+        f"snapshot {place} does not fit this version of trappm: {one_line(error)}; "
+        "publish it again with this version"
+    )
+
+
+def _presets(preset: Mapping[str, Any]) -> tuple[EncoderPreset, HeadPreset]:
+    def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+    return EncoderPreset(**tuples(preset["encoder"])), HeadPreset(**tuples(preset["head"]))

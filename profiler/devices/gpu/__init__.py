@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: CUDA, events, sensors and neighbours by NVML."""

@@ -1,0 +1,391 @@
+"""An NVIDIA GPU as a device: `cuda:0`, or by its name, such as `a100`.
+
+Steps are timed with CUDA events around whole steps and one synchronisation at the end of a batch of
+steps; the wall clock beside them shows a step that waits for launches rather than for the GPU.
+Memory is what NVML counts for this process, context and libraries included: what the step takes
+away from everybody else. Energy is NVML's counter over a window of seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.devices.base import MarkedStep, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.gpu.events import between_events, repeat
+from trappm.profiler.devices.gpu.neighbours import Neighbours
+from trappm.profiler.devices.gpu.nvml import (
+    Answer,
+    Gpu,
+    NoDriverError,
+    driver_version,
+    visible_gpus,
+)
+from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch
+from trappm.profiler.errors import DeviceError, one_line
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import host_facts
+from trappm.profiler.records import Configuration, Precision, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+_EVENT_BATCH = 64
+"""Steps between two synchronisations: bounds how far Python may run ahead of the GPU."""
+
+_MIB = 2**20
+
+_CONTEXT_MIB = 4096
+"""More than any context with its libraries takes beside torch's own memory."""
+_NEARLY_FULL = 0.8
+"""Share of the GPU that torch has reserved at the peak."""
+_TICK_TIMEOUT_S = 0.25
+
+_PAUSES = 8
+_LONGEST_PAUSE_S = 0.025
+"""The power sensors of A100 and H100 see 25 ms of each 100 ms, so steps that keep in time with them
+are seen in one part only. Eight pauses of up to 25 ms shift them over the whole 100 ms (Yang,
+Adamek and Armour, "Part-time power measurements", SC 2024)."""
+_CLOCK_SM = 1  # of nvml.h
+
+_PROCESS_MEMORY = "nvml process memory"
+_ABOVE_BASELINE = "nvml device memory above its baseline"
+
+
+class CudaDevice(StepDevice):
+    """One GPU or MIG instance, known by its UUID."""
+
+    uses_host_memory = False
+    min_warmup_s = 0.5  # an idle GPU takes a while to raise its clocks
+
+    @classmethod
+    def local_keys(cls) -> list[str]:
+        """The short names of the GPUs that this process may use; none without GPU or driver."""
+        try:
+            return sorted({gpu.short_key for gpu in visible_gpus() if gpu.failure is None})
+        except DeviceError:
+            return []
+
+    @classmethod
+    def local_failures(cls) -> list[str]:
+        """Why GPUs that are here cannot be used: lost, or all of them under a broken driver."""
+        try:
+            return [gpu.failure for gpu in visible_gpus() if gpu.failure is not None]
+        except NoDriverError:
+            return []
+        except DeviceError as error:
+            return [str(error)]
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        gpus = visible_gpus()
+        ordinal = re.fullmatch(r"cuda:(\d{1,3})", key)
+        if ordinal is not None:
+            matches = gpus[int(ordinal[1]) : int(ordinal[1]) + 1]
+        else:
+            matches = [gpu for gpu in gpus if read_name(key).may_be(read_name(gpu.name))]
+        if not matches:
+            failures = [gpu.failure for gpu in gpus if gpu.failure is not None]
+            raise DeviceError("; ".join(["no GPU here has this number or name", *failures]))
+        self._gpu: Gpu = matches[0]
+        if self._gpu.failure is not None:
+            raise DeviceError(self._gpu.failure)
+        memory, why = self._gpu.memory()
+        if memory is None:
+            raise DeviceError(f"{self._gpu.name} does not tell its memory ({why})")
+        self._total_mib = self._capacity_mib = float(memory.total / _MIB)
+        # Instances of one GPU share its power budget and memory bus.
+        self.lock_name = f"gpu-{(self._gpu.board or self._gpu).uuid}"
+        self._wall_ms: list[float] = []
+        self._paused_s = 0.0
+
+    def environment(self) -> dict[str, Any]:
+        import torch
+
+        gpu = self._gpu
+        answers = {
+            "device_power_limit_w": gpu.ask("nvmlDeviceGetEnforcedPowerLimit"),
+            "ecc": gpu.ask("nvmlDeviceGetEccMode"),
+            "mig": gpu.ask("nvmlDeviceGetMigMode"),
+            "persistence": gpu.ask("nvmlDeviceGetPersistenceMode"),
+            # What a user has set; a lower one makes another device of it.
+            "device_clock_mhz": gpu.ask("nvmlDeviceGetApplicationsClock", _CLOCK_SM),
+            "compute_capability": gpu.ask("nvmlDeviceGetCudaComputeCapability"),
+        }
+        facts = {name: answer.value for name, answer in answers.items()}
+        limit_mw = facts["device_power_limit_w"]
+        if limit_mw is not None:
+            facts["device_power_limit_w"] = limit_mw / 1000
+        host = host_facts()
+        return {
+            **host,
+            **facts,
+            "host_cpu": host["cpu_model"],
+            "ecc_enabled": None if facts["ecc"] is None else bool(facts["ecc"][0]),
+            "untold": {name: a.missing for name, a in answers.items() if a.missing is not None},
+            "device": self.key,
+            "device_name": gpu.name,
+            "device_uuid": gpu.uuid,
+            "device_memory_mib": self._total_mib,
+            "driver": driver_version(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "tf32": _tf32(facts["compute_capability"]),
+            "cudnn_benchmark": False,
+        }
+
+    def prepare(self) -> dict[str, Any]:
+        # Any process that NVML sees before our context exists is somebody else's.
+        self._neighbours = Neighbours(self._gpu)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = self._gpu.uuid
+        import torch
+
+        if not torch.cuda.is_available():
+            raise DeviceError(f"torch {torch.__version__} cannot use CUDA on {self._gpu.name}")
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        properties = torch.cuda.get_device_properties(0)
+        if str(properties.uuid) not in _bare_uuids(self._gpu):
+            raise DeviceError(f"CUDA opened {properties.uuid} where NVML means {self._gpu.uuid}")
+        self._capacity_mib = properties.total_memory / _MIB  # less than NVML's: what can be had
+        # PyTorch's own defaults. What the environment says beside them is in `switches`.
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            torch.ones(1, device=self.torch_device).add_(1).cpu()
+        except RuntimeError as error:  # no kernel for this GPU in this torch, say
+            raise DeviceError(
+                f"torch {torch.__version__} cannot compute on {self._gpu.name}: {one_line(error)}"
+            ) from error
+        torch.cuda.empty_cache()
+        # Ray leaves a process one thread, and a large model is minutes of random numbers.
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        used, _ = self._process_bytes()
+        return {
+            "threads": torch.get_num_threads(),
+            # Of runs too that end before their memory is read; the same as theirs, most likely.
+            "memory_method": _PROCESS_MEMORY if used is not None else _ABOVE_BASELINE,
+            "foreign_gpu_processes": self._neighbours.count_before,
+            "gpu_memory_in_use_before_mib": self._neighbours.mib_before,
+        }
+
+    def refusal(self, configuration: Configuration) -> str | None:
+        import torch
+
+        if configuration.precision is Precision.AMP_BF16 and not torch.cuda.is_bf16_supported(
+            including_emulation=False
+        ):
+            return f"{self._gpu.name} has no bf16 arithmetic"
+        return None
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", 0)  # the only one that this process sees
+
+    @property
+    def capacity_mib(self) -> float:
+        return self._capacity_mib
+
+    def memory_limits_mib(self) -> dict[str, float]:
+        import torch
+
+        if self._neighbours.now() is None:
+            return {"capacity": self.capacity_mib}
+        free, _ = torch.cuda.mem_get_info()
+        available_mib = (free + torch.cuda.memory_reserved()) / _MIB
+        return {"capacity": available_mib, "device_memory": self.capacity_mib}
+
+    def is_nearly_full(self) -> bool:
+        import torch
+
+        return torch.cuda.max_memory_reserved() / _MIB > _NEARLY_FULL * self.capacity_mib
+
+    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
+        samples_ms: list[float] = []
+        while len(samples_ms) < count:
+            batch = min(_EVENT_BATCH, count - len(samples_ms))
+            begin = time.perf_counter()
+            samples_ms += between_events(functools.partial(repeat, step, batch), step)
+            self._wall_ms.append((time.perf_counter() - begin) * 1000 / (batch + 1))
+        return samples_ms
+
+    def time_parts(self, step: MarkedStep) -> list[float]:
+        return between_events(step, lambda: step(lambda: None))
+
+    def watch_memory(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+    def memory(self) -> MemoryReading:
+        import torch
+
+        peak_reserved = torch.cuda.max_memory_reserved()
+        detail = {
+            "peak_allocated": torch.cuda.max_memory_allocated() / _MIB,
+            "peak_reserved": peak_reserved / _MIB,
+            "capacity": self.capacity_mib,
+        }
+        missing: dict[str, str] = {}
+        # What the caching allocator gave back under pressure has been ours at the peak.
+        given_back = (peak_reserved - torch.cuda.memory_reserved()) / _MIB
+        memory, why = self._gpu.memory()
+        if memory is None:
+            missing["device_used"] = str(why)
+        else:
+            detail["device_used"] = memory.used / _MIB
+        used, why = self._process_bytes()
+        if used is not None:
+            detail["process_used"] = used / _MIB
+            peak_mib, method = detail["process_used"] + given_back, _PROCESS_MEMORY
+        else:
+            missing["process_used"] = str(why)
+            above_mib, why = self._above_baseline(memory)
+            if above_mib is None:
+                missing["memory_mib"] = f"{missing['process_used']}; {why}"
+                return MemoryReading(
+                    peak_mib=None, method="none", detail_mib=detail, missing=missing
+                )
+            peak_mib, method = above_mib + given_back, _ABOVE_BASELINE
+        return MemoryReading(peak_mib=peak_mib, method=method, detail_mib=detail, missing=missing)
+
+    def _process_bytes(self) -> tuple[int | None, str | None]:
+        """What NVML says that this process uses on the GPU, or why that is not to be believed."""
+        import torch
+
+        used, why = self._neighbours.own_bytes()
+        reserved = torch.cuda.memory_reserved()
+        if used is not None and used <= reserved:  # a context alone takes more than nothing
+            return None, (
+                f"NVML tells {used / _MIB:.0f} MiB of this process, of which torch alone has "
+                f"{reserved / _MIB:.0f} MiB"
+            )
+        return used, why
+
+    def _above_baseline(self, memory: Any) -> tuple[float | None, str | None]:
+        """What is in use on the GPU beyond what was before us, or why that is not ours alone."""
+        import torch
+
+        before = self._neighbours.used_before
+        if memory is None or before is None:
+            return None, "NVML does not tell the memory of the GPU"
+        others = self._neighbours.untold() or self._neighbours.now()
+        if others is not None:
+            return None, others
+        above_mib = (memory.used - before) / _MIB
+        if above_mib - torch.cuda.memory_reserved() / _MIB > _CONTEXT_MIB:
+            return None, f"{above_mib:.0f} MiB of the GPU came into use, too much to be ours alone"
+        return above_mib, None
+
+    def power_window_s(self, protocol: Protocol) -> float:
+        return protocol.power_window_s
+
+    def open_window(self, step: Callable[[], None]) -> None:
+        self._wall_ms.clear()
+        self._paused_s = 0.0
+        self._watch = GpuWatch(self._gpu)
+        # One thread launches the kernels of a step, wherever on this host it runs.
+        self._lost_time = procfs.LostTime(os.sched_getaffinity(0), threads=1)
+        self._energy_mj = self._at_tick(step)
+        self._begin = time.perf_counter()
+
+    def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
+        parts = min(_PAUSES, count)
+        for part in range(parts):
+            self.time_steps(step, count // parts + (part < count % parts))
+            begin = time.perf_counter()
+            time.sleep(pauses.uniform(0, _LONGEST_PAUSE_S))
+            self._paused_s += time.perf_counter() - begin
+
+    def run_to_tick(self, step: Callable[[], None]) -> None:
+        self._at_tick(step)
+
+    def close_window(self) -> Window:
+        seconds = time.perf_counter() - self._begin
+        energy_mj = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        lost = self._lost_time.facts()
+        self._watch.stop()
+        watch = self._watch
+        disturbances = [f"{what} of the GPU" for what in watch.slowdowns()]
+        if watch.failure is not None:
+            disturbances.append(f"the GPU's sensors failed meanwhile ({watch.failure})")
+        seen, unlisted = watch.processes(), self._neighbours.unlisted()
+        foreign = None if seen is None else self._neighbours.count(seen)
+        if foreign:
+            disturbances.append(f"{foreign} other processes on the GPU")
+        if unlisted is not None:
+            disturbances.append(unlisted)
+        missing = watch.missing
+        if seen is not None and foreign is None:
+            missing["foreign_gpu_processes"] = "NVML lists no process on the GPU, not even ours"
+        energy_j, why = _joules(self._energy_mj, energy_mj)
+        method = "nvml total energy counter" if energy_j is not None else None
+        if energy_j is None and watch.failure is None and watch.mean_power_w is not None:
+            energy_j = watch.mean_power_w * seconds
+            meter = "nvml instant power" if watch.power_is_instant else "nvml power"
+            method = f"{meter}, polled every {PERIOD_S:g} s ({why})"
+        wall_ms = sorted(self._wall_ms)[len(self._wall_ms) // 2] if self._wall_ms else None
+        return Window(
+            seconds=seconds - self._paused_s,  # what it took in the pauses counts as the steps'
+            energy_j=energy_j,
+            energy_missing=why if energy_j is None else None,
+            lost_share=lost["lost_cpu_share"],
+            disturbances=tuple(disturbances),
+            facts={
+                **watch.facts(),
+                **lost,
+                "wall_step_time_ms": wall_ms,
+                "power_method": method,
+                "paused_s": self._paused_s,
+                "foreign_gpu_processes": foreign,
+            },
+            missing=missing,
+        )
+
+    def _at_tick(self, step: Callable[[], None]) -> Answer:
+        """The energy counter as soon as it moves, or after a while; it is refreshed every 0.1 s.
+
+        Steps keep the GPU as busy as it is in the window.
+        """
+        import torch
+
+        first = latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        deadline = time.perf_counter() + _TICK_TIMEOUT_S
+        while first.value is not None and latest == first and time.perf_counter() < deadline:
+            step()
+            torch.cuda.synchronize()
+            latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return latest
+
+
+def _tf32(capability: tuple[int, int] | None) -> str | None:
+    """Where TF32 is used, as `prepare` sets it; Ampere was the first to have it."""
+    if capability is None:
+        return None
+    return "convolutions only" if capability[0] >= 8 else "not available"
+
+
+def _joules(before: Answer, after: Answer) -> tuple[float | None, str | None]:
+    """Energy between two readings of the counter in mJ, or why it is not known."""
+    if before.value is None or after.value is None:
+        return None, before.missing or after.missing
+    if after.value < before.value:
+        return None, f"the energy counter fell from {before.value} to {after.value} mJ"
+    if after.value == before.value:
+        return None, f"the energy counter stood still at {after.value} mJ"
+    return (after.value - before.value) / 1000, None
+
+
+def _bare_uuids(gpu: Gpu) -> set[str]:
+    """The UUIDs by which CUDA may know this GPU or instance, without NVML's prefix."""
+    uuids = {gpu.uuid, gpu.board.uuid if gpu.board else gpu.uuid}
+    return {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in uuids}

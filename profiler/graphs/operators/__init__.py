@@ -1,0 +1,1 @@
+"""Which graph nodes each operator of PyTorch stands for."""

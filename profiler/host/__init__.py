@@ -1,0 +1,1 @@
+"""This machine and this process: /proc, environments, forks, the data folder."""

@@ -1,0 +1,178 @@
+"""What surrounded a measurement: the facts that make two labels comparable, or not.
+
+A device gives the hardware and software facts (`Device.environment`), which hold for all its
+measurements; a run adds its own (threads, precision, load). `stack_fingerprint` hashes the few that
+decide whether labels may be mixed, so it is the same for both.
+
+A fact that joined these few later counts only where it was recorded. So a label keeps the
+fingerprint that it was stored with, and what was measured before and after is kept apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from trappm.profiler.host import procfs
+from trappm.profiler.host.code_version import code_commit
+from trappm.profiler.records import Configuration
+
+MEASURING_VERSION = 2
+"""The protocol's version: raised whenever a change to this room changes what a label means.
+
+2: ordinary gains, gradients scaled by 65,536, a GPU that is busy at either end of the window.
+"""
+
+SEED = 0
+"""Seeds weights, images and targets of every measurement; none of them changes its cost."""
+
+_STACK = (
+    "device",
+    "device_name",
+    "device_power_limit_w",
+    "measuring_version",
+    "python",
+    "torch",
+    "timm",
+    "cuda",
+    "cudnn",
+    "driver",
+    "tf32",
+    "cudnn_benchmark",
+)
+
+_JOINED_LATER = ("switches", "ecc_enabled", "device_clock_mhz", "host_cpu")
+"""Of the stack too, where they are told: environment variables; of a GPU error correction, the
+clock that a user has set, and the processor that launches its kernels."""
+
+_USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
+"""Ways of counting memory that belong to a device, and that make no other stack of it; `none`
+counts nothing."""
+
+_SWITCHES = (
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUDNN_V8_API_DISABLED", "TIMM_FUSED_ATTN",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+    "OMP_WAIT_POLICY", "OMP_DYNAMIC", "OMP_SCHEDULE", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",
+    "GLIBC_TUNABLES", "MALLOC_CONF", "LD_PRELOAD",
+)  # fmt: skip
+"""Environment variables that change what a step costs; OMP_NUM_THREADS does not, as we set it."""
+
+
+def utc_now() -> str:
+    """Now in UTC, ISO 8601, to the microsecond."""
+    return datetime.now(UTC).isoformat()
+
+
+def host_facts() -> dict[str, Any]:
+    """Host, processor and software versions, from package metadata: torch is not imported."""
+    return {**_machine_facts(), "switches": _switches()}
+
+
+@cache
+def _machine_facts() -> Mapping[str, Any]:
+    code, why_not = _code_version()
+    return {
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "cpu_model": _cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "host_memory_mib": round(procfs.total_memory_mib()),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": _version("torch"),
+        "timm": _version("timm"),
+        "code_version": code,
+        **({} if why_not is None else {"code_version_missing": why_not}),
+        "measuring_version": MEASURING_VERSION,
+    }
+
+
+def _switches() -> dict[str, str]:
+    return {name: os.environ[name] for name in _SWITCHES if os.environ.get(name)}
+
+
+def run_facts(configuration: Configuration) -> dict[str, Any]:
+    """What one run adds: how it computes, when, and how busy the host was before."""
+    return {
+        "precision": configuration.precision.value,
+        "memory_format": configuration.memory_format.value,
+        "optimizer": configuration.optimizer.value,
+        "phase": configuration.phase.value,
+        "seed": SEED,
+        "utc": utc_now(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of an environment that decide whether labels may be mixed.
+
+    The host's name, kernel and load do not count; two equal nodes are one device.
+    """
+    later = {name: environment.get(name) for name in _JOINED_LATER}
+    told = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
+    method = environment.get("memory_method")
+    # Before version 2 it did not count, and labels keep the fingerprint that they have.
+    if method not in _USUAL_MEMORY and environment.get("measuring_version") != 1:
+        told["memory_method"] = method
+    return {name: environment.get(name) for name in _STACK} | told
+
+
+def stack_fingerprint(environment: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits, equal where labels may be mixed: same hardware, software and rules."""
+    text = json.dumps(stack_facts(environment), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stack_difference(found: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """In what the stack of one environment differs from another's, in words; None if in nothing."""
+    there, ours = stack_facts(found), stack_facts(here)
+    told = [
+        f"{name} {there.get(name)!r} instead of {ours.get(name)!r}"
+        for name in there | ours
+        if there.get(name) != ours.get(name)
+    ]
+    return ", ".join(told) or None
+
+
+def _code_version() -> tuple[str | None, str | None]:
+    """The installed version, with the git commit where this runs from a checkout; or why not."""
+    version, commit = _version("trappm"), code_commit()
+    if commit.name is not None:
+        return (f"{version}+{commit.name}" if version else commit.name), None
+    if version is None and commit.missing is None:
+        return None, "run neither from a checkout nor from an installed package"
+    return version, commit.missing
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    """The processor's name, with family and model: virtual machines often say only "AMD EPYC"."""
+    facts: dict[str, str] = {}
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if not line.strip():
+                break  # the first processor stands for all
+            facts[name.strip()] = value.strip()
+    name = facts.get("model name", platform.machine())
+    if "cpu family" in facts and "model" in facts:
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name

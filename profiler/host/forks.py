@@ -1,0 +1,325 @@
+"""A fork server of our own: runs a function in a fresh fork of a process that is already warm.
+
+    worker ── requests, kill ──> server (torch and timm imported, no thread, no CUDA context)
+      ^  └──────── pid, exit ─────┘ └─ fork ─> child: runs the function, writes JSON lines
+      └────── messages, what it prints ──────────┘
+
+The standard library's fork server is one per process, imports the caller's main module again, and
+lives on as long as a child of a killed worker does. This one belongs to its `ForkServer`. Nothing
+outlives the worker: the server sees the worker's end of the socket close, kills its child and ends,
+and a child is killed by the kernel when the server dies. Whatever a child has started ends with it,
+in its process group or out of it. What the server and its children print comes through a pipe, of
+which only the end is kept: it explains a crash. The server's side is `fork_server`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.host.fork_server import MAX_REQUEST_BYTES
+
+Message = dict[str, Any]
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_PRINTED_BYTES = 2000
+_CHUNK_BYTES = 1 << 16
+_ANSWER_TIMEOUT_S = 30.0
+"""For a fork or a kill: a server that takes longer is stuck, or its child cannot be killed."""
+_STOP_TIMEOUT_S = 5.0
+"""For a server to end with all that it has started, before it is killed."""
+
+
+class ForkServerError(TrappmError):
+    """The fork server ended, never came up or does not answer; the next fork starts another."""
+
+
+class ForkServer:
+    """The worker's side: one warm server process, one forked child at a time."""
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        *,
+        start_timeout_s: float = 180.0,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """With `environment` and `folder`: those of the server, instead of the worker's own."""
+        self._preload = list(preload)
+        self._start_timeout_s = start_timeout_s
+        self._environment, self._folder = environment, folder
+        self._owner_pid = os.getpid()
+        self._is_warm = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._output: int | None = None
+        self._tail = b""
+        self._child_pid: int | None = None
+
+    @property
+    def printed(self) -> str:
+        """The end of what the server and its latest child have printed."""
+        for _ in range(64):  # more than a pipe holds
+            if not self._read_output():
+                break
+        return self._tail.decode(errors="replace").strip()
+
+    def start(self) -> None:
+        """Starts the server unless it runs, and waits until it is warm.
+
+        Raises:
+            ForkServerError: it ended before it was warm, or took longer than `start_timeout_s`.
+        """
+        self.begin()
+        if self._is_warm:
+            return
+        try:
+            self._answer(self._start_timeout_s)
+        except ForkServerError as error:
+            self.stop()
+            raise ForkServerError(
+                f"the measuring process could not start: {self.printed or error}"
+            ) from error
+        self._is_warm = True
+
+    def begin(self) -> None:
+        """Starts the server unless it runs, and leaves it to warm up.
+
+        Raises:
+            ForkServerError: it could not be started.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.stop()
+        self._tail, self._is_warm = b"", False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        self._control = ours
+        try:
+            code = (
+                f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}; "
+                "from trappm.profiler.host.fork_server import serve; "
+                f"serve({theirs.fileno()}, {self._preload!r})"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C is for the worker, which then stops us
+                cwd=self._folder,
+                env={
+                    **(os.environ if self._environment is None else self._environment),
+                    "OPENBLAS_NUM_THREADS": "1",  # no thread before the fork
+                },
+            )
+        except OSError as error:
+            self.stop()
+            raise ForkServerError(f"the measuring process could not start: {error}") from error
+        finally:
+            theirs.close()
+            os.close(output)
+
+    def fork(self, function: str, argument: Message) -> Child:
+        """Forks a child that calls `function` ("module:name") with the argument and a `Send`.
+
+        Raises:
+            ForkServerError: the server could not be started, died or did not answer.
+        """
+        self.start()
+        assert self._control is not None  # noqa: S101  # started above
+        self.printed  # noqa: B018  # what an earlier child has printed is not this one's
+        self._tail = b""
+        request = json.dumps({"function": function, "argument": argument}).encode()
+        read_end, write_end = os.pipe()
+        try:
+            socket.send_fds(self._control, [request], [write_end])
+            self._child_pid = int(self._answer(_ANSWER_TIMEOUT_S))
+        except (OSError, ForkServerError) as error:
+            os.close(read_end)
+            self.stop()
+            raise ForkServerError(f"the measuring process died: {error}") from error
+        finally:
+            os.close(write_end)
+        return Child(self, read_end)
+
+    def stop(self) -> None:
+        """Ends the server and whatever child it has. May be called again."""
+        if self._control is not None:
+            self._control.close()  # for a healthy server, the sign to end with all its children
+            self._control = None
+        if self._process is not None:
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_TIMEOUT_S)
+            self._process = None
+        if self._child_pid is not None:
+            # Only a server that did not end by itself has left anything of the child's group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child_pid, signal.SIGKILL)
+            self._child_pid = None
+        if self._output is not None:
+            self.printed  # noqa: B018  # the last words
+            os.close(self._output)
+            self._output = None
+
+    def wait(self, message_pipe: int | None, timeout_s: float) -> set[str]:
+        """Waits for `message`s of the child or a `packet` of the server; empty: neither yet.
+
+        Reads away what is printed meanwhile, so that nobody blocks who prints much.
+        """
+        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, "packet")
+            if message_pipe is not None:
+                selector.register(message_pipe, selectors.EVENT_READ, "message")
+            if self._output is not None:
+                selector.register(self._output, selectors.EVENT_READ, "printed")
+            ready = {key.data for key, _ in selector.select(max(0.0, timeout_s))}
+        if "printed" in ready:
+            self._read_output()
+        return ready - {"printed"}
+
+    def packet(self) -> bytes:
+        """What the server says next.
+
+        Raises:
+            ForkServerError: it has died.
+        """
+        assert self._control is not None  # noqa: S101  # whoever waits has started it
+        try:
+            packet = self._control.recv(MAX_REQUEST_BYTES)
+        except OSError as error:
+            raise ForkServerError(f"the process to fork from cannot be heard: {error}") from error
+        if not packet:
+            raise ForkServerError("the process that measurements are forked from was killed")
+        return packet
+
+    def kill_child(self) -> int:
+        """Has the child killed; its exit code.
+
+        Raises:
+            ForkServerError: the server has died, or the child does not end.
+        """
+        assert self._control is not None  # noqa: S101  # there is a child
+        with contextlib.suppress(OSError):
+            self._control.send(b"kill")
+        return int(self._answer(_ANSWER_TIMEOUT_S))
+
+    def interrupt(self) -> None:
+        """Has the child killed, if there is one; whoever waits for it, in any thread, sees it."""
+        control = self._control
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send(b"kill")
+
+    def child_ended(self) -> None:
+        """From here on its number may be somebody else's."""
+        self._child_pid = None
+
+    def _answer(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while "packet" not in self.wait(None, deadline - time.monotonic()):
+            if time.monotonic() > deadline:
+                raise ForkServerError(
+                    f"the process that measurements are forked from is silent for {timeout_s:g} s"
+                )
+        return self.packet()
+
+    def _read_output(self) -> bool:
+        """Takes some of what is printed; False when there is no more for now, or for ever."""
+        if self._output is None:
+            return False
+        try:
+            data = os.read(self._output, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        self._tail = (self._tail + data)[-_PRINTED_BYTES:]
+        return bool(data)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            if self._owner_pid == os.getpid():  # not a fork of the worker, which has none of it
+                self.stop()
+
+
+class Child:
+    """One forked child, as the worker sees it."""
+
+    def __init__(self, server: ForkServer, read_end: int) -> None:
+        self._server = server
+        self._pipe = read_end
+        self._rest = b""
+        self.exit_code: int | None = None
+        """Set once it has ended; -9 when a SIGKILL ended it. None also when the server died."""
+
+    def messages(self, deadline: Callable[[], float]) -> Iterator[Message]:
+        """What the child sends, until it ends.
+
+        `deadline` is asked before every wait, in seconds of `time.monotonic`.
+
+        Raises:
+            TimeoutError: the deadline has passed; the child still runs (see `kill`).
+            ForkServerError: the server has died, and the child with it; or what came is no message.
+        """
+        pipe: int | None = self._pipe
+        while self.exit_code is None:
+            remaining_s = deadline() - time.monotonic()
+            ready = self._server.wait(pipe, remaining_s)
+            if remaining_s <= 0 and "packet" not in ready:
+                raise TimeoutError
+            if "message" in ready:
+                data = os.read(self._pipe, _CHUNK_BYTES)
+                if not data:
+                    pipe = None  # it has closed its end, and may go on without
+                yield from self._lines(data)
+            if "packet" in ready:
+                self._ended(int(self._server.packet()))
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe, _CHUNK_BYTES):
+                yield from self._lines(data)
+
+    def kill(self) -> None:
+        """Kills the child and waits for its end.
+
+        Raises:
+            ForkServerError: the server has died, and the child with it; or the child does not end.
+        """
+        if self.exit_code is None:
+            self._ended(self._server.kill_child())
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+    def _ended(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._server.child_ended()
+
+    def _lines(self, data: bytes) -> Iterator[Message]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        try:
+            if len(self._rest) > _MAX_MESSAGE_BYTES:
+                raise ValueError(f"a line of more than {_MAX_MESSAGE_BYTES >> 20} MiB")
+            messages = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ForkServerError(
+                f"something else wrote to the pipe of the measuring process: {error}"
+            ) from error
+        yield from messages

@@ -1,0 +1,1 @@
+"""timm's models: their names, families, inputs, and pools of configurations of them."""

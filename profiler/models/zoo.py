@@ -1,0 +1,137 @@
+"""timm's models by name: which there are, and how to build one for an input size.
+
+This is the only module that imports timm.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, cast
+
+from torch import nn
+
+from trappm.profiler.errors import (
+    InputError,
+    UnknownArchitectureError,
+    UnsupportedModelError,
+    one_line,
+)
+from trappm.profiler.models.torchvision_shim import register_missing_operators
+
+register_missing_operators()
+
+import timm  # noqa: E402  # the operators have to be there first
+from timm.models import _registry, get_pretrained_cfg  # noqa: E402
+
+_WILD = "*?["
+"""Marks of a glob."""
+
+
+def architectures(patterns: Iterable[str]) -> list[str]:
+    """All timm architectures that match one of these names or globs, sorted, each once.
+
+    Raises:
+        UnknownArchitectureError: a name or glob matches nothing.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        wanted = current_name(pattern)
+        matches = [name for name in _names() if fnmatchcase(name, wanted)]
+        if not matches:
+            raise _unknown(pattern)
+        found.update(matches)
+    return sorted(found)
+
+
+def current_name(name: str) -> str:
+    """The architecture that a name of timm's means today.
+
+    Tags (`resnet50.a1_in1k`) and names of older versions (`tf_efficientnet_b0_ns`) say how weights
+    were trained, which costs nothing: they lead to the same architecture. Other names stay as they
+    are.
+    """
+    if name in _names() or any(mark in name for mark in _WILD):
+        return name
+    bare = name.partition(".")[0]
+    if bare.startswith("ig_resnext101_"):
+        return bare.removeprefix("ig_")  # timm's table takes all widths of these for the least
+    # timm has no public way to ask; without it, old names are unknown ones.
+    renamed: dict[str, str] = getattr(_registry, "_deprecated_models", {})
+    return renamed.get(bare, bare).partition(".")[0]
+
+
+def check(architecture: str) -> str:
+    """The architecture's current name.
+
+    Raises:
+        UnknownArchitectureError: timm has no such model; with the nearest spellings.
+    """
+    name = current_name(architecture)
+    if name not in _names():
+        raise _unknown(architecture)
+    return name
+
+
+def native_input_size(architecture: str) -> int | None:
+    """The input size in pixels that the architecture was designed for, where timm knows it.
+
+    Raises:
+        UnknownArchitectureError: no such timm model.
+    """
+    config = get_pretrained_cfg(check(architecture))
+    return None if config is None else int(config.input_size[-1])
+
+
+def create_model(architecture: str, input_size: int) -> nn.Module:
+    """A timm model with fresh weights that takes square images of this size.
+
+    Raises:
+        UnknownArchitectureError: no such timm model.
+        InputError: the input size is below 1, or not one that this model can be built for.
+        UnsupportedModelError: timm cannot build this model at all.
+    """
+    architecture = check(architecture)
+    if input_size < 1:
+        raise InputError(f"input size is {input_size}; it must be 1 or more pixels")
+    native = native_input_size(architecture)
+    config = get_pretrained_cfg(architecture)
+    options: dict[str, Any] = {}
+    if config is not None and config.fixed_input_size:
+        options["img_size"] = input_size
+    try:
+        return _build(architecture, options)
+    except Exception as error:
+        reason = one_line(error)
+        takes_no_size = isinstance(error, TypeError) and "img_size" in reason
+        if takes_no_size and input_size == native:
+            return _build(architecture, {})
+        if takes_no_size:
+            raise InputError(
+                f"{architecture} takes images of {native} px only, not {input_size}"
+            ) from error
+        if options and input_size != native:
+            raise InputError(
+                f"{architecture} cannot be built for images of {input_size} px ({reason}); "
+                f"{native} px is its own size"
+            ) from error
+        raise UnsupportedModelError(f"timm cannot build {architecture}: {reason}") from error
+
+
+def _build(architecture: str, options: dict[str, Any]) -> nn.Module:
+    return cast(nn.Module, timm.create_model(architecture, pretrained=False, **options))
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(timm.list_models())
+
+
+def _unknown(name: str) -> UnknownArchitectureError:
+    if any(mark in name for mark in _WILD):
+        return UnknownArchitectureError(f"no timm architecture matches {name!r}")
+    near = difflib.get_close_matches(name, sorted(_names()), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
+    return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

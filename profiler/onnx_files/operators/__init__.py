@@ -1,0 +1,1 @@
+"""What each ONNX operator does, in PyTorch: for modules that are rebuilt from files."""

@@ -1,0 +1,238 @@
+"""The computation graph of an architecture, as plain arrays: at one batch size, and at every one.
+
+Taken from `profiler.records` by the other rooms.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.records.content_hash import graph_hash
+
+IntArray = npt.NDArray[np.int64]
+
+SHAPE_LENGTH = 6
+"""Tensor shapes are padded with zeros to this length, as in the paper's node features."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graph:
+    """The computation graph of a configuration: N nodes, E edges, with sizes at its batch size."""
+
+    operators: tuple[str, ...]
+    """ONNX operator type of each node, in topological order (N)."""
+    edges: IntArray
+    """Producer and consumer of every edge (E, 2)."""
+    input_shapes: IntArray
+    """Shape of each node's first input, padded with zeros (N, 6)."""
+    output_shapes: IntArray
+    """Shape of each node's first output, padded with zeros (N, 6)."""
+    macs: IntArray
+    """Multiply-accumulate operations of each node's forward pass (N)."""
+    parameters: IntArray
+    """Number of weights of each node (N); a weight that two nodes share counts at the first."""
+    memory_bytes: IntArray
+    """Bytes of each node's outputs and weights in fp32 (N)."""
+    batch_size: int
+    signatures: tuple[str, ...] = ()
+    """What each node does beyond operator and shapes (N), as `node_signature` writes it;
+    empty in a graph stored before there were any."""
+    edge_slots: tuple[str, ...] = ()
+    """Of each edge, which outputs are which inputs (E); empty as the signatures."""
+
+    @classmethod
+    def empty(cls, batch_size: int) -> Self:
+        """No node: for predictors that ask a graph for its batch size only."""
+        none, shapes = np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64)
+        return cls(
+            operators=(),
+            edges=np.zeros((0, 2), dtype=np.int64),
+            input_shapes=shapes,
+            output_shapes=shapes,
+            macs=none,
+            parameters=none,
+            memory_bytes=none,
+            batch_size=batch_size,
+        )
+
+    @property
+    def node_count(self) -> int:
+        return len(self.operators)
+
+    @property
+    def edge_count(self) -> int:
+        return int(self.edges.shape[0])
+
+
+_STRUCTURE = ("operators", "signatures", "edge_slots")
+_SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphTemplate:
+    """The graph of an architecture at one input size, for every batch size.
+
+    Every size in it is affine in the batch size (`constant + slope * batch_size`), which whoever
+    builds one has checked at a third batch size. A model whose batch size is baked in has
+    `fixed_batch_size` and slopes of zero.
+    """
+
+    operators: tuple[str, ...]
+    edges: IntArray
+    constant: Mapping[str, IntArray]
+    """The part that does not grow, for input_shapes, output_shapes, macs and memory_bytes."""
+    slope: Mapping[str, IntArray]
+    """What each further sample adds, for the same four."""
+    parameters: IntArray
+    fixed_batch_size: int | None = None
+    signatures: tuple[str, ...] = ()
+    edge_slots: tuple[str, ...] = ()
+
+    def at(self, batch_size: int) -> Graph:
+        """The graph at this batch size.
+
+        Raises:
+            InputError: the batch size is below 1, or the model only has another, fixed one.
+        """
+        if batch_size < 1:
+            raise InputError(f"batch size is {batch_size}; it must be 1 or more")
+        if self.fixed_batch_size is not None and batch_size != self.fixed_batch_size:
+            raise InputError(
+                f"the model's batch size is fixed at {self.fixed_batch_size}, not {batch_size}; "
+                "export it with a dynamic batch axis to ask for other batch sizes"
+            )
+        sizes = {name: self.constant[name] + self.slope[name] * batch_size for name in _SCALED}
+        return Graph(
+            operators=self.operators,
+            edges=self.edges,
+            parameters=self.parameters,
+            batch_size=batch_size,
+            signatures=self.signatures,
+            edge_slots=self.edge_slots,
+            **sizes,
+        )
+
+    @classmethod
+    def from_graphs(cls, first: Graph, second: Graph, check: Graph) -> Self:
+        """The template through two graphs of one model, verified on a third.
+
+        Raises:
+            TrappmError: the three are not of one structure, or not affine in the batch size.
+        """
+        same = all(
+            getattr(g, name) == getattr(first, name) for g in (second, check) for name in _STRUCTURE
+        )
+        if not same or not all(np.array_equal(g.edges, first.edges) for g in (second, check)):
+            raise TrappmError("the graph's structure changes with the batch size")
+        step = second.batch_size - first.batch_size
+        slope, constant = {}, {}
+        for name in _SCALED:
+            difference = getattr(second, name) - getattr(first, name)
+            if np.any(difference % step):
+                raise TrappmError(
+                    f"{name} is not affine in the batch size; it mixes the samples of a batch"
+                )
+            slope[name] = difference // step
+            constant[name] = getattr(first, name) - slope[name] * first.batch_size
+        template = cls(
+            operators=first.operators,
+            edges=first.edges,
+            constant=constant,
+            slope=slope,
+            parameters=first.parameters,
+            signatures=first.signatures,
+            edge_slots=first.edge_slots,
+        )
+        again = template.at(check.batch_size)
+        for name in _SCALED:
+            if not np.array_equal(getattr(again, name), getattr(check, name)):
+                raise TrappmError(
+                    f"{name} is not affine in the batch size; it mixes the samples of a batch"
+                )
+        return template
+
+    @classmethod
+    def fixed(cls, graph: Graph) -> Self:
+        """A template that knows one batch size only."""
+        return cls(
+            operators=graph.operators,
+            edges=graph.edges,
+            constant={name: getattr(graph, name) for name in _SCALED},
+            slope={name: np.zeros_like(getattr(graph, name)) for name in _SCALED},
+            parameters=graph.parameters,
+            fixed_batch_size=graph.batch_size,
+            signatures=graph.signatures,
+            edge_slots=graph.edge_slots,
+        )
+
+    def to_bytes(self) -> bytes:
+        """A compressed NumPy archive without pickled objects."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            **_packed("vocabulary", "operators", self.operators),
+            **_packed("signature_texts", "signatures", self.signatures),
+            **_packed("slot_texts", "edge_slots", self.edge_slots),
+            "edges": self.edges,
+            "parameters": self.parameters,
+            "fixed_batch_size": np.array(self.fixed_batch_size or 0),
+        }
+        arrays |= {f"constant.{name}": self.constant[name] for name in _SCALED}
+        arrays |= {f"slope.{name}": self.slope[name] for name in _SCALED}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # NumPy stub: allow_pickle
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return cls(
+                operators=_unpacked(arrays, "vocabulary", "operators"),
+                signatures=_unpacked(arrays, "signature_texts", "signatures"),
+                edge_slots=_unpacked(arrays, "slot_texts", "edge_slots"),
+                edges=arrays["edges"],
+                constant={name: arrays[f"constant.{name}"] for name in _SCALED},
+                slope={name: arrays[f"slope.{name}"] for name in _SCALED},
+                parameters=arrays["parameters"],
+                fixed_batch_size=int(arrays["fixed_batch_size"]) or None,
+            )
+
+    @property
+    def content_hash(self) -> str:
+        """64 hexadecimal digits, equal for graphs of one structure in whatever order of nodes.
+
+        A template stored without signatures keeps the hash that it was stored under, which no
+        graph with signatures has.
+        """
+        version = "signatures 1, " if self.signatures else ""
+        columns = [part[name] for part in (self.constant, self.slope) for name in _SCALED]
+        return graph_hash(
+            self.operators,
+            self.edges,
+            np.column_stack([*columns, self.parameters]).astype(np.int64),
+            salt=f"{version}fixed batch size {self.fixed_batch_size}",
+            signatures=self.signatures,
+            edge_slots=self.edge_slots,
+        )
+
+
+def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Each text once, and the place of each value among them."""
+    once = sorted(set(values))
+    place = {text: i for i, text in enumerate(once)}
+    return {
+        texts: np.array(once, dtype=np.str_),
+        places: np.array([place[value] for value in values], dtype=np.int32),
+    }
+
+
+def _unpacked(arrays: Mapping[str, Any], texts: str, places: str) -> tuple[str, ...]:
+    if texts not in arrays:
+        return ()
+    once = [str(text) for text in arrays[texts]]
+    return tuple(once[i] for i in arrays[places])

@@ -1,0 +1,169 @@
+"""The static profile of a model: all that is known of it without running a training step.
+
+    timm name or module ----> graph template (every batch size) + step profile
+    ONNX file --------------> graph template + step profile of a module rebuilt from it, or rules
+
+Two ways lead to a graph: `profiler.graphs.module_graph` for models that PyTorch can run, and
+`reader` for files. Both give the same graph of the same model, up to the differences
+listed in docs/static_profile.md. The step profile is what a graph cannot tell: the allocations of
+a whole training step, the bytes that autograd keeps, and which parameters are trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.graphs.module_graph import module_template
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.records import GraphTemplate, Optimizer
+from trappm.profiler.simulation.memory_rules import memory_by_rules
+from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
+from trappm.profiler.simulation.step_profile import StepProfile, step_profile
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+
+_QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
+
+
+class StepSource(enum.StrEnum):
+    """What the account of a training step rests on."""
+
+    TRACED = "traced"
+    """A step of the model itself, traced."""
+    REBUILT = "rebuilt"
+    """A step of a module rebuilt from an ONNX file, traced."""
+    RULES = "rules"
+    """Rules on the graph's operators; no step could be traced."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StaticProfile:
+    """A graph template and, where a training step can be traced, the step's profile."""
+
+    graph: GraphTemplate
+    step: StepProfile | None
+    step_refusal: str | None
+    """Why there is no step profile; None if there is one."""
+    step_source: StepSource
+    step_remark: str | None = None
+    """What the step's source could not see; None if it saw all."""
+
+    @property
+    def quantized(self) -> str | None:
+        """An operator on quantised numbers, which no training step has; None without one."""
+        return next((name for name in self.graph.operators if _QUANTIZED.search(name)), None)
+
+    def memory(
+        self,
+        batch_size: int,
+        optimizer: Optimizer = Optimizer.SGD,
+        loop: Loop = Loop.PLAIN,
+    ) -> SimulatedMemory:
+        """GPU memory of a training step in fp32, contiguous, from what `step_source` says.
+
+        Args:
+            batch_size: any; the file's own for a file that has one.
+            optimizer: whose states and temporaries are added.
+            loop: what happens around the steps; by default as in our protocol.
+
+        Raises:
+            InputError: the batch size is below 1, or not the only one that the graph has.
+        """
+        graph = self.graph.at(batch_size)
+        if self.step is None:
+            return memory_by_rules(graph, optimizer, loop)
+        return self.step.memory(batch_size, optimizer, loop)
+
+
+def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:
+    """The static profile of a timm architecture (or a module) at one input size.
+
+    A model whose graph is known but whose step cannot be traced has a refusal for the step.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
+    """
+    # What a module of anyone makes in its forward pass, it may make without naming a device.
+    place = contextlib.nullcontext() if isinstance(model, str) else torch.device("meta")
+    with place:
+        graph = module_template(model, input_size)
+        try:
+            step = step_profile(model, input_size)
+        except TrappmError as error:
+            return _by_rules(graph, error)
+    return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
+
+
+def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
+    """The static profile of an ONNX file; its step is traced on a module rebuilt from it.
+
+    A file with a fixed batch size has a step for that one only.
+
+    Raises:
+        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+    """
+    from trappm.profiler.onnx_files.reader import read_onnx
+
+    graph = read_onnx(path, input_size=input_size)
+    try:
+        module, sample = rebuilt(path, input_size)
+        fixed = graph.fixed_batch_size
+        step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
+    except TrappmError as error:
+        return _by_rules(graph, error)
+    return StaticProfile(
+        graph=graph,
+        step=step,
+        step_refusal=None,
+        step_source=StepSource.REBUILT,
+        step_remark=_NO_NORM if _may_be_folded(graph) else None,
+    )
+
+
+def rebuilt(path: Path, input_size: int | None = None) -> tuple[nn.Module, Sample]:
+    """A trainable module rebuilt from an ONNX file, and what one sample of its input is.
+
+    Raises:
+        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+    """
+    from trappm.profiler.onnx_files.module import RebuiltModule
+    from trappm.profiler.onnx_files.opening import load_checked
+
+    model = load_checked(path)
+    module = RebuiltModule(model)
+    sizes = [input_size if size is None else size for size in model.image_shape[1:]]
+    return module, Sample(tuple(filter(None, sizes)), module.image_type)
+
+
+def _may_be_folded(graph: GraphTemplate) -> bool:
+    """Convolutions without any normalisation are what folding leaves behind."""
+    kinds = set(graph.operators)
+    return "Conv" in kinds and not any(kind.endswith("Normalization") for kind in kinds)
+
+
+_NO_NORM = (
+    "no BatchNormalization in the file; if the exporter folded it into convolutions, training the "
+    "model needs more memory than this"
+)
+
+
+def _by_rules(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
+    return StaticProfile(
+        graph=graph, step=None, step_refusal=str(error), step_source=StepSource.RULES
+    )
+
+
+def graph_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
+    """The graph alone of a timm architecture (or a module), for every batch size.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
+    """
+    return module_template(model, input_size)

@@ -1,0 +1,1 @@
+"""One training or inference step: run, timed, and judged."""

@@ -1,0 +1,67 @@
+"""What a run says, and whether it can be trusted, decided from what was seen while it went on.
+
+A run that fails here ends as `unstable`: its samples are kept, and it never becomes a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trappm.profiler.devices.base import Findings, Window
+from trappm.profiler.records import Outcome, Protocol
+from trappm.profiler.steps.sampling import summarize
+
+if TYPE_CHECKING:
+    from trappm.profiler.steps.step import StepRun
+
+_DRIFT_SHARE = 0.5
+"""Drift between the two halves may reach this share of the bound on the interquartile range."""
+
+
+def judge(run: StepRun, protocol: Protocol) -> Findings:
+    """What a finished run of the protocol found: `ok`, or `unstable` with the reasons."""
+    reasons = unstable_reasons(run.samples_ms, run.window, protocol)
+    window, memory = run.window, run.memory
+    missing = {**memory.missing, **window.missing}
+    if window.energy_missing is not None:
+        missing |= dict.fromkeys(("power_w", "energy_j"), window.energy_missing)
+    energy_j = window.energy_j
+    return Findings(
+        outcome=Outcome.UNSTABLE if reasons else Outcome.OK,
+        failed_in="measure" if reasons else None,
+        message="; ".join(reasons) or None,
+        step_samples_ms=run.samples_ms,
+        step=summarize(run.samples_ms, run.parts_ms),
+        memory_mib=memory.peak_mib,
+        memory_detail_mib=memory.detail_mib,
+        power_w=None if energy_j is None else energy_j / window.seconds,
+        energy_j=None if energy_j is None else energy_j / run.steps_in_window,
+        missing=missing,
+        environment={
+            **window.facts,
+            "window_s": window.seconds,
+            "steps_in_window": run.steps_in_window,
+            "memory_method": memory.method,
+        },
+    )
+
+
+def unstable_reasons(samples_ms: Sequence[float], window: Window, protocol: Protocol) -> list[str]:
+    """Why the samples cannot be trusted; empty when they can."""
+    reasons = list(window.disturbances)
+    low, median, high = np.percentile(samples_ms, (25, 50, 75))
+    bound = protocol.unstable_relative_iqr
+    if high - low > bound * median:
+        reasons.append(f"noise: the interquartile range is {(high - low) / median:.0%} of a step")
+    if len(samples_ms) >= 8:
+        half = len(samples_ms) // 2
+        drift = (np.median(samples_ms[half:]) - np.median(samples_ms[:half])) / median
+        if abs(drift) > bound * _DRIFT_SHARE:
+            reasons.append(f"drift: the second half of the steps took {drift:+.0%}")
+    lost = window.lost_share
+    if lost is not None and lost > protocol.unstable_lost_share:
+        reasons.append(f"contention: others had its cores for {lost:.0%} of the time")
+    return reasons

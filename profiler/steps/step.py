@@ -1,0 +1,265 @@
+"""The step that is measured, and how it is timed: runs in the measuring child only.
+
+A training step is zero_grad, forward, cross-entropy, backward, optimizer step; an inference step is
+one forward pass. Images and targets are drawn once and stay on the device: loading data is not part
+of a step. Imported by the fork server, so that its children find torch and timm warm.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import trappm.profiler.devices.cpu
+import trappm.profiler.devices.gpu.cuda  # noqa: F401  # both devices warm as well
+from trappm.profiler.devices.base import Mark, MemoryReading, StepDevice, Window
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.host.environment import SEED, host_facts
+from trappm.profiler.models.zoo import create_model
+from trappm.profiler.records import (
+    Configuration,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+    Protocol,
+)
+from trappm.profiler.steps.initial_gains import give_ordinary_gains
+from trappm.profiler.steps.sampling import sample
+
+host_facts()  # asks git for the commit once, before all measuring processes are forked
+
+# With a larger rate the loss of random images runs away, and gradients overflow.
+_LEARNING_RATE = 1e-6
+# torch's own, halved until gradients are finite: with a smaller one many underflow to 0, and zeros
+# cost less power. One that grows would overflow every so often, and leave out the optimizer's step.
+_FIRST_SCALE = 65_536.0
+_NEVER_GROWS = 1 << 30
+
+_MEMORY_STEPS = 2
+"""The second step has everything that later ones have: gradients, optimizer states, workspaces."""
+_MOST_MEMORY_STEPS = 40
+"""So many are tried where gradients overflow at first."""
+_WARMUP_BATCH = 8
+
+_PARTED_STEPS = 3
+"""Steps whose parts are timed, once all samples are taken: parting a step may slow it down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun:
+    """All that one run of the protocol has seen."""
+
+    samples_ms: tuple[float, ...]
+    window: Window
+    steps_in_window: int
+    memory: MemoryReading
+    parts_ms: tuple[tuple[float, ...], ...] = ()
+    """Forward with loss, backward, optimizer with zero_grad of a few more training steps (n, 3)."""
+
+
+def run_protocol(
+    configuration: Configuration,
+    device: StepDevice,
+    protocol: Protocol,
+    enter: Callable[[str], None],
+) -> StepRun:
+    """Creates the model, warms up and times steps on a prepared device.
+
+    `enter` is told each phase as it begins: `create`, `warmup`, `measure`.
+
+    Raises:
+        InputError: timm has no such architecture, or not for this input size.
+        UnsupportedModelError: a model that cannot be built, or is no image classifier, or a
+            precision that the device does not have.
+        RuntimeError: whatever torch raises, out of memory included.
+    """
+    enter("create")
+    refusal = device.refusal(configuration)
+    if refusal is not None:
+        raise UnsupportedModelError(refusal)
+    device.watch_memory()
+    step = make_step(configuration, device.torch_device)
+    enter("warmup")
+    _run_whole_steps(step, device, configuration)
+    memory = device.memory()
+    _warm_up(step, device, protocol)
+    skipped_before = step.skipped()
+    enter("measure")
+    device.open_window(step)
+    steps_before = step.count
+    samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
+    # A fast step leaves the energy meter too little time: go on without timing.
+    remaining_ms = device.power_window_s(protocol) * 1000 - sum(samples_ms)
+    if remaining_ms > 0:
+        more = math.ceil(remaining_ms / float(np.median(samples_ms)))
+        device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
+    device.run_to_tick(step)
+    steps = step.count - steps_before
+    window = device.close_window()
+    skipped = step.skipped() - skipped_before
+    if skipped:
+        reason = f"{skipped} optimizer steps were left out, as gradients overflowed"
+        window = replace(window, disturbances=(*window.disturbances, reason))
+    parts_ms: tuple[tuple[float, ...], ...] = ()
+    if configuration.phase is Phase.TRAIN:
+        parts_ms = tuple(_parts(device.time_parts(step)) for _ in range(_PARTED_STEPS))
+    return StepRun(
+        samples_ms=samples_ms,
+        window=window,
+        steps_in_window=steps,
+        memory=memory,
+        parts_ms=parts_ms,
+    )
+
+
+def _run_whole_steps(step: Step, device: StepDevice, configuration: Configuration) -> None:
+    """Runs steps until all that a step allocates has been allocated, optimizer states included."""
+    while (whole := step.count - step.skipped()) < _MEMORY_STEPS:
+        if step.count >= _MOST_MEMORY_STEPS:
+            raise UnsupportedModelError(
+                f"{configuration.architecture} has no finite gradients in "
+                f"{configuration.precision}, whatever they are scaled by ({step.count} steps tried)"
+            )
+        device.time_steps(step, _MEMORY_STEPS - whole)
+
+
+def _warm_up(step: Step, device: StepDevice, protocol: Protocol) -> None:
+    """The protocol's steps, and more on a device that takes longer to come up to speed."""
+    begin = time.monotonic()
+    if protocol.warmup_steps:
+        device.time_steps(step, protocol.warmup_steps)
+    while time.monotonic() - begin < device.min_warmup_s:
+        device.time_steps(step, _WARMUP_BATCH)
+
+
+def _parts(marked_ms: list[float]) -> tuple[float, ...]:
+    """Forward, backward, optimizer, of the parts as a training step marks them."""
+    zero_grad, forward, backward, optimizer = marked_ms
+    return forward, backward, zero_grad + optimizer
+
+
+def _no_mark() -> None:
+    pass
+
+
+@dataclass
+class Step:
+    """A whole step, ready to be called again and again; calls `mark` after each of its parts."""
+
+    run: Callable[[Mark], None]
+    scaler: torch.amp.GradScaler | None = None
+    count: int = 0
+    """How often it has run."""
+
+    def __call__(self, mark: Mark = _no_mark) -> None:
+        self.run(mark)
+        self.count += 1
+
+    def skipped(self) -> int:
+        """Steps so far whose update was left out; waits for the GPU, so not while timing."""
+        if self.scaler is None:
+            return 0
+        # Each of them has halved the scale, which never grows and ends at 0.
+        scale = max(self.scaler.get_scale(), 2.0**-149)
+        return round(math.log2(_FIRST_SCALE / scale))
+
+
+def make_step(configuration: Configuration, device: torch.device) -> Step:
+    """The whole step of a configuration, ready to be called again and again.
+
+    Raises:
+        InputError, UnsupportedModelError: as for `run_protocol`.
+    """
+    torch.manual_seed(SEED)
+    model = create_model(configuration.architecture, configuration.input_size)
+    give_ordinary_gains(model)
+    layout = (
+        torch.channels_last
+        if configuration.memory_format is MemoryFormat.CHANNELS_LAST
+        else torch.contiguous_format
+    )
+    model = model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
+    generator = torch.Generator(device).manual_seed(SEED)
+    shape = (configuration.batch_size, 3, configuration.input_size, configuration.input_size)
+    images = torch.empty(shape, device=device, memory_format=layout).normal_(generator=generator)
+    if configuration.phase is Phase.INFER:
+        return _inference_step(model.eval(), images, configuration.precision)
+    classes = max(1, int(getattr(model, "num_classes", 1)))
+    targets = torch.randint(
+        classes, (configuration.batch_size,), generator=generator, device=device
+    )
+    return _training_step(model.train(), images, targets, configuration)
+
+
+def _inference_step(model: nn.Module, images: torch.Tensor, precision: Precision) -> Step:
+    def step(mark: Mark) -> None:
+        with torch.inference_mode(), _autocast(images.device, precision):
+            model(images)
+        mark()
+
+    return Step(step)
+
+
+def _training_step(
+    model: nn.Module, images: torch.Tensor, targets: torch.Tensor, configuration: Configuration
+) -> Step:
+    optimizer = _optimizer(model, configuration.optimizer)
+    # fp16 gradients underflow without scaling, so nobody trains without it.
+    scaled = configuration.precision is Precision.AMP_FP16
+    scaler = torch.amp.GradScaler(
+        images.device.type,
+        init_scale=_FIRST_SCALE,
+        backoff_factor=0.5,
+        growth_interval=_NEVER_GROWS,
+        enabled=scaled,
+    )
+
+    def step(mark: Mark) -> None:
+        optimizer.zero_grad()
+        mark()
+        with _autocast(images.device, configuration.precision):
+            logits = model(images)
+            if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+                raise UnsupportedModelError(
+                    f"{configuration.architecture} gives no class scores but {_shape(logits)}"
+                )
+            loss = cross_entropy(logits, targets)
+        mark()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        mark()
+        scaler.step(optimizer)
+        scaler.update()
+        mark()
+
+    return Step(step, scaler if scaled else None)
+
+
+def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
+    if kind is Optimizer.ADAM:
+        return torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    momentum = 0.9 if kind is Optimizer.MOMENTUM else 0.0
+    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=momentum)
+
+
+def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    if precision is Precision.FP32:
+        return nullcontext()
+    dtype = torch.float16 if precision is Precision.AMP_FP16 else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def _shape(output: object) -> str:
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    return f"a {type(output).__name__}"

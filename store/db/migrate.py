@@ -1,0 +1,100 @@
+"""Brings a database to the schema of this version, or says why not.
+
+Alembic does the work, from the revisions in `store/db/migrations/versions`; it is imported only
+when there is something to do, so that opening an up-to-date store is quick. To write a new
+revision, change `schema`, add a file there, and add its name to REVISIONS.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from trappm.profiler.errors import StoreAccessError
+from trappm.store.db.engine import address, told_as_store_error
+from trappm.store.db.read_only import NoLabelStoreError
+
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+"""All released schemas, the newest last."""
+
+_VERSION_TABLE = "alembic_version"
+_POSTGRESQL_LOCK = 5_784_113_902
+"""Any fixed number: who upgrades a PostgreSQL database holds this advisory lock."""
+
+
+def upgrade(engine: Engine, writer: Engine) -> None:
+    """Upgrades the database to the newest schema, in one transaction; does nothing if it is.
+
+    Raises:
+        StoreAccessError: not a database, not ours, made by a newer version, or not writable.
+    """
+    with told_as_store_error(engine, StoreAccessError):
+        with engine.connect() as connection:
+            if _revision(connection) == REVISIONS[-1]:
+                return
+        with writer.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
+            if _revision(connection) != REVISIONS[-1]:  # nobody was quicker
+                _run_alembic(connection)
+
+
+def schema_of(engine: Engine) -> str | None:
+    """The schema of the database, None if it is empty.
+
+    Raises:
+        StoreAccessError: not a database, not ours, or made by a newer version.
+    """
+    with told_as_store_error(engine, StoreAccessError), engine.connect() as connection:
+        return _revision(connection)
+
+
+def require_newest(engine: Engine) -> None:
+    """Refuses to read a database of another schema than this version's; changes nothing.
+
+    Raises:
+        NoLabelStoreError: the database is empty.
+        StoreAccessError: not a database, not ours, made by a newer version, or not yet upgraded.
+    """
+    found = schema_of(engine)
+    if found is None:
+        raise NoLabelStoreError(
+            f"{address(engine)} is an empty database, not yet a label store; make it one with: "
+            "trappm store upgrade"
+        )
+    if found != REVISIONS[-1]:
+        raise StoreAccessError(
+            f"{address(engine)} was written by an older TraPPM (schema {found}, while this version "
+            f"reads {REVISIONS[-1]}); bring it up to date with: trappm store upgrade"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    """The schema of the database, None if it is empty."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return None
+    revision: str | None = None
+    if _VERSION_TABLE in tables:
+        revision = connection.scalar(text(f"SELECT version_num FROM {_VERSION_TABLE}"))  # noqa: S608
+    if revision is None:
+        raise StoreAccessError(
+            f"{address(connection.engine)} is a database of something else (it has a table "
+            f"{tables[0]!r}); give the label store one of its own"
+        )
+    if revision not in REVISIONS:
+        raise StoreAccessError(
+            f"{address(connection.engine)} was written by a newer TraPPM (schema {revision}, while "
+            f"this version knows {REVISIONS[-1]}); update TraPPM"
+        )
+    return revision
+
+
+def _run_alembic(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "trappm.store.db:migrations")
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, REVISIONS[-1])

@@ -1,0 +1,1 @@
+"""Measurements to and from files, and what others published."""

@@ -1,0 +1,1 @@
+"""Keeping a store whole: checks, repairs, backups, upgrades."""

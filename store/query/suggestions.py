@@ -1,0 +1,82 @@
+"""The names that the store knows, and the nearest one for a name that it does not know.
+
+An index is asked for one name after the other ("skip scan"), so that listing the thousand
+architectures of a million configurations reads a thousand entries.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from trappm.profiler.errors import InputError
+from trappm.store.db.models import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
+
+if TYPE_CHECKING:
+    from trappm.store.query.tables import LabelFilter
+
+_LISTED = 12
+"""So many names are told; of more, only the nearest."""
+
+
+def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
+    """All values of a column, each once, sorted as the database sorts; quick if it is indexed."""
+    names = select(func.min(column).label("name")).cte("names", recursive=True)
+    following = select(func.min(column)).where(column > names.c.name).scalar_subquery()
+    names = names.union_all(select(following).where(names.c.name.is_not(None)))
+    return list(session.scalars(select(names.c.name).where(names.c.name.is_not(None))))
+
+
+def architectures_matching(session: Session, pattern: str) -> list[str]:
+    """The architectures of this name or glob.
+
+    A glob is matched here, so that it means the same as in a pool on every back end, and `%` or `_`
+    mean themselves.
+    """
+    if not is_glob(pattern):
+        return [pattern]
+    known = known_names(session, ConfigurationRow.architecture)
+    return [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+
+
+def is_glob(pattern: str) -> bool:
+    return bool(set(pattern) & set("*?["))
+
+
+def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
+    """Raises InputError for the first name in the filter that the store does not know at all."""
+    columns = {
+        "device": DeviceRow.key,
+        "family": ConfigurationRow.family,
+        "campaign": CampaignRow.id,
+        "architecture": ConfigurationRow.architecture,
+        "protocol": MeasurementRow.protocol_name,
+    }
+    for what, column in columns.items():
+        name = getattr(wanted, what)
+        if name is None:
+            continue
+        if what == "architecture" and is_glob(name):
+            if not architectures_matching(session, name):
+                raise InputError(f"no architecture of the label store matches {name!r}")
+            continue
+        if session.scalar(select(column).where(column == name).limit(1)) is not None:
+            continue
+        known = known_names(session, column)
+        raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """What to say to somebody who gave a name that is not known."""
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    if not known:
+        return "there is none yet"
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"there are: {', '.join(known[:_LISTED])}{more}"

@@ -1,0 +1,69 @@
+"""Readings of the canary: what a device took for the same question, time after time.
+
+A reading is kept whatever it says, so that the reference of a device, the median of its first
+readings, and its drift since then can be read back by every later campaign.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sqlalchemy import select
+
+from trappm.profiler.measuring.canary import CanaryReading
+from trappm.store.db.engine import Database, new_row
+from trappm.store.db.models import CanaryRow, ConfigurationRow
+from trappm.store.repositories.workloads import configuration_of, insert_configurations
+
+_PLAIN = tuple(
+    field.name for field in dataclasses.fields(CanaryReading) if field.name != "configuration"
+)
+"""What a column of the same name holds."""
+
+
+class Canaries(Database):
+    """The part of the store that keeps readings of the canary."""
+
+    def save_canary(self, reading: CanaryReading, *, campaign_id: str | None = None) -> bool:
+        """Keeps a reading; the same attempt key twice changes nothing.
+
+        Args:
+            campaign_id: the campaign whose worker took it; must be there.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            StoreError: the store cannot be written, or there is no such campaign.
+        """
+        values = {name: getattr(reading, name) for name in _PLAIN}
+        with self._writing() as session:
+            insert_configurations(session, [reading.configuration])
+            row = values | {
+                "configuration_id": reading.configuration.id,
+                "campaign_id": campaign_id,
+            }
+            query = new_row(session, CanaryRow).returning(CanaryRow.id)
+            return bool(session.execute(query, [row]).all())
+
+    def canaries(
+        self, *, device: str | None = None, campaign_id: str | None = None
+    ) -> list[CanaryReading]:
+        """Readings of a device (on any host, under any stack), or of a campaign, oldest first."""
+        query = (
+            select(CanaryRow, ConfigurationRow)
+            .join(ConfigurationRow, ConfigurationRow.id == CanaryRow.configuration_id)
+            .order_by(CanaryRow.taken_at, CanaryRow.id)
+        )
+        if device is not None:
+            query = query.where(CanaryRow.device == device)
+        if campaign_id is not None:
+            query = query.where(CanaryRow.campaign_id == campaign_id)
+        with self._reading() as session:
+            return [
+                CanaryReading(
+                    configuration=configuration_of(what),
+                    **{name: getattr(row, name) for name in _PLAIN},
+                )
+                for row, what in session.execute(query)
+            ]

@@ -1,0 +1,345 @@
+"""Recording measurements: every attempt once, and the label that an accepted one makes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.records import Measurement
+from trappm.store.db.engine import Database, insert_new, new_row
+from trappm.store.db.models import DeviceRow, LabelRow, MeasurementRow
+from trappm.store.db.retry import StoreAwayError, in_parts
+from trappm.store.query.tables import LabelFilter, restricted
+from trappm.store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
+from trappm.store.repositories.assignments import ended, failed, locked, write, write_labels
+from trappm.store.repositories.label_rows import label_place, label_upsert, label_values
+from trappm.store.repositories.leases import MAX_ATTEMPTS, lease_named
+from trappm.store.repositories.measurement_rows import WHOLE, measurement_of_row, row_values
+from trappm.store.repositories.workloads import insert_configurations
+from trappm.store.validation import with_possible_metrics
+
+BATCH = 2000
+"""So many measurements are recorded in one transaction, which takes less than a second."""
+
+# Made once: to put a statement together takes longer than to carry it out.
+_IDS_OF_KEYS = select(MeasurementRow.attempt_key, MeasurementRow.id).where(
+    MeasurementRow.attempt_key.in_(bindparam("keys", expanding=True))
+)
+_PLACES = select(
+    LabelRow.id, LabelRow.configuration_id, LabelRow.device_id, LabelRow.protocol_name
+).where(LabelRow.configuration_id.in_(bindparam("names", expanding=True)))
+_DEVICE = select(DeviceRow.id).where(
+    DeviceRow.key == bindparam("key"), DeviceRow.fingerprint == bindparam("fingerprint")
+)
+
+
+class Recording(Database):
+    """The part of the store that takes measurements in."""
+
+    def record(
+        self,
+        measurement: Measurement,
+        *,
+        assignment_id: str | None = None,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> Recorded:
+        """Keeps an attempt, makes its label and settles its assignment, all or nothing.
+
+        Recording an attempt key twice changes nothing. The first label of a configuration, device
+        stack and protocol stays, except that a measured one takes the place of one that is not,
+        and one with values that of a censored one of its own provenance. A metric that cannot be
+        (0 or less, or no number) is kept as missing, with the reason.
+
+        Args:
+            measurement: of a lease, under its `Assignment.attempt_key`: a bad outcome that comes
+                in after its lease was lost is kept, but does not take the lease from another.
+            assignment_id: what it was measured for.
+            max_attempts: after so many failures the assignment is given up.
+
+        Raises:
+            StoreError: the store cannot be written, the assignment is of something else, or the
+                step times cannot be.
+        """
+        with self._writing() as session:
+            known = locked(session, [] if assignment_id is None else [assignment_id])
+            recorded, changed = _record(
+                session, [(measurement, assignment_id)], max_attempts, known
+            )
+            write(session, changed.values())
+            return recorded[0]
+
+    def record_and_lease(
+        self,
+        results: Sequence[tuple[Measurement, str]],
+        wanted: Sequence[tuple[str, str]],
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> list[Assignment]:
+        """One turn of a campaign that ranks its assignments itself, all or nothing.
+
+        What came back is kept as `record` does, then assignments are given to workers. One
+        transaction for a whole turn costs hardly more than one for each measurement. After an
+        answer was lost it can be asked again as it is.
+
+        Args:
+            results: attempts, each with the assignment that it is of.
+            wanted: ids of open assignments, and with each the worker.
+            max_attempts: after so many failures an assignment is given up.
+
+        Returns:
+            The assignments wanted, with their leases.
+
+        Raises:
+            StoreError: as `record`; or there is no such assignment, or somebody else has it.
+        """
+        with self._writing() as session:
+            known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
+            _, changed = _record(session, results, max_attempts, known) if results else ([], {})
+            leases = lease_named(wanted, known | changed) if wanted else []
+            write(session, (changed | {lease.id: lease for lease in leases}).values())
+            return leases
+
+    @in_parts
+    def record_many(self, measurements: Iterable[Measurement]) -> int:
+        """Keeps attempts of no campaign, as `record` does, a transaction for each BATCH of them.
+
+        Returns:
+            How many of them were new.
+
+        Raises:
+            StoreError: as `record`; the batches before are kept, and recording all of them again
+                completes them.
+        """
+        count = 0
+        left = map(with_possible_metrics, measurements)
+        while batch := [*itertools.islice(left, BATCH)]:
+            count += self._patience(partial(self._record_batch, batch))
+        return count
+
+    def _record_batch(self, batch: Sequence[Measurement]) -> int:
+        with self._writing() as session:
+            return len(_insert(session, batch, _device_ids(session, batch)))
+
+    def conflicts(self, measurements: Sequence[Measurement]) -> set[str]:
+        """The attempt keys of those that are recorded already, and of which something else is."""
+        with self._reading() as session:
+            return _conflicts(session, [with_possible_metrics(m) for m in measurements])
+
+    def measurement(self, measurement_id: int) -> Measurement:
+        """An attempt with its raw samples, which are kept to float32 precision.
+
+        Raises:
+            InputError: there is none of this id.
+        """
+        query = WHOLE.where(MeasurementRow.id == measurement_id)
+        with self._reading() as session:
+            found = session.execute(query).one_or_none()
+            if found is None:
+                raise InputError(f"no measurement has the id {measurement_id}")
+            return measurement_of_row(*found)
+
+    def each_measurement(self, wanted: LabelFilter) -> Iterator[Measurement]:
+        """Those behind the labels that pass the filter, or the attempts if it names an outcome.
+
+        They come in the order in which they were recorded, a few at a time.
+        """
+        query = WHOLE.order_by(MeasurementRow.id).execution_options(yield_per=BATCH)
+        if wanted.outcome is None:
+            query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
+        with self._reading() as session:
+            for row in session.execute(restricted(session, query, wanted)):
+                yield measurement_of_row(*row)
+
+
+def _record(
+    session: Session,
+    results: Sequence[tuple[Measurement, str | None]],
+    max_attempts: int,
+    known: Mapping[str, Assignment],
+) -> tuple[list[Recorded], dict[str, Assignment]]:
+    """Keeps attempts and their labels; what became of each, and assignments to be written, by id.
+
+    Args:
+        session: that writes.
+        results: attempts, each with the id of its assignment, if it has one.
+        max_attempts: after so many failures an assignment is given up.
+        known: the assignments by id, locked.
+    """
+    measurements = [with_possible_metrics(measurement) for measurement, _ in results]
+    assignments = _assignments_of(measurements, [name for _, name in results], known)
+    of_key = {
+        m.attempt_key: assignment
+        for m, assignment in zip(measurements, assignments, strict=True)
+        if assignment is not None
+    }
+    devices = _device_ids(session, measurements)
+    new = _insert(session, measurements, devices, of_key)
+    earlier = [m for m in measurements if m.attempt_key not in new]
+    if earlier and (conflicts := _conflicts(session, earlier)):
+        raise StoreError(
+            f"the attempt key {min(conflicts)!r} was recorded before, of another measurement; "
+            "give every attempt a key of its own"
+        )
+    ids = new | (_measurement_ids(session, [m.attempt_key for m in earlier]) if earlier else {})
+    labels = _label_ids(session, measurements, devices)
+    recorded: list[Recorded] = []
+    changed: dict[str, Assignment] = {}
+    labelled: list[tuple[str, int]] = []
+    for measurement, assignment, label_id in zip(measurements, assignments, labels, strict=True):
+        is_new = measurement.attempt_key in new
+        if is_new and assignment is not None:
+            before = changed.get(assignment.id, assignment)
+            after = _settled(before, measurement, max_attempts)
+            if after is not before:
+                changed[after.id] = after
+                if after.state is AssignmentState.DONE and label_id is not None:
+                    labelled.append((after.id, label_id))
+        recorded.append(
+            Recorded(measurement_id=ids[measurement.attempt_key], label_id=label_id, is_new=is_new)
+        )
+    write_labels(session, labelled)
+    return recorded, changed
+
+
+def _assignments_of(
+    measurements: Sequence[Measurement],
+    names: Sequence[str | None],
+    known: Mapping[str, Assignment],
+) -> list[Assignment | None]:
+    """The assignment of each; None where none is named."""
+    for m, name in zip(measurements, names, strict=True):
+        if name is None:
+            continue
+        if name not in known:
+            raise StoreError(f"there is no assignment {name!r} to record a measurement for")
+        if (known[name].configuration, known[name].device) != (m.configuration, m.device):
+            raise StoreError(
+                f"a measurement of {m.configuration} on {m.device} was handed in for assignment "
+                f"{name}, which is of something else"
+            )
+    return [None if name is None else known[name] for name in names]
+
+
+def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[int]:
+    """The device of each measurement; those that are not there yet are made."""
+    devices = [(m.device, fingerprint_of(m.environment)) for m in measurements]
+    first = {
+        device: m.environment
+        for device, m in zip(reversed(devices), reversed([*measurements]), strict=True)
+    }
+    ids = {}
+    for key, fingerprint in sorted(first):
+        device = {"key": key, "fingerprint": fingerprint}
+        known = session.connection().scalar(_DEVICE, device)
+        if known is None:
+            environment = dict(first[key, fingerprint])
+            insert_new(session, DeviceRow, [{**device, "environment": environment}])
+            known = session.connection().scalars(_DEVICE, device).one()
+        ids[key, fingerprint] = known
+    return [ids[device] for device in devices]
+
+
+def fingerprint_of(environment: Mapping[str, Any]) -> str:
+    """The stack that a measurement belongs to: the one that it names, or else its facts'."""
+    return str(environment.get("stack_fingerprint") or stack_fingerprint(environment))
+
+
+def _insert(
+    session: Session,
+    measurements: Sequence[Measurement],
+    devices: Sequence[int],
+    assignments: Mapping[str, Assignment] | None = None,
+) -> dict[str, int]:
+    """Inserts measurements that are not there yet, and their labels; ids by attempt key.
+
+    Args:
+        session: that writes.
+        measurements: to insert.
+        devices: of each, its id.
+        assignments: by attempt key, what it was measured for.
+    """
+    of_key = assignments or {}
+    # Those of assignments are there. Sorted, so that two who import at once wait for each other in
+    # one order, and never in a ring.
+    unknown = {m.configuration for m in measurements if m.attempt_key not in of_key}
+    insert_configurations(session, sorted(unknown, key=_by_id))
+    fresh = _not_yet_there(session, zip(measurements, devices, strict=True))
+    if not fresh:
+        return {}
+    rows = [row_values(m, device, of_key.get(key)) for key, (m, device) in fresh.items()]
+    # Without RETURNING: a statement of 2,000 rows takes longer to parse than to carry out.
+    query = new_row(session, MeasurementRow).execution_options(preserve_rowcount=True)
+    if session.connection().execute(query, rows).rowcount != len(rows):
+        raise StoreAwayError("another process was just recording the same attempts")
+    new = _measurement_ids(session, fresh)
+    labels = [
+        label_place(m, device_id) | result | {"measurement_id": new[key]}
+        for key, (m, device_id) in fresh.items()
+        if (result := label_values(m)) is not None
+    ]
+    if labels:
+        session.connection().execute(label_upsert(session), labels)
+    return new
+
+
+def _not_yet_there(
+    session: Session, pairs: Iterable[tuple[Measurement, int]]
+) -> dict[str, tuple[Measurement, int]]:
+    """Those whose attempt key was not recorded yet, by this key; the first of each."""
+    by_key: dict[str, tuple[Measurement, int]] = {}
+    for measurement, device_id in pairs:
+        by_key.setdefault(measurement.attempt_key, (measurement, device_id))
+    there = _measurement_ids(session, by_key)
+    return {key: pair for key, pair in by_key.items() if key not in there}
+
+
+def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
+    keys = {"keys": [*attempt_keys]}
+    found = session.connection().execute(_IDS_OF_KEYS, keys)
+    return {row.attempt_key: row.id for row in found}
+
+
+def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
+    given = {m.attempt_key: _result_of(m) for m in measurements}
+    query = WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
+    there = (measurement_of_row(*found) for found in session.execute(query))
+    return {m.attempt_key for m in there if _result_of(m) != given[m.attempt_key]}
+
+
+_result_of = attrgetter(
+    "configuration", "device", "protocol", "outcome", "step", "memory_mib", "power_w", "energy_j"
+)
+_by_id = attrgetter("id")
+
+
+def _label_ids(
+    session: Session, measurements: Sequence[Measurement], devices: Sequence[int]
+) -> list[int | None]:
+    """The label of each measurement's place; None for one whose outcome makes none."""
+    places = [
+        None if label_values(m) is None else tuple(label_place(m, device).values())
+        for m, device in zip(measurements, devices, strict=True)
+    ]
+    names = {"names": sorted({place[0] for place in places if place})}
+    found = session.connection().execute(_PLACES, names)
+    there = {tuple(place): label_id for label_id, *place in found}
+    return [None if place is None else there[place] for place in places]
+
+
+def _settled(one: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
+    """The assignment after an attempt at it; itself where that changes nothing."""
+    if one.state is AssignmentState.DONE:
+        return one
+    if is_final(measurement.outcome):
+        return ended(one, AssignmentState.DONE)
+    if measurement.attempt_key == one.attempt_key and one.state is AssignmentState.LEASED:
+        return failed(one, attempts_allowed(measurement.outcome, max_attempts))
+    return one

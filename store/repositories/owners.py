@@ -1,0 +1,213 @@
+"""Who runs a campaign: one process at a time, on whichever host; and how its state changes.
+
+    nobody --claim--> an owner, with a heartbeat --release--> nobody
+                         |
+                         +-- silent for SILENT_S, or known to be gone: the next claim takes over
+
+The time is the database's, so that hosts whose clocks differ agree on who is silent. What the owner
+leased to workers is theirs for as long as it runs the campaign. One that was taken over cannot
+write any more, and stops itself: its store (`as_owner`) compares the owner in each transaction.
+Every change of state looks, in its own transaction, at the state that it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Self
+
+from sqlalchemy import bindparam, select, update
+from sqlalchemy.orm import Session
+
+from trappm.profiler.errors import CampaignError, InputError
+from trappm.store.db.engine import Database, database_time, utc_now
+from trappm.store.db.models import CampaignRow
+from trappm.store.db.retry import in_parts
+from trappm.store.records import CampaignState, Owner, OwnerProcess, SnapshotRecord
+from trappm.store.repositories.campaigns import ENDED, add_event, existing, owner_of
+from trappm.store.repositories.leases import release
+from trappm.store.repositories.snapshots import register
+
+BEAT_S = 10.0
+"""How often an owner tells that it lives."""
+
+SILENT_S = 60.0
+"""Whose last heartbeat is older counts as dead, on whichever host it was."""
+
+_OWNED = (
+    select(CampaignRow.id)
+    .where(CampaignRow.id == bindparam("campaign"), CampaignRow.owner_id == bindparam("owner"))
+    .with_for_update(key_share=True)
+)
+
+
+class OwnedError(CampaignError):
+    """Another process runs this campaign."""
+
+    def __init__(self, campaign_id: str, state: CampaignState, owner: Owner) -> None:
+        self._arguments = campaign_id, state, owner
+        self.owner = owner
+        self.is_stopping = state is not CampaignState.RUNNING
+        verb = "is stopping" if self.is_stopping else "runs"
+        super().__init__(
+            f"campaign {campaign_id} {verb} on host {owner.process.host} (process "
+            f"{owner.process.pid}) since {owner.since[:16].replace('T', ' ')} UTC, last heard of "
+            f"{max(owner.silent_s, 0.0):.0f} s ago; watch it with: trappm campaign watch "
+            f"{campaign_id}; stop it with: trappm campaign pause {campaign_id}; if that host is "
+            f"gone, try again once it was silent for {SILENT_S:.0f} s"
+        )
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:
+        """Raised in the campaign's process, it is told by the one that launched it."""
+        return type(self), self._arguments
+
+
+class NotOwnerError(CampaignError):
+    """This process ran a campaign, and another one does now: it may not write for it any more."""
+
+
+class Owners(Database):
+    """The part of the store that knows who runs a campaign, and moves it from state to state."""
+
+    @in_parts
+    def as_owner(self, campaign_id: str, owner_id: str) -> Self:
+        """The same store for this owner: it refuses to write once another has the campaign.
+
+        Its methods raise NotOwnerError then.
+        """
+        return type(self)(self._engine, self._patience, guard=_guard(campaign_id, owner_id))
+
+    def begin_campaign(self, campaign_id: str, *, gone: str | None = None) -> None:
+        """Has a campaign run from now on; whoever claims it first does.
+
+        Args:
+            campaign_id: of a campaign that has not ended.
+            gone: an owner whose process was looked for in vain, on its own host.
+
+        Raises:
+            OwnedError: somebody runs it.
+            InputError: it has ended.
+        """
+        with self._writing() as session:
+            row = existing(session, campaign_id)
+            if row.state in ENDED:
+                raise InputError(f"campaign {campaign_id} is {row.state} already")
+            _refuse_if_owned(session, row, gone)
+            row.state = CampaignState.RUNNING
+
+    def claim_campaign(
+        self, campaign_id: str, owner_id: str, process: OwnerProcess, *, gone: str | None = None
+    ) -> bool:
+        """Makes this process the one that runs a campaign; by the same id again: nothing new.
+
+        Returns:
+            False if it is not to run any more: it was stopped since it was begun.
+
+        Raises:
+            OwnedError: somebody else runs it.
+        """
+        with self._writing() as session:
+            row = existing(session, campaign_id)
+            if row.state is not CampaignState.RUNNING:
+                return False
+            if row.owner_id != owner_id:
+                _refuse_if_owned(session, row, gone)
+                row.owned_since = row.owner_seen_at = database_time(
+                    session.connection()
+                ).isoformat()
+                row.owner_id, row.owner_process = owner_id, asdict(process)
+            return True
+
+    def renew_ownership(self, campaign_id: str, owner_id: str) -> None:
+        """A heartbeat of the owner; raises NotOwnerError if it has lost the campaign."""
+        with self._writing() as session:
+            _guard(campaign_id, owner_id)(session)
+            seen = {"owner_seen_at": database_time(session.connection()).isoformat()}
+            session.execute(update(CampaignRow).filter_by(id=campaign_id).values(seen))
+
+    def release_ownership(self, campaign_id: str, owner_id: str) -> None:
+        """Nobody runs the campaign any more; nothing, if this one does not anyway."""
+        nobody = dict.fromkeys(("owner_id", "owner_process", "owned_since", "owner_seen_at"))
+        with self._writing() as session:
+            query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
+            session.execute(query.values(nobody))
+
+    def stop_campaign(self, campaign_id: str, state: CampaignState) -> None:
+        """An order to whoever runs it: to pause, or to cancel it; leases are taken back.
+
+        Raises:
+            InputError: it has ended.
+        """
+        with self._writing() as session:
+            row = existing(session, campaign_id)
+            if row.state in ENDED:
+                raise InputError(f"campaign {campaign_id} is {row.state} already")
+            _move(row, state)
+            add_event(session, campaign_id, "order", {"message": f"asked to be {state}"})
+            release(session, campaign_id)
+
+    def end_campaign(self, campaign_id: str, state: CampaignState, message: str) -> CampaignState:
+        """Ends the owner's part: the state, unless an order has changed it; leases; an event.
+
+        Returns:
+            The state that it is in now.
+        """
+        with self._writing() as session:
+            row = existing(session, campaign_id)
+            if row.state is CampaignState.RUNNING:
+                _move(row, state)
+            add_event(session, campaign_id, row.state, {"message": message})
+            release(session, campaign_id)
+            return row.state
+
+    def finish_campaign(
+        self, campaign_id: str, message: str, snapshot: SnapshotRecord | None
+    ) -> bool:
+        """The end of a campaign that runs, together with what it publishes, all or nothing.
+
+        Returns:
+            False if an order to stop came first: nothing is published then.
+
+        Raises:
+            SnapshotError: as `register_snapshot`.
+        """
+        with self._writing() as session:
+            row = existing(session, campaign_id)
+            if row.state is CampaignState.FINISHED:
+                return True  # asked again, since the first answer was lost
+            if row.state is not CampaignState.RUNNING:
+                return False
+            if snapshot is not None:
+                register(session, snapshot)
+            _move(row, CampaignState.FINISHED)
+            add_event(session, campaign_id, row.state, {"message": message})
+            return True
+
+
+def _move(row: CampaignRow, state: CampaignState) -> None:
+    row.state = state
+    row.finished_at = utc_now() if state in ENDED else None
+
+
+def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> None:
+    owner = owner_of(row, database_time(session.connection()))
+    if owner is not None and owner.id != gone and owner.silent_s < SILENT_S:
+        raise OwnedError(row.id, row.state, owner)
+
+
+def _guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
+    """Asked at the beginning of a transaction whether this is still the owner."""
+
+    def check(session: Session) -> None:
+        values = {"campaign": campaign_id, "owner": owner_id}
+        if session.connection().execute(_OWNED, values).first() is None:
+            owner = owner_of(
+                existing(session, campaign_id, to_change=False), database_time(session.connection())
+            )
+            by = "" if owner is None else f" by host {owner.process.host}"
+            raise NotOwnerError(
+                f"campaign {campaign_id} was taken over{by} while this process did not answer; "
+                "what it had recorded is safe, and what it was measuring is measured again there"
+            )
+
+    return check

@@ -1,0 +1,184 @@
+"""What can be measured: configurations, and the static profiles of their architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Row, delete, or_, select
+from sqlalchemy.orm import Session
+
+from trappm.profiler.models.families import family_of
+from trappm.profiler.records import (
+    Configuration,
+    GraphTemplate,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+)
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store.db.engine import Database, insert_new
+from trappm.store.db.models import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
+from trappm.store.records import Refusal
+
+Pair = tuple[str, int]
+"""An architecture and an input size in pixels: what a static profile is made for."""
+
+
+class Workloads(Database):
+    """The part of the store that keeps configurations and graphs."""
+
+    def add_configurations(self, configurations: Iterable[Configuration]) -> None:
+        """Stores those that are not there yet."""
+        with self._writing() as session:
+            insert_configurations(session, configurations)
+
+    def save_graph(
+        self,
+        architecture: str,
+        input_size: int,
+        template: bytes | None,
+        refusal: str | None,
+        *,
+        step: bytes | None = None,
+        step_refusal: str | None = None,
+    ) -> None:
+        """Keeps the static profile of an architecture, or why there is none; replaces an older one.
+
+        Args:
+            architecture: a timm model name.
+            input_size: in pixels.
+            template: as `GraphTemplate.to_bytes` gives it; None if there is a refusal.
+            refusal: None if there is a template.
+            step: as `StepProfile.to_bytes` gives it; None if it was refused or not yet made.
+            step_refusal: why there is no step profile.
+
+        Raises:
+            TrappmError: the template or the step profile is damaged; nothing is kept.
+        """
+        graph = None if template is None else GraphTemplate.from_bytes(template)
+        facts = {} if step is None else _facts(step)
+        with self._writing() as session:
+            if graph is not None:
+                row = {
+                    "content_hash": graph.content_hash,
+                    "template": template,
+                    "node_count": len(graph.operators),
+                }
+                insert_new(session, GraphRow, [row])
+            session.merge(
+                ArchitectureGraphRow(
+                    architecture=architecture,
+                    input_size=input_size,
+                    graph_hash=None if graph is None else graph.content_hash,
+                    refusal=refusal,
+                )
+            )
+            at = {"architecture": architecture, "input_size": input_size}
+            if step is None and step_refusal is None:
+                session.execute(delete(StepProfileRow).filter_by(**at))
+            else:
+                session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
+
+    def pairs_to_profile(self, pairs: Sequence[Pair], *, also_refused: bool = False) -> list[Pair]:
+        """Those whose static profile is not complete: without a graph or a step profile.
+
+        Args:
+            pairs: of an architecture and an input size.
+            also_refused: whether one that was refused is to be made too.
+        """
+        graph, step = ArchitectureGraphRow, StepProfileRow
+        refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
+        with self._reading() as session:
+            rows = session.execute(
+                select(graph.architecture, graph.input_size)
+                .outerjoin(
+                    step,
+                    (step.architecture == graph.architecture)
+                    & (step.input_size == graph.input_size),
+                )
+                .where(step.profile.is_not(None) if also_refused else refused_or_complete)
+            )
+            known = {(architecture, input_size) for architecture, input_size in rows}
+        return [pair for pair in pairs if pair not in known]
+
+    def graph_templates(self, pairs: Iterable[Pair]) -> dict[Pair, bytes]:
+        """The templates as bytes, for `GraphTemplate.from_bytes`; refused pairs are left out."""
+        wanted = set(pairs)
+        architectures = sorted({architecture for architecture, _ in wanted})
+        with self._reading() as session:
+            rows = session.execute(
+                select(
+                    ArchitectureGraphRow.architecture,
+                    ArchitectureGraphRow.input_size,
+                    GraphRow.template,
+                )
+                .join(GraphRow, GraphRow.content_hash == ArchitectureGraphRow.graph_hash)
+                .where(ArchitectureGraphRow.architecture.in_(architectures))
+            )
+            return {(a, size): data for a, size, data in rows if (a, size) in wanted}
+
+    def step_profiles(self, pairs: Iterable[Pair]) -> dict[Pair, bytes]:
+        """The step profiles, for `StepProfile.from_bytes`; pairs without one are left out."""
+        wanted = set(pairs)
+        architectures = sorted({architecture for architecture, _ in wanted})
+        row = StepProfileRow
+        with self._reading() as session:
+            rows = session.execute(
+                select(row.architecture, row.input_size, row.profile).where(
+                    row.architecture.in_(architectures)
+                )
+            )
+            return {(a, size): data for a, size, data in rows if data and (a, size) in wanted}
+
+    def graph_for(self, architecture: str, input_size: int) -> GraphTemplate | None:
+        """The graph template; None if it was refused or never profiled."""
+        found = self.graph_templates([(architecture, input_size)])
+        return GraphTemplate.from_bytes(*found.values()) if found else None
+
+    def refusals(self) -> list[Refusal]:
+        with self._reading() as session:
+            rows = session.scalars(
+                select(ArchitectureGraphRow)
+                .where(ArchitectureGraphRow.refusal.is_not(None))
+                .order_by(ArchitectureGraphRow.architecture, ArchitectureGraphRow.input_size)
+            )
+            return [
+                Refusal(architecture=r.architecture, input_size=r.input_size, reason=r.refusal)
+                for r in rows
+                if r.refusal is not None
+            ]
+
+
+def _facts(step: bytes) -> dict[str, int]:
+    """The columns of a step profile that queries can ask for without unpacking it."""
+    profile = StepProfile.from_bytes(step)
+    return {
+        "saved_bytes_constant": profile.saved_bytes.constant,
+        "saved_bytes_per_sample": profile.saved_bytes.slope,
+        "trainable_parameters": profile.trainable_parameters,
+        "frozen_parameters": profile.frozen_parameters,
+    }
+
+
+def insert_configurations(session: Session, configurations: Iterable[Configuration]) -> list[str]:
+    """Inserts those that are not there yet, within the transaction; the ids of all, each once."""
+    rows = [
+        {"id": c.id, "family": family_of(c.architecture), **c.to_dict()}
+        for c in dict.fromkeys(configurations)
+    ]
+    insert_new(session, ConfigurationRow, rows)
+    return [str(row["id"]) for row in rows]
+
+
+def configuration_of(row: ConfigurationRow | Row[Any]) -> Configuration:
+    return Configuration(
+        architecture=row.architecture,
+        batch_size=row.batch_size,
+        input_size=row.input_size,
+        precision=Precision(row.precision),
+        memory_format=MemoryFormat(row.memory_format),
+        optimizer=Optimizer(row.optimizer),
+        phase=Phase(row.phase),
+    )

@@ -1,0 +1,1 @@
+"""`trappm campaign` and what stands under it."""

@@ -1,0 +1,1 @@
+"""`trappm labels` and what stands under it."""

@@ -1,0 +1,131 @@
+"""`trappm labels`: ask the label store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trappm.cli import options
+from trappm.cli.labels import exchange, single_label
+from trappm.cli.labels.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
+from trappm.cli.options import AsJson
+from trappm.profiler.errors import InputError
+
+app = typer.Typer(
+    help="Ask the label store.",
+    no_args_is_help=True,
+    epilog="Example: trappm labels query --family resnet --device cpu-2t",
+)
+app.command(epilog="Example: trappm labels show 12")(single_label.show)
+app.command(epilog="Example: trappm labels lookup resnet18 --batch-size 4 --device cpu-2t")(
+    single_label.lookup
+)
+app.command(epilog="Example: trappm labels export a100.parquet --device a100")(exchange.export)
+app.command("import", epilog="Example: trappm labels import sheet.csv --source gpumemnet")(
+    exchange.import_
+)
+
+SHOWN = 200
+"""Rows of a table for people, unless they ask for more."""
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table shows 200.")]
+
+
+@app.command(
+    epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
+)
+def query(
+    architecture: options.Architecture = None,
+    family: options.Family = None,
+    device: options.Device = None,
+    batch_size: options.SampleCount = None,
+    input_size: options.Pixels = None,
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    phase: options.Phase = None,
+    protocol: options.Protocol = None,
+    metric: options.Metric = None,
+    outcome: options.Outcome = None,
+    provenance: options.Provenance = None,
+    campaign: options.Campaign = None,
+    since: options.Since = None,
+    until: options.Until = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Which, by commas; with --by, the metrics.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Group by these columns, by commas.")] = None,
+    agg: Annotated[
+        str | None,
+        typer.Option(help="Statistics, by commas: count, mean, std, min, median, max, p95 ..."),
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="A column; with a leading '-' the largest first.")
+    ] = None,
+    limit: Limit = None,
+    sql: Annotated[str | None, typer.Option(help="Ask in SQL instead; it can only read.")] = None,
+    as_json: AsJson = False,
+    as_jsonl: AsJsonLines = False,
+    as_csv: AsCsv = False,
+    parquet: AsParquet = None,
+) -> None:
+    """List labels: what was measured, on which device, with which result."""
+    for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
+    filters = {
+        "architecture": architecture,
+        "family": family,
+        "device": device,
+        "batch_size": batch_size,
+        "input_size": input_size,
+        "precision": precision,
+        "memory_format": memory_format,
+        "optimizer": optimizer,
+        "phase": phase,
+        "protocol": protocol,
+        "metric": metric,
+        "outcome": outcome,
+        "provenance": provenance,
+        "campaign": campaign,
+        "since": since,
+        "until": until,
+    }
+    from trappm.reports.label_frames import labels, store_to_read
+
+    if sql is not None:
+        shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}
+        beside = [name for name, value in (filters | shaping).items() if value is not None]
+        if beside:
+            option = "--" + beside[0].replace("_", "-")
+            raise InputError(f"--sql says everything itself; {option} cannot stand beside it")
+        with store_to_read() as store:
+            frame, more = store.query_sql(sql, **({"limit": limit} if limit else {}))
+    else:
+        most = limit or (None if for_machines else SHOWN)
+        frame = labels(
+            by=_names(by),
+            statistics=_names(agg),
+            columns=_names(columns) or None,
+            sort=sort,
+            limit=most and most + 1,  # to know whether there are more
+            **filters,
+        )
+        more = most is not None and len(frame) > most
+        frame = frame.head(most) if most else frame
+    if censored := frame.attrs.get("censored"):
+        told = f"{censored} labels are censored (memory ran out) and have no value here"
+        typer.echo(f"trappm: {told}; --columns memory_above_mib is of their bounds", err=True)
+    if more:
+        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
+    if for_machines:
+        print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
+    else:
+        from trappm.terminal.label_tables import print_labels, print_rows
+
+        whole = sql is None and not (by or agg or columns)
+        what = "labels" if outcome is None else "attempts"
+        (print_labels if whole else print_rows)(frame, what if whole else "rows")
+
+
+def _names(text: str | None) -> list[str]:
+    return [] if text is None else [name.strip() for name in text.split(",")]

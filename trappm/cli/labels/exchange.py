@@ -1,0 +1,91 @@
+"""`trappm labels export` and `import`: labels to and from files, and what others published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trappm.cli import options
+from trappm.cli.options import AsJson, print_json
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file; replaced.")],
+    architecture: options.Architecture = None,
+    family: options.Family = None,
+    device: options.Device = None,
+    batch_size: options.SampleCount = None,
+    input_size: options.Pixels = None,
+    precision: options.Precision = None,
+    memory_format: options.MemoryFormat = None,
+    optimizer: options.Optimizer = None,
+    phase: options.Phase = None,
+    protocol: options.Protocol = None,
+    metric: options.Metric = None,
+    provenance: options.Provenance = None,
+    campaign: options.Campaign = None,
+    outcome: options.Outcome = None,
+    since: options.Since = None,
+    until: options.Until = None,
+) -> None:
+    """Write labels into a file, each with its whole measurement."""
+    from trappm.reports.label_frames import store_to_read
+    from trappm.store import LabelFilter
+    from trappm.store.exchange.files import export_file
+
+    wanted = LabelFilter(
+        architecture=architecture,
+        family=family,
+        device=device,
+        batch_size=batch_size,
+        input_size=input_size,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        phase=phase,
+        protocol=protocol,
+        metric=metric,
+        provenance=provenance,
+        campaign=campaign,
+        outcome=outcome,
+        since=since,
+        until=until,
+    )
+    with store_to_read() as store:
+        store.query_labels(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
+        count = export_file(store.each_measurement(wanted), file)
+    what = "labels" if outcome is None else "attempts"
+    typer.echo(f"{count} {what} written to {file}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="An export, JSON lines of the profiler, a sheet.")],
+    source: Annotated[
+        str | None, typer.Option(help="Of a published sheet: gpumemnet or timm.")
+    ] = None,
+    check_models: Annotated[
+        bool,
+        typer.Option(
+            "--check-models", help="gpumemnet: compare each row with timm's model (slow)."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record what stands in a file; one bad row refuses it whole, and twice changes nothing."""
+    from trappm.store import Home, Store
+    from trappm.store.exchange.files import checked_size
+    from trappm.store.exchange.importers import import_file
+    from trappm.terminal.tables import print_table
+
+    checked_size(file)  # before a store is made
+    with Store.open(Home.open().database_url) as store:
+        report = import_file(store, file, source=source, check_models=check_models)
+    rows = [(kind, count, reason) for (kind, reason), count in report.reasons.items()]
+    if as_json:
+        reasons = [dict(zip(("kind", "rows", "reason"), row, strict=True)) for row in rows]
+        print_json({**vars(report), "reasons": reasons})
+    else:
+        title = f"{report.file} ({report.source}): {report.rows} rows, {report.new} new attempts"
+        print_table(title, ("became", "rows", "because"), rows)

@@ -1,0 +1,86 @@
+"""`trappm labels show | lookup`: one label, and the answer for one model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trappm.cli import options
+from trappm.cli.options import AsJson, print_json
+
+
+def show(
+    label_id: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="A label's id.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show everything about a label: metrics, spread, attempts, environment, raw samples."""
+    from trappm.reports.label_frames import store_to_read
+
+    with store_to_read() as store:
+        label = store.label(label_id)
+        measurement = store.measurement(label.measurement_id)
+        attempts = store.label_attempts(label_id)
+    if as_json:
+        from dataclasses import asdict
+
+        from trappm.terminal.frames import records
+
+        print_json(
+            {
+                **asdict(label),
+                "configuration": label.configuration.to_dict(),
+                "measurement": measurement.to_dict(),
+                "attempts": list(records(attempts)),
+            }
+        )
+    else:
+        from trappm.terminal.label_tables import print_label
+
+        print_label(label, measurement, attempts)
+
+
+def lookup(
+    model: options.Model,
+    device: Annotated[str, typer.Option(help="A device key, such as a100.")],
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adam.")] = "sgd",
+    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure here where there is no label, and keep it.")
+    ] = False,
+    protocol: Annotated[
+        str | None, typer.Option(help="To measure by; quick on CPUs, paper elsewhere.")
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="What predicts: a snapshot's id, alias or folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a step costs: measured where the same graph was, predicted where it was not."""
+    from trappm.prediction.lookup import lookup as answer
+
+    found = answer(
+        model,
+        device=device,
+        batch_size=batch_size,
+        input_size=input_size,
+        snapshot=snapshot,
+        measure=measure,
+        protocol=protocol,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        phase=phase,
+    )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from trappm.terminal.label_tables import print_answer
+
+        print_answer(found)

@@ -1,0 +1,1 @@
+"""Long studies behind one command: evaluate, tune, replay, train the shipped snapshot."""

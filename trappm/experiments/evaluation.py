@@ -1,0 +1,279 @@
+"""`trappm evaluate` without its options: prepares labels, trains, judges, and says what came of it.
+
+Reports are plain values, ready for JSON; the runs beside them are for plots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.experiments.label_files import read_labels
+from trappm.experiments.labelled_workloads import Prepared, prepare
+from trappm.learner.bench.benchmark import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
+from trappm.learner.bench.kept_runs import KeptRuns
+from trappm.learner.bench.scores import score, summarize
+from trappm.learner.estimator import Estimator, Model
+from trappm.learner.estimators import ESTIMATORS, Surroundings, estimator_named
+from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Measurement
+from trappm.store import Home, LabelFilter, Store
+
+Watch = Callable[[int, int, str], None]
+
+WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
+"""Estimators that cannot start from another device's model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What both kinds of evaluation have in common."""
+
+    metric: str
+    """A metric's column."""
+    estimators: Sequence[str] | None = None
+    """By name; by default all that these labels allow, in sizes for a laptop core."""
+    size: str = "laptop"
+    seeds: Sequence[int] = PAPER_SEEDS
+    label_counts: Sequence[int] = ()
+    usable: dict[tuple[str, int], bool] | None = None
+    start: Path | None = None
+    """Labels of another device, whose models are starts."""
+    processes: int = 1
+    runs: Path | None = None
+    """A folder where each run is kept as it comes."""
+    watch: Watch = lambda done, total, what: None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report, and what plots are made of."""
+
+    report: dict[str, Any]
+    samples: Samples
+    runs: Sequence[Run] = ()
+    estimators: Sequence[Estimator] = field(default_factory=list)
+
+
+def evaluate_splits(
+    request: Request,
+    splits: Sequence[SplitKind],
+    *,
+    labels: Path | None,
+    device: str | None,
+) -> Evaluation:
+    """Trains and judges on splits of the labels of a file, or of a device in the label store.
+
+    Raises:
+        InputError: the labels cannot be read or divided, or an estimator lacks what it needs.
+        StoreError: the label store cannot be used.
+    """
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        prepared = _prepared(request, _labels(store, labels, device), store, home)
+        estimators = _estimators(request, prepared, home)
+        starts = _starts(request, store, home, estimators)
+    samples = prepared.samples
+    plan = Plan(
+        splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
+    )
+    runs = list(run_plan(samples, estimators, plan, request.watch, _kept(request, prepared)))
+    report = {
+        "metric": request.metric,
+        "device": prepared.device,
+        "labels": _counts(prepared),
+        "seeds": list(request.seeds),
+        "results": summarize(samples, runs),
+    }
+    return Evaluation(report, samples, runs, estimators)
+
+
+def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
+    """Trains on the labels of one file and judges on those of another.
+
+    Raises:
+        InputError: a file cannot be read, or they are of different devices.
+        StoreError: the label store, which keeps the graphs, cannot be used.
+    """
+    home = Home.open()
+    with Store.open(home.database_url) as store:
+        learned = _prepared(request, read_labels(train, named_like=test), store, home)
+        tested = _prepared(request, read_labels(test, named_like=train), store, home)
+        if learned.device != tested.device:
+            raise InputError(
+                f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
+                "to start from another device's labels give them with --start"
+            )
+        estimates = {**learned.estimates_mib, **tested.estimates_mib}
+        estimators = _estimators(
+            request,
+            replace(learned, estimates_mib=estimates),
+            home,
+        )
+        starts = _starts(request, store, home, estimators)
+    rows, everything = np.arange(len(learned.samples)), np.arange(len(tested.samples))
+    results = []
+    for done, estimator in enumerate(estimators):
+        request.watch(done, len(estimators), estimator.name)
+        model = estimator.fit(
+            learned.samples.some(rows),
+            learned.samples.targets(rows),
+            np.random.default_rng(request.seeds[0]),
+            starts.get(estimator.name),
+        )
+        estimate = model.predict(tested.samples.workloads)
+        results.append(
+            {
+                "estimator": estimator.name,
+                "transferred": estimator.name in starts,
+                **score(tested.samples, everything, estimate),
+                "predictions": _predictions(tested.samples, estimate),
+            }
+        )
+    seen = set(learned.samples.architectures) & set(tested.samples.architectures)
+    report = {
+        "metric": request.metric,
+        "device": learned.device,
+        "train": {"file": train.name, **_counts(learned)},
+        "test": {"file": test.name, **_counts(tested), "architectures_in_training": len(seen)},
+        "seed": request.seeds[0],
+        "results": results,
+    }
+    return Evaluation(report, tested.samples)
+
+
+def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[str]] | None:
+    """Of each architecture's first graph, by the first pre-trained encoder, with the families."""
+    embed = next((e.embed for e in evaluation.estimators if hasattr(e, "embed")), None)
+    if embed is None:
+        return None
+    samples = evaluation.samples
+    place = {name: i for i, name in reversed(list(enumerate(samples.architectures)))}
+    first = sorted(place.values())
+    graphs = [samples.workloads[i].graph for i in first]
+    return embed(graphs), [str(samples.families[i]) for i in first]
+
+
+def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
+    if labels is not None:
+        return read_labels(labels)
+    found = list(store.each_measurement(LabelFilter(device=device)))
+    if not found:
+        raise InputError(
+            f"the label store has no labels of {device}; see: trappm labels query --by device"
+            if device
+            else "the label store is empty; give a file with --labels, or import one"
+        )
+    return found
+
+
+def _prepared(
+    request: Request, measurements: Sequence[Measurement], store: Store, home: Home
+) -> Prepared:
+    return prepare(
+        measurements,
+        request.metric,
+        store,
+        KernelCache(home.kernel_profiles),
+        processes=request.processes,
+        usable=request.usable,
+        watch=request.watch,
+    )
+
+
+def _estimators(request: Request, prepared: Prepared, home: Home) -> list[Estimator]:
+    samples = prepared.samples
+    given = Surroundings(
+        metric=request.metric,
+        card=prepared.card,
+        make_encoder=lambda preset, pretrained: make_encoder(
+            [w.graph for w in samples.workloads],
+            samples.architectures,
+            preset,
+            pretrained=pretrained,
+            seed=request.seeds[0],
+            cache=home.path / "encoders",
+            on_progress=lambda done, total: request.watch(done, total, "pre-training the encoder"),
+        ),
+        estimates_mib=prepared.estimates_mib,
+        size=request.size,
+    )
+    names = request.estimators
+    if names is None:
+        told = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
+            *samples.workloads
+        }
+        names = [n for n in ESTIMATORS if "paper" not in n and (told or n != "faketensor")]
+    return [estimator_named(name, given) for name in names]
+
+
+def _starts(
+    request: Request, store: Store, home: Home, estimators: Sequence[Estimator]
+) -> dict[str, Model]:
+    """A model of the other device for each estimator that can start from one."""
+    if request.start is None:
+        return {}
+    source = _prepared(request, read_labels(request.start), store, home)
+    rows = np.arange(len(source.samples))
+    starts = {}
+    for estimator in estimators:
+        if estimator.name in WITHOUT_WEIGHTS:
+            continue
+        request.watch(0, 1, f"{estimator.name} on {source.device}")
+        starts[estimator.name] = estimator.fit(
+            source.samples.some(rows),
+            source.samples.targets(rows),
+            np.random.default_rng(request.seeds[0]),
+        )
+    return starts
+
+
+def _counts(prepared: Prepared) -> dict[str, Any]:
+    samples = prepared.samples
+    return {
+        "count": len(samples),
+        "bounds_only": int(np.isnan(samples.values).sum()),
+        "judged": int(samples.judged.sum()),
+        "architectures": len(set(samples.architectures)),
+        "left_out": dict(prepared.left_out),
+    }
+
+
+def _kept(request: Request, prepared: Prepared) -> KeptRuns | None:
+    if request.runs is None:
+        return None
+    samples = prepared.samples
+    rows = repr(samples.configurations).encode()
+    labels = hashlib.sha256(rows + samples.values.tobytes() + samples.above.tobytes()).hexdigest()
+    start = None if request.start is None else _digest(request.start)
+    return KeptRuns(request.runs, (request.metric, prepared.card, request.size, start, labels))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _predictions(samples: Samples, estimate: Any) -> list[dict[str, Any]]:
+    rows = []
+    for i, what in enumerate(samples.configurations):
+        row: dict[str, Any] = {
+            "architecture": what.architecture,
+            "batch_size": what.batch_size,
+            "input_size": what.input_size,
+            "measured": None if np.isnan(samples.values[i]) else float(samples.values[i]),
+            "above": None if np.isnan(samples.above[i]) else float(samples.above[i]),
+            "predicted": float(estimate.median[i]),
+        }
+        if estimate.low is not None and estimate.high is not None:
+            row |= {"low": float(estimate.low[i]), "high": float(estimate.high[i])}
+        rows.append(row)
+    return rows

@@ -1,0 +1,206 @@
+"""From labels to what predictors learn from: every label beside its workload.
+
+Graphs, step profiles and kernel profiles are made where they are missing and kept, each as it
+comes, so a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.cluster.profiles.static_profiles import profile_in_processes
+from trappm.learner.bench.benchmark import Samples
+from trappm.learner.heads.device_heads import USABLE_SHARE
+from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import GraphTemplate, Measurement
+from trappm.profiler.records.graph import Graph
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store import Store
+
+Pair = tuple[str, int]
+Watch = Callable[[int, int, str], None]
+"""Called with what is done, how much there is in all, and what is being done."""
+
+OF_KERNELS = frozenset({"step_time_ms"})
+"""Metrics that our prior explains by kernels: labels without them are left out for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Samples, and what was left out."""
+
+    samples: Samples
+    estimates_mib: Mapping[Workload, float]
+    """FakeTensor's, where the labels came with them."""
+    device: str
+    card: str
+    """Behind the device's key, where measurements name it: whose data sheet counts."""
+    left_out: Mapping[str, int]
+    """Labels by the reason why there is no workload for them."""
+
+
+def prepare(
+    measurements: Sequence[Measurement],
+    metric: str,
+    store: Store,
+    kernels: KernelCache,
+    *,
+    processes: int,
+    usable: Mapping[tuple[str, int], bool] | None = None,
+    watch: Watch = lambda done, total, what: None,
+) -> Prepared:
+    """The labels of one metric with their workloads.
+
+    Args:
+        measurements: of one device; those without the metric are left out.
+        metric: its column, such as `memory_mib`.
+        store: where graphs and step profiles are read and kept.
+        kernels: where kernel profiles are.
+        processes: how many profile at once.
+        usable: by architecture and batch size, whether it is a spike: only these are judged.
+        watch: told of progress.
+
+    Raises:
+        InputError: there are several devices, or no label of the metric has a graph.
+        TrappmError: the store cannot be written, or tracing broke off.
+    """
+    known = [m for m in measurements if _bounds(m, metric) is not None]
+    left_out: Counter[str] = Counter()
+    left_out["no such metric"] = len(measurements) - len(known)
+    devices = sorted({m.device for m in known})
+    if not known:
+        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
+    if len(devices) != 1:
+        raise InputError(
+            f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "
+            "give those of one"
+        )
+    pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
+    missing = store.pairs_to_profile(pairs)
+    for done, profile in enumerate(profile_in_processes(missing, processes)):
+        watch(done, len(missing), f"static profile of {profile.architecture}")
+        profile.save(store)
+    explained = metric in OF_KERNELS
+    traced = kernel_keys(known, kernels, processes, watch) if explained else {}
+    maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
+    rows: list[tuple[Measurement, Workload]] = []
+    for measurement in known:
+        try:
+            workload = maker.workload(measurement)
+        except (KeyError, InputError):
+            left_out["no graph"] += 1
+            continue
+        if explained and workload.kernels is None:
+            left_out["no kernels"] += 1
+            continue
+        rows.append((measurement, workload))
+    if not rows:
+        raise InputError(
+            f"there is no {'graph with kernels' if explained else 'graph'} of any of the "
+            f"{len(known)} labels of {metric}"
+        )
+    return Prepared(
+        samples=_samples(rows, metric, usable),
+        estimates_mib={
+            workload: m.memory_detail_mib["floor"]
+            for m, workload in rows
+            if "floor" in m.memory_detail_mib
+        },
+        device=devices[0],
+        card=card_name(devices[0], (m.environment for m in known)),
+        left_out={reason: count for reason, count in left_out.items() if count},
+    )
+
+
+def _bounds(measurement: Measurement, metric: str) -> tuple[float, float] | None:
+    """Value and lower bound of a metric, one of which is NaN; None if neither is known."""
+    value = getattr(measurement, metric)
+    if value is not None:
+        return float(value), np.nan
+    capacity = measurement.memory_detail_mib.get("capacity") if metric == "memory_mib" else None
+    return None if capacity is None else (np.nan, USABLE_SHARE * float(capacity))
+
+
+def _samples(
+    rows: Sequence[tuple[Measurement, Workload]],
+    metric: str,
+    usable: Mapping[tuple[str, int], bool] | None,
+) -> Samples:
+    bounds = [_bounds(m, metric) or (np.nan, np.nan) for m, _ in rows]
+    configurations = [m.configuration for m, _ in rows]
+    places = [(c.architecture, c.batch_size) for c in configurations]
+    values, above = np.array(bounds).T
+    judged = ~np.isnan(values)
+    if usable is not None:
+        judged &= np.array([place in usable for place in places])
+    return Samples(
+        configurations=configurations,
+        workloads=[workload for _, workload in rows],
+        values=values,
+        above=above,
+        judged=judged,
+        spiked=np.array([bool(usable and usable.get(place)) for place in places]),
+    )
+
+
+class _Workloads:
+    """Makes workloads; equal graphs are one object, so that what is cached by graph is shared."""
+
+    def __init__(
+        self,
+        templates: Mapping[Pair, bytes],
+        steps: Mapping[Pair, bytes],
+        traced: Mapping[str, KernelKey],
+        kernels: KernelCache,
+    ) -> None:
+        self._templates = {p: GraphTemplate.from_bytes(data) for p, data in templates.items()}
+        self._steps = {p: StepProfile.from_bytes(data) for p, data in steps.items()}
+        self._keys = traced
+        self._kernels = {key: kernels.get(key) for key in set(traced.values())}
+        self._graphs: dict[Pair, dict[int, Graph]] = defaultdict(dict)
+
+    def workload(self, measurement: Measurement) -> Workload:
+        """Raises KeyError or InputError where there is no graph, or none at this batch size."""
+        what = measurement.configuration
+        pair = what.architecture, what.input_size
+        graphs = self._graphs[pair]
+        if what.batch_size not in graphs:
+            graphs[what.batch_size] = self._templates[pair].at(what.batch_size)
+        key = self._keys.get(measurement.attempt_key)
+        return Workload(
+            graph=graphs[what.batch_size],
+            precision=what.precision,
+            memory_format=what.memory_format,
+            optimizer=what.optimizer,
+            phase=what.phase,
+            step=self._steps.get(pair),
+            kernels=None if key is None else self._kernels[key],
+        )
+
+
+def kernel_keys(
+    measurements: Sequence[Measurement], kernels: KernelCache, processes: int, watch: Watch
+) -> dict[str, KernelKey]:
+    """The keys of all measurements by attempt, once all that can be traced are."""
+    keys = {
+        m.attempt_key: KernelKey.of(m.configuration, fused_attention=_fuses_attention(m))
+        for m in measurements
+    }
+    missing = kernels.missing(sorted(set(keys.values())))
+    if missing:
+        for done, traced in enumerate(kernels.make(missing, processes)):
+            watch(done, len(missing), f"kernels of {traced.key.architecture}")
+    return keys
+
+
+def _fuses_attention(measurement: Measurement) -> bool:
+    """PyTorch has fused attention from version 2 on; an untold version is taken to be new."""
+    torch = str(measurement.environment.get("torch", "2"))
+    return not torch.startswith(("0.", "1."))

@@ -1,0 +1,1 @@
+"""From a question about a model to its predicted cost."""

@@ -1,0 +1,375 @@
+"""From a question to predictions: which snapshot answers, under which settings, what follows."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
+from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
+from trappm.learner.workload import Workload
+from trappm.prediction.costs import Run, check_run, prices_of, run_of
+from trappm.prediction.device_names import device_key
+from trappm.prediction.predict import Prediction
+from trappm.prediction.snapshot_choice import snapshots_that_answer
+from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
+from trappm.profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from trappm.learner.snapshots.snapshot import Snapshot
+    from trappm.prediction.subjects import Subject
+
+MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
+"""DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
+MIB_PER_GB = 1e9 / 2**20
+LARGEST_BATCH = 65_536
+"""Beyond it nobody looks for what still fits."""
+
+_FAMILIES: dict[str, type[enum.StrEnum]] = {
+    "precision": Precision,
+    "memory_format": MemoryFormat,
+    "optimizer": Optimizer,
+}
+
+
+class Question:
+    """All of a question but the model and the device."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int | None = None,
+        phase: str = Phase.TRAIN,
+        precision: str | None = None,
+        memory_format: str | None = None,
+        optimizer: str | None = None,
+        snapshot: str | Path | None = None,
+        snapshots: Sequence[Snapshot] | None = None,
+        epochs: int | None = None,
+        samples: int | None = None,
+        carbon_g_per_kwh: float | None = None,
+    ) -> None:
+        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
+
+        Raises:
+            InputError: a setting that there is not, or a run that cannot be.
+        """
+        self.batch_size = batch_size
+        self.phase = Phase(_member("phase", Phase, phase))
+        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
+        self._given: dict[str, Any] = {
+            name: _member(name, _FAMILIES[name], value)
+            for name, value in given.items()
+            if value is not None
+        }
+        if snapshot is not None and not isinstance(snapshot, str | Path):
+            raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        self.epochs, self._samples, self._carbon = epochs, samples, carbon_g_per_kwh
+        self._snapshot, self._snapshots = snapshot, snapshots
+
+    @cached_property
+    def snapshots(self) -> Sequence[Snapshot]:
+        return self._snapshots or snapshots_that_answer(self._snapshot)
+
+    def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
+        """The keys that are meant.
+
+        Raises:
+            SnapshotError: there are no heads for one of them, or none at all for the phase.
+            InputError: device and devices at once, or what is no device's name.
+        """
+        known = {key for snapshot in self.snapshots for key in snapshot.heads}
+        if devices is None:
+            return [device_key(device or self.snapshots[0].source_device, known)]
+        if device is not None:
+            raise InputError("give device or devices, not both")
+        if devices != "all":
+            names = [devices] if isinstance(devices, str) else list(devices)
+            if not names:
+                raise InputError("the list of devices is empty; name some, or ask for all")
+            return [device_key(name, known) for name in names]
+        found = sorted(
+            {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
+        )
+        if not found:
+            raise SnapshotError(f"there are no heads for {self.phase} steps; choose another phase")
+        return found
+
+    def answer(self, subject: Subject, device: str) -> Prediction:
+        """What one step of the model costs on the device of this key; errors as of `answers`."""
+        return answers([(self, subject, device)])[0]
+
+    def snapshot_for(self, device: str) -> Snapshot:
+        """The first one with heads of the device; the last one, which then refuses, if none has."""
+        return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
+
+    def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
+        """Those that a model's kernels are needed in, for heads that see kernels.
+
+        Raises:
+            SnapshotError: there are no heads for a device and the phase.
+        """
+        trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
+        return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
+
+    def settings(self, trained: TrainedHeads) -> StepSettings:
+        """As asked for, and the rest as most labels had it that agree with what was asked for."""
+        agreeing = [
+            row
+            for row in trained.settings
+            if all(getattr(row, name) == value for name, value in self._given.items())
+        ]
+        usual = (*agreeing, *trained.settings, _PLAIN)[0]
+        return usual._replace(**self._given)
+
+    def run(self, device: str, batch: int, values: dict[str, Any]) -> Run | None:
+        if self.epochs is None or self._samples is None or values["step_time_ms"] is None:
+            return None
+        return run_of(
+            epochs=self.epochs,
+            samples=self._samples,
+            batch_size=batch,
+            step_time_ms=(values["step_time_ms"], *values["intervals"]["step_time_ms"]),
+            energy_j=values["energy_j"],
+            carbon_g_per_kwh=self._carbon,
+            prices=prices_of(device),
+        )
+
+
+def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
+    """What each of these costs; those of the same heads are asked together, which is quicker.
+
+    Raises:
+        SnapshotError: no head for a device and phase.
+        InputError: a batch size that a model cannot have.
+        TrappmError: no graph can be made of a model.
+    """
+    asked = [_Asked(*ask) for ask in asks]
+    found: dict[int, Prediction] = {}
+    together: dict[tuple[object, ...], list[int]] = {}
+    for at, one in enumerate(asked):
+        together.setdefault(one.heads, []).append(at)
+    for group in together.values():
+        first, workloads = asked[group[0]], [asked[at].workload for at in group]
+        said = first.predict(workloads)
+        capacity = memory_mib(first.card)
+        risks = None
+        if capacity is not None and "memory_mib" in said.metrics:
+            risks = first.out_of_memory(workloads, capacity)
+        for row, at in enumerate(group):
+            risk = None if risks is None else float(risks[row])
+            found[at] = asked[at].prediction(said, row, risk, capacity)
+    return [found[at] for at in range(len(asked))]
+
+
+_PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
+
+
+_LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
+"""Largest batch sizes that were found: they take a dozen predictions."""
+
+
+class _Asked:
+    """One question about one model on one device."""
+
+    def __init__(self, question: Question, subject: Subject, device: str) -> None:
+        self._question, self._subject, self.device = question, subject, device
+        self._snapshot, self._phase = question.snapshot_for(device), question.phase
+        self._trained = self._snapshot.trained(device, self._phase)
+        self._settings = question.settings(self._trained)
+        self._profile = subject.profile()
+        if self._phase is Phase.TRAIN and self._profile.quantized is not None:
+            raise UnsupportedModelError(
+                f"{subject.name} is quantised (it has {self._profile.quantized}), and is not "
+                "trained; ask about inference: phase infer"
+            )
+        fixed = self._profile.graph.fixed_batch_size
+        self._batch_size = question.batch_size or subject.batch_size or fixed or 1
+        self._no_kernels: str | None = None
+        self.workload = self._workload(self._batch_size)
+
+    @property
+    def card(self) -> str:
+        return self._snapshot.card(self.device)
+
+    @property
+    def heads(self) -> tuple[object, ...]:
+        """Equal for what the same heads can be asked together."""
+        traced = self.workload.kernels is not None
+        return self._snapshot.id, self.device, self._phase, traced
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        return self._snapshot.predict(workloads, self.device, self._phase)
+
+    def out_of_memory(
+        self, workloads: Sequence[Workload], capacity_mib: float
+    ) -> npt.NDArray[np.float64] | None:
+        """For each of n workloads the probability (n); None where the heads do not tell it."""
+        heads = self._trained.heads
+        return heads.out_of_memory(workloads, capacity_mib) if isinstance(heads, Heads) else None
+
+    def prediction(
+        self, said: Predictions, row: int, risk: float | None, capacity: float | None
+    ) -> Prediction:
+        """The whole answer, from what the heads have said of it in this row."""
+        values = self._values(said, row)
+        fits = self._what_fits(values["intervals"].get("memory_mib"), risk, capacity)
+        missing = {**self._missing(values), **fits.pop("missing")}
+        run = self._question.run(self.device, self._batch_size, values)
+        if run is None and self._question.epochs is not None:
+            missing["run"] = "it needs step_time_ms"
+        return Prediction(
+            model=self._subject.name,
+            device=self.device,
+            batch_size=self._batch_size,
+            phase=self._phase.value,
+            precision=self._settings.precision.value,
+            memory_format=self._settings.memory_format.value,
+            optimizer=self._settings.optimizer.value,
+            snapshot=self._snapshot.id,
+            run=run,
+            missing=missing,
+            remarks=tuple(self._remarks()),
+            simulated_memory=self._profile.memory(self._batch_size),
+            memory_source=self._profile.step_source,
+            memory_remark=self._profile.step_refusal or self._profile.step_remark,
+            **values,
+            **fits,
+        )
+
+    def _values(self, said: Predictions, row: int) -> dict[str, Any]:
+        """What the heads say and what follows from it at once, by the names of `Prediction`."""
+        found: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
+        intervals = {}
+        for at, metric in enumerate(said.metrics):
+            found[metric] = float(said.mean[row, at])
+            intervals[metric] = (float(said.low[row, at]), float(said.high[row, at]))
+        if found["step_time_ms"] is not None:
+            per_second = 1000 * self._batch_size
+            found["samples_per_s"] = per_second / found["step_time_ms"]
+            low, high = intervals["step_time_ms"]
+            intervals["samples_per_s"] = (per_second / high, per_second / low)
+            if found["power_w"] is not None:
+                found["energy_j"] = found["power_w"] * found["step_time_ms"] / 1000
+                power = intervals["power_w"]
+                intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
+        unfamiliar = [m for at, m in enumerate(said.metrics) if said.outside[row, at]]
+        return {**found, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
+
+    def _what_fits(
+        self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
+    ) -> dict[str, Any]:
+        """Capacity, probability of running out of it, largest batch size and part of an A100.
+
+        `memory` is the interval of the memory at this batch size, where it is known.
+        """
+        found: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
+        if memory is None or capacity is None:
+            unknown = f"the memory of a {self.device} is not known"
+            reason = self._no_head("memory_mib") if memory is None else unknown
+            names = ("out_of_memory", "largest_batch_size")
+            return {**found, "missing": dict.fromkeys(names, reason)}
+        missing = {}
+        if risk is None:
+            missing["out_of_memory"] = "heads of this kind do not tell it"
+        fixed = self._profile.graph.fixed_batch_size
+        if fixed is None:
+            found["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
+        else:
+            missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
+        if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
+            missing["mig_profile"] = "the rule is of an A100 with 40 GB"
+        elif self.device.startswith("a100"):
+            found["mig_profile"] = mig_profile(memory[1])
+            if found["mig_profile"] is None:
+                missing["mig_profile"] = "the upper bound is more than 40 GB"
+        return {**found, "missing": missing}
+
+    def _missing(self, values: dict[str, Any]) -> dict[str, str]:
+        """Why values are None."""
+        found = {}
+        for metric in METRICS:
+            if values[metric] is None:
+                found[metric] = self._no_head(metric)
+        if self._no_kernels is not None:
+            found["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
+        needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
+        for name, parts in needed.items():
+            lacking = [part for part in parts if values[part] is None]
+            if lacking:
+                found[name] = f"it needs {' and '.join(lacking)}"
+        return found
+
+    def _no_head(self, metric: str) -> str:
+        return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
+
+    def _remarks(self) -> list[str]:
+        if self._settings in self._trained.settings or not self._trained.settings:
+            return []
+        asked, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
+        return [f"no label had these settings ({asked}), most had: {usual}"]
+
+    def _workload(self, batch_size: int) -> Workload:
+        kernels = None
+        if self._trained.heads.needs_kernels:
+            traced = self._subject.kernels(self._settings)
+            if isinstance(traced, str):
+                self._no_kernels = traced
+            else:
+                kernels = traced
+        return Workload(
+            graph=self._profile.graph.at(batch_size),
+            precision=self._settings.precision,
+            memory_format=self._settings.memory_format,
+            optimizer=self._settings.optimizer,
+            phase=self._phase,
+            step=self._profile.step,
+            kernels=kernels,
+        )
+
+    def _upper_mib(self, batch_size: int) -> float:
+        said = self.predict([self._workload(batch_size)])
+        return float(said.high[0, said.metrics.index("memory_mib")])
+
+    def _largest(self, limit_mib: float) -> int:
+        """The largest batch size whose upper bound stays below the limit."""
+        known = _LARGEST.setdefault(self._subject, {})
+        asked = (self._snapshot.id, self.device, self._phase, self._settings)
+        if asked not in known:
+            known[asked] = self._bisected(limit_mib)
+        return known[asked]
+
+    def _bisected(self, limit_mib: float) -> int:
+        fits, too_large = 0, 1
+        while too_large <= LARGEST_BATCH and self._upper_mib(too_large) <= limit_mib:
+            fits, too_large = too_large, 2 * too_large
+        while too_large - fits > 1 and fits:
+            middle = (fits + too_large) // 2
+            if self._upper_mib(middle) <= limit_mib:
+                fits = middle
+            else:
+                too_large = middle
+        return min(fits, LARGEST_BATCH, MAX_SIZE)
+
+
+def mig_profile(upper_mib: float) -> str | None:
+    """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
+    return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
+
+
+def _member(name: str, kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(
+            f"{name.replace('_', ' ')} is {value!r}; it must be one of: {', '.join(kind)}"
+        ) from None

@@ -1,0 +1,56 @@
+"""Which device is fastest, cheapest, large enough: the same model's predictions side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trappm.prediction.predict import Prediction
+
+
+LIKELY = 0.5
+"""A probability of running out of memory above this rules a device out."""
+
+
+def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | None]]:
+    """By model: the device of the shortest step, of the cheapest run, and of the surest fit.
+
+    None where fewer than two devices tell: nothing is compared then. Where the step more likely
+    than not does not fit, a device is neither fastest nor cheapest.
+    """
+    found: dict[str, dict[str, str | None]] = {}
+    for model in dict.fromkeys(one.model for one in predictions):
+        mine = [one for one in predictions if one.model == model]
+        full = {one.device for one in mine if (one.out_of_memory or 0.0) > LIKELY}
+        found[model] = {
+            "fastest": _least({p.device: p.step_time_ms for p in mine}, full),
+            "cheapest": _least({p.device: cheapest_usd(p) for p in mine}, full),
+            "fits best": _least({p.device: p.out_of_memory for p in mine}, set()),
+        }
+    return found
+
+
+def cheapest_usd(prediction: Prediction) -> float | None:
+    """Of the whole run where it is cheapest, or of a million samples where no run is given."""
+    if prediction.run is not None:
+        return prediction.run.offers[0].usd if prediction.run.offers else None
+    return usd_per_million(prediction)
+
+
+def usd_per_million(prediction: Prediction) -> float | None:
+    """What a million samples cost on the cheapest offer of the device."""
+    from trappm.prediction.costs import prices_of
+
+    prices = prices_of(prediction.device)
+    if prediction.samples_per_s is None or not prices:
+        return None
+    hours = 1e6 / prediction.samples_per_s / 3600
+    return hours * min(price.usd_per_hour for price in prices)
+
+
+def _least(values: dict[str, float | None], ruled_out: set[str]) -> str | None:
+    """The device of the least value, where two or more have one."""
+    known = {name: value for name, value in values.items() if value is not None}
+    able = [name for name in known if name not in ruled_out]
+    return min(able, key=lambda name: known[name]) if able and len(known) > 1 else None

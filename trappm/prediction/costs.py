@@ -1,0 +1,173 @@
+"""What a whole training costs: time, money, energy and CO2, from the cost of one step.
+
+Prices stand in `prices.yaml`, by cloud and GPU, each with the day it was noted on; a file of that
+name in TRAPPM_HOME takes its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.host.data_folder import data_folder
+
+FILE = "prices.yaml"
+MAX_BYTES = 1 << 20
+MAX_COUNT = 10**12
+"""Epochs, and samples of one."""
+MAX_CARBON_G_PER_KWH = 10_000
+_COLUMNS = {"cloud": str, "device": str, "usd_per_hour": (int, float), "noted": date, "source": str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One offer of one GPU."""
+
+    cloud: str
+    device: str
+    """The beginning of a device's key."""
+    usd_per_hour: float
+    """Of one GPU; instances with more are divided."""
+    noted: date
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a training costs somewhere."""
+
+    cloud: str
+    usd: float
+    low_usd: float
+    high_usd: float
+    usd_per_hour: float
+    noted: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """So many epochs of so many samples."""
+
+    epochs: int
+    samples: int
+    steps: int
+    hours: float
+    low_hours: float
+    """Bounds as of the step time's interval."""
+    high_hours: float
+    offers: tuple[Offer, ...]
+    """The cheapest first; none where no price of the device is known."""
+    energy_kwh: float | None
+    co2_kg: float | None
+
+
+def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
+    """Before anything is predicted; None is what was not asked.
+
+    Raises:
+        InputError: half of a run, or epochs, samples or carbon intensity that cannot be.
+    """
+    if (epochs is None) != (samples is None):
+        raise InputError("a whole run needs both epochs and samples (of one epoch)")
+    for name, value in (("epochs", epochs), ("samples", samples)):
+        if value is not None and not (type(value) is int and 1 <= value <= MAX_COUNT):
+            raise InputError(
+                f"{name} is {value!r}; it must be a whole number from 1 to {MAX_COUNT:,}"
+            )
+    carbon = carbon_g_per_kwh
+    if carbon is not None and not (
+        isinstance(carbon, int | float) and 0 <= carbon <= MAX_CARBON_G_PER_KWH
+    ):
+        raise InputError(
+            f"carbon intensity is {carbon!r} g/kWh; it must be 0 to {MAX_CARBON_G_PER_KWH:,}"
+        )
+
+
+def run_of(
+    *,
+    epochs: int,
+    samples: int,
+    batch_size: int,
+    step_time_ms: tuple[float, float, float],
+    energy_j: float | None,
+    carbon_g_per_kwh: float | None,
+    prices: tuple[Price, ...],
+) -> Run:
+    """The whole run; `step_time_ms` is the prediction and its bounds, `energy_j` is of a step."""
+    steps = epochs * -(-samples // batch_size)
+    hours, low, high = (steps * ms / 3.6e6 for ms in step_time_ms)
+    offers = [
+        Offer(
+            cloud=price.cloud,
+            usd=hours * price.usd_per_hour,
+            low_usd=low * price.usd_per_hour,
+            high_usd=high * price.usd_per_hour,
+            usd_per_hour=price.usd_per_hour,
+            noted=price.noted.isoformat(),
+        )
+        for price in sorted(prices, key=lambda p: p.usd_per_hour)
+    ]
+    energy = None if energy_j is None else steps * energy_j / 3.6e6
+    carbon = None
+    if energy is not None and carbon_g_per_kwh is not None:
+        carbon = energy * carbon_g_per_kwh / 1000
+    return Run(
+        epochs=epochs,
+        samples=samples,
+        steps=steps,
+        hours=hours,
+        low_hours=low,
+        high_hours=high,
+        offers=tuple(offers),
+        energy_kwh=energy,
+        co2_kg=carbon,
+    )
+
+
+def prices_of(device: str) -> tuple[Price, ...]:
+    """All offers of a device.
+
+    Raises:
+        InputError: the file of prices in TRAPPM_HOME cannot be read.
+    """
+    prices = _read(*prices_version())
+    return tuple(price for price in prices if device.startswith(price.device))
+
+
+def prices_version() -> tuple[Path, int, int]:
+    """The file that is in force, when it was changed (ns) and its size: other prices, another."""
+    own = data_folder() / FILE
+    path = own if own.is_file() else Path(__file__).parent / FILE
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes")
+        rows = load_yaml(data, str(path))["prices"]
+        return tuple(_price(row) for row in rows)
+    except (OSError, InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is no list of prices ({one_line(error)}); see docs/snapshots.md, or remove it"
+        ) from error
+
+
+def _price(row: dict[str, Any]) -> Price:
+    for name, kind in _COLUMNS.items():
+        if name not in row:
+            raise ValueError(f"an entry without {name}: {row}")
+        if not isinstance(row[name], kind):  # type: ignore[arg-type]
+            raise ValueError(f"{name} is {row[name]!r}")
+    if not 0 < row["usd_per_hour"] < 1e6:
+        raise ValueError(f"usd_per_hour is {row['usd_per_hour']}")
+    return Price(**{name: row[name] for name in _COLUMNS})

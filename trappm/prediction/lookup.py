@@ -1,0 +1,364 @@
+"""`trappm.lookup`: what a step costs, from the label store if it was measured, predicted if not.
+
+Labels are found by the hash of the graph: those of an ONNX file under whatever name they were
+measured. A graph is of a forward pass in evaluation mode and does not tell of dropout or frozen
+parameters, so a label of another architecture answers for a named one only where the profiles of
+both training steps are equal too; for a file, which has no such profile, the answer says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.errors import InputError, SnapshotError, TrappmError
+from trappm.profiler.records import Configuration, Protocol, Provenance
+from trappm.reports.label_frames import store_to_read
+
+if TYPE_CHECKING:
+    from trappm.prediction.predict import Prediction
+    from trappm.profiler.records.graph import GraphTemplate
+    from trappm.store import LabelRecord, Store
+
+Pair = tuple[str, int]
+
+_ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
+"""Labels that answer, the best first; simulated ones are no knowledge about a device."""
+
+_NEAREST = 3
+"""So many labelled settings are told where none fits."""
+
+_SETTINGS = ("precision", "memory_format", "optimizer", "phase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one training step costs, and how that is known; iterating gives time, memory, power."""
+
+    model: str
+    device: str
+    batch_size: int
+    source: str
+    """`measured`, `imported` or `predicted`."""
+    step_time_ms: float | None
+    memory_mib: float | None
+    memory_above_mib: float | None
+    """Memory ran out, and the step needs more than this."""
+    power_w: float | None
+    labels: tuple[LabelRecord, ...]
+    """All labels of this graph, batch size and device; the first one answers."""
+    prediction: Prediction | None
+    """If there is no label: what a snapshot says."""
+    remark: str | None = None
+    """What to mind about a label of another name, or what there is instead of one; else None."""
+
+    def __iter__(self) -> Iterator[float | None]:
+        return iter((self.step_time_ms, self.memory_mib, self.power_w))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with what tells apart: label ids, or the snapshot."""
+        labels = [
+            {"id": x.id, **x.configuration.to_dict(), "protocol": x.protocol,
+             "provenance": x.provenance.value, "step_time_ms": x.step_time_ms,
+             "memory_mib": x.memory_mib, "memory_above_mib": x.memory_above_mib,
+             "power_w": x.power_w}
+            for x in self.labels
+        ]  # fmt: skip
+        values = {name: getattr(self, name) for name in Answer.__dataclass_fields__}
+        prediction = None if self.prediction is None else self.prediction.to_dict()
+        snapshot = None if self.prediction is None else self.prediction.snapshot
+        label_id = self.labels[0].id if self.labels else None
+        return {
+            **values,
+            "label_id": label_id,
+            "snapshot": snapshot,
+            "labels": labels,
+            "prediction": prediction,
+        }
+
+
+def lookup(
+    model: str | Path,
+    *,
+    device: str,
+    batch_size: int | None = None,
+    input_size: int | None = None,
+    snapshot: str | Path | None = None,
+    measure: bool = False,
+    protocol: str | Protocol | None = None,
+    **settings: str,
+) -> Answer:
+    """What a step of a model costs: measured if the label store has it, predicted otherwise.
+
+    Args:
+        model: a timm name, or the path of an ONNX file.
+        device: its key.
+        batch_size: samples a step; by default the file's own, or 1.
+        input_size: pixels; by default the architecture's own, or what the file says.
+        snapshot: what predicts, as in `trappm.predict`.
+        measure: where there is no label, measure a timm architecture on this machine and keep the
+            result; instead of predicting.
+        protocol: for that, or its name; by default `quick` on CPU devices and `paper` on others.
+        settings: precision, memory_format, optimizer, phase; by default as `Configuration` has
+            them.
+
+    Raises:
+        UnknownArchitectureError: no such timm architecture.
+        ModelFileError: the file is not an ONNX model that we can read.
+        SnapshotError: there is no label, and no snapshot that could predict.
+        DeviceError: it is to be measured, and there is no such device here.
+        InputError: a size or setting that cannot be, or a file that is to be measured.
+        TrappmError: it was measured, and that gave no label.
+    """
+    asked = _Asked.about(model, batch_size, input_size, settings)
+    rule = _rule(protocol, device)
+    found = asked.labels(device)
+    if found:
+        return asked.answer(device, found)
+    if measure:
+        return asked.answer(device, [asked.measured(device, rule)])
+    return asked.predicted(device, snapshot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The question, with all that is known of the model."""
+
+    model: str
+    file: GraphTemplate | None
+    """What a file holds; None for an architecture."""
+    input_size: int | None
+    """As asked for."""
+    what: Configuration
+    """To measure, of an architecture; of a file only batch size and settings count."""
+
+    @classmethod
+    def about(
+        cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
+    ) -> _Asked:
+        from trappm.profiler.records import MAX_SIZE
+
+        for name, value in (("batch size", batch_size), ("input size", input_size)):
+            if value is not None and not 1 <= value <= MAX_SIZE:
+                raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
+        name = str(model)
+        if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
+            from trappm.prediction.subjects import subject_of
+
+            file = subject_of(Path(model), input_size=input_size).profile().graph
+            batch = batch_size or file.fixed_batch_size or 1
+            file.at(batch)  # or the file has another, fixed one
+            size = input_size or 1
+        else:
+            file, batch, size = None, batch_size or 1, input_size or _native_input_size(name)
+        what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
+        return cls(model=name, file=file, input_size=input_size, what=what)
+
+    def labels(self, device: str) -> list[LabelRecord]:
+        """The labels that answer, the best first."""
+        from trappm.store import NoLabelStoreError
+
+        try:
+            store = store_to_read()
+        except NoLabelStoreError:
+            return []
+        with store:
+            found = self._labels(store, device)
+        answering = [label for label in found if label.provenance in _ANSWERS]
+        return sorted(
+            answering,
+            key=lambda x: (
+                x.configuration.architecture != self.model,
+                _ANSWERS.index(x.provenance),
+                x.memory_above_mib is not None,
+                -x.id,
+            ),
+        )
+
+    def _labels(self, store: Store, device: str) -> list[LabelRecord]:
+        if self.file is not None:
+            return store.labels_of(self._pairs_of_file(self.file, store), self.what, device)
+        own = (self.model, self.what.input_size)
+        pairs = store.pairs_of_same_graph(*own)
+        if pairs:
+            profiles = store.step_profiles([own, *pairs])
+            step = profiles.get(own)
+        else:  # nobody has profiled it yet
+            found = store.labels_of([own], self.what, device)
+            if found:
+                return found
+            from trappm.profiler.static_profile import static_profile
+
+            profile = static_profile(*own)
+            pairs = store.pairs_of_graph(profile.graph.content_hash)
+            profiles = store.step_profiles(pairs)
+            step = None if profile.step is None else profile.step.to_bytes()
+        same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
+        return store.labels_of({own, *same}, self.what, device)
+
+    def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
+        """Architectures and input sizes with the graph of a file."""
+        wanted, batch = file.content_hash, file.fixed_batch_size
+        if batch is None:
+            return set(store.pairs_of_graph(wanted))
+        # The file knows one batch size only; which graphs that we have become it at that one?
+        pairs: set[Pair] = set()
+        for content_hash, data in store.graphs_of_size(len(file.operators)).items():
+            graph = type(file).from_bytes(data).at(batch)
+            if type(file).fixed(graph).content_hash == wanted:
+                pairs.update(store.pairs_of_graph(content_hash))
+        return pairs
+
+    def answer(self, device: str, labels: list[LabelRecord]) -> Answer:
+        best = labels[0]
+        measured = best.configuration.architecture
+        remark = None
+        if self.file is not None:
+            remark = (
+                f"measured as {measured}, which has the same graph; a file does not tell of "
+                "dropout or frozen parameters"
+            )
+        elif measured != self.model:
+            remark = f"measured as {measured}, which has the same graph and training step"
+        return Answer(
+            model=self.model,
+            device=device,
+            batch_size=self.what.batch_size,
+            source=best.provenance.value,
+            step_time_ms=best.step_time_ms,
+            memory_mib=best.memory_mib,
+            memory_above_mib=best.memory_above_mib,
+            power_w=best.power_w,
+            labels=tuple(labels),
+            prediction=None,
+            remark=remark,
+        )
+
+    def hints(self, device: str) -> list[str]:
+        """What there is on this device instead, and what a file could not be compared with."""
+        from trappm.store import NoLabelStoreError
+
+        try:
+            store = store_to_read()
+        except NoLabelStoreError:
+            return []
+        with store:
+            try:
+                alike = store.labelled_pairs(device, like=self.what)
+            except InputError as error:  # there is no such device; the nearest is told
+                return [str(error)]
+            hints = []
+            pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
+            names = [self.model] if self.file is None else [name for name, _ in pairs]
+            there = [
+                what for what in store.labelled_configurations(names, device)
+                if self.file is None or (what.architecture, what.input_size) in pairs
+            ]  # fmt: skip
+            if there:
+                nearest = sorted(there, key=self._distance)[:_NEAREST]
+                hints.append(f"the nearest labels there: {'; '.join(map(str, nearest))}")
+            if self.file is not None and (left := store.pairs_to_profile(alike)):
+                hints.append(
+                    f"{len(left):,} architectures with such labels there have no graph to compare "
+                    f"the file with, which this makes: trappm store profile --device {device}"
+                )
+        return hints
+
+    def _distance(self, other: Configuration) -> tuple[int, float, float]:
+        """How far another configuration of the same model is from what is asked."""
+        what = self.what
+        size = what.input_size if self.file is None else other.input_size
+        return (
+            sum(getattr(what, name) != getattr(other, name) for name in _SETTINGS),
+            abs(math.log(other.input_size / size)),
+            abs(math.log(other.batch_size / what.batch_size)),
+        )
+
+    def measured(self, device: str, rule: Protocol) -> LabelRecord:
+        """The label of a measurement taken now."""
+        if self.file is not None:
+            raise InputError(f"no label of {self.model} there, and only timm names can be measured")
+        from trappm.profiler.devices import open_device
+        from trappm.profiler.measuring.isolation import Measurer
+        from trappm.store import Home, Store
+
+        open_device(device)  # before anything is begun
+        with Store.open(Home.open().database_url) as store, Measurer() as measurer:
+            measurement = measurer.measure(self.what, device, rule)
+            recorded = store.record(measurement)
+            if recorded.label_id is not None:
+                return store.label(recorded.label_id)
+        where = f" in {measurement.failed_in}" if measurement.failed_in else ""
+        raise TrappmError(
+            f"measuring {self.what} on {device} ended as {measurement.outcome}{where}: "
+            f"{measurement.message}; the attempt is kept as number {recorded.measurement_id}"
+        )
+
+    def predicted(self, device: str, snapshot: str | Path | None) -> Answer:
+        from trappm.prediction.predict import predict
+
+        missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
+        hints = self.hints(device)
+        told = "".join(f" ({hint})" for hint in hints)
+        # What is left at its default is predicted as most labels of the device had it.
+        asked: Any = {
+            name: str(getattr(self.what, name)) for name in _SETTINGS
+            if getattr(self.what, name) != getattr(Configuration, name)
+        }  # fmt: skip
+        try:
+            prediction = predict(
+                self.model if self.file is None else Path(self.model),
+                batch_size=self.what.batch_size,
+                input_size=self.input_size,
+                device=device,
+                snapshot=snapshot,
+                **asked,
+            )
+        except SnapshotError as error:
+            raise SnapshotError(f"{missing}{told}, and no prediction: {error}") from error
+        others = [
+            f"{name} {getattr(prediction, name)}" for name in _SETTINGS
+            if getattr(prediction, name) != getattr(self.what, name)
+        ]  # fmt: skip
+        if others:
+            hints.append(f"predicted with {', '.join(others)}, as most labels there have it")
+        return Answer(
+            model=self.model,
+            device=device,
+            batch_size=prediction.batch_size,
+            source="predicted",
+            step_time_ms=prediction.step_time_ms,
+            memory_mib=prediction.memory_mib,
+            memory_above_mib=None,
+            power_w=prediction.power_w,
+            labels=(),
+            prediction=prediction,
+            remark="; ".join(hints) or None,
+        )
+
+
+def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
+    """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
+    from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from trappm.profiler.records import is_cpu_device
+    from trappm.store.query.suggestions import nearest
+
+    rule = protocol or ("quick" if is_cpu_device(device) else "paper")
+    if not isinstance(rule, str):
+        return rule
+    if rule not in PROTOCOLS:
+        raise InputError(f"no protocol is named {rule!r}; {nearest(rule, [*PROTOCOLS])}")
+    return protocol_named(rule)
+
+
+def _native_input_size(architecture: str) -> int:
+    from trappm.profiler.models.zoo import native_input_size
+
+    size = native_input_size(architecture)
+    if size is None:
+        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
+    return size

@@ -1,0 +1,153 @@
+"""Static profiles of models that were asked about, kept so that the next process need not trace.
+
+An entry is named by all that it depends on: the architecture or the file's content, the input size,
+and the versions of the libraries that traced it. Entries only ever save time: a damaged one is made
+again, a folder that cannot be written keeps none, and deleting it loses nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trappm.profiler.errors import InputError, ModelFileError, TrappmError
+from trappm.profiler.records import GraphTemplate
+
+if TYPE_CHECKING:
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.static_profile import StaticProfile
+
+FORMAT = 1
+"""Counted up when a profile says something else of the same model."""
+MAX_ENTRY_BYTES = 64 << 20
+_KERNELS_REFUSED = b"refused\n"
+
+
+@dataclass(frozen=True)
+class ProfileCache:
+    """One folder of entries."""
+
+    folder: Path
+
+    def profile(
+        self, key: tuple[object, ...], make: Callable[[], tuple[str, StaticProfile]]
+    ) -> tuple[str, StaticProfile]:
+        """The name and profile of a model, made if they are not there."""
+        path = self._path(key, "profile.json")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrappmError):
+            return profile_from_bytes(_bytes_of(path))
+        name, profile = make()
+        self._keep(path, profile_to_bytes(name, profile))
+        return name, profile
+
+    def kernels(
+        self, key: tuple[object, ...], make: Callable[[], KernelProfile]
+    ) -> KernelProfile | str:
+        """The kernels of a model, made if they are not there; or why there are none."""
+        from trappm.profiler.simulation.kernel_profile import KernelProfile
+
+        path = self._path(key, "kernels.npz")
+        with contextlib.suppress(OSError, TrappmError, UnicodeDecodeError):
+            data = _bytes_of(path)
+            if data.startswith(_KERNELS_REFUSED):
+                return data.removeprefix(_KERNELS_REFUSED).decode()
+            return KernelProfile.from_bytes(data)
+        try:
+            kernels = make()
+        except InputError:
+            raise
+        except TrappmError as error:
+            self._keep(path, _KERNELS_REFUSED + str(error).encode())
+            return str(error)
+        self._keep(path, kernels.to_bytes())
+        return kernels
+
+    def _path(self, key: tuple[object, ...], suffix: str) -> Path:
+        told = repr((FORMAT, *_versions(), *key))
+        return self.folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.{suffix}"
+
+    def _keep(self, path: Path, data: bytes) -> None:
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        with contextlib.suppress(OSError):  # the answer does not depend on it
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data)
+            part.replace(path)
+
+
+def content_key(path: Path) -> str:
+    """A hash of a file's bytes; a file that has not changed is not read again by this process.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
+    try:
+        status = path.stat()
+        return _content_hash(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@lru_cache(maxsize=4096)
+def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    return tuple(version(name) for name in ("trappm", "timm", "torch", "onnx"))
+
+
+def _bytes_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_ENTRY_BYTES + 1)
+    if len(data) > MAX_ENTRY_BYTES:
+        raise ValueError(f"{path} is larger than any profile")
+    return data
+
+
+def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
+    """A model's name and profile as JSON."""
+
+    def text(data: bytes | None) -> str | None:
+        return None if data is None else base64.b64encode(data).decode()
+
+    return json.dumps(
+        {
+            "name": name,
+            "graph": text(profile.graph.to_bytes()),
+            "step": text(None if profile.step is None else profile.step.to_bytes()),
+            "step_refusal": profile.step_refusal,
+            "step_source": profile.step_source.value,
+            "step_remark": profile.step_remark,
+        }
+    ).encode()
+
+
+def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
+    """What `profile_to_bytes` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError, TrappmError: it is damaged.
+    """
+    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.static_profile import StaticProfile, StepSource
+
+    entry = json.loads(data)
+    step = entry["step"]
+    return entry["name"], StaticProfile(
+        graph=GraphTemplate.from_bytes(base64.b64decode(entry["graph"])),
+        step=None if step is None else StepProfile.from_bytes(base64.b64decode(step)),
+        step_refusal=entry["step_refusal"],
+        step_source=StepSource(entry["step_source"]),
+        step_remark=entry["step_remark"],
+    )

@@ -1,0 +1,93 @@
+"""Which snapshot answers: one that is named, else the latest here, else the one that ships with us.
+
+Names are those of the local registry, the folder `snapshots` of TRAPPM_HOME; `default` is the one
+that ships with the package. Nothing here needs a network or the label store.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trappm.learner.snapshots.manifest import MANIFEST
+from trappm.profiler.errors import SnapshotError
+from trappm.profiler.host.data_folder import data_folder
+
+if TYPE_CHECKING:
+    from trappm.learner.snapshots.registry import Registry
+    from trappm.learner.snapshots.snapshot import Snapshot
+
+DEFAULT = "default"
+SHIPPED = Path(__file__).parents[1] / "shipped_snapshot"
+
+
+def local_registry() -> Registry:
+    """The registry of this machine."""
+    from trappm.learner.snapshots.registry import Registry
+
+    return Registry(data_folder() / "snapshots")
+
+
+def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
+    """The snapshots to ask, the first one first.
+
+    Args:
+        name: a folder, an alias or an id; None for the latest one and the shipped one after it.
+
+    Raises:
+        SnapshotError: there is none of that name, or it is damaged.
+    """
+    if name is not None:
+        return [_loaded(folder_of(name))]
+    shipped = _loaded(SHIPPED)
+    latest = local_registry_alias("latest")
+    if latest is None:
+        return [shipped]
+    try:
+        return [_loaded(latest), shipped]
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error}; --snapshot {DEFAULT} asks the one that ships with trappm"
+        ) from error
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of a snapshot.
+
+    Raises:
+        SnapshotError: there is none of that name.
+    """
+    if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
+        return Path(name)
+    if name == DEFAULT:
+        return SHIPPED
+    registry = local_registry()
+    try:
+        found = registry.resolve(name)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error}; {DEFAULT} is the one that ships with trappm, and trappm snapshot pull "
+            "brings those of other registries"
+        ) from error
+    registry.manifest(found)  # refuses one that stands under another one's name
+    return Path(registry.location) / found
+
+
+def local_registry_alias(alias: str) -> Path | None:
+    """Where an alias of the local registry leads; None if there is none of that name."""
+    registry = local_registry()
+    history = registry.history(alias)
+    return folder_of(history[-1].snapshot) if history else None
+
+
+def _loaded(folder: Path) -> Snapshot:
+    path = folder / MANIFEST
+    return _load(folder, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=8)
+def _load(folder: Path, _modified_ns: int) -> Snapshot:
+    from trappm.learner.snapshots.snapshot import load_snapshot
+
+    return load_snapshot(folder)

@@ -1,0 +1,198 @@
+"""What a question is about: a timm name, an ONNX file or a module, as predictors see it.
+
+A subject is checked at once and profiled when its profile is asked for. Names and files that were
+profiled before, by any process, need neither timm nor ONNX: `profile_cache` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction.profile_cache import ProfileCache, content_key
+from trappm.prediction.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.host.data_folder import data_folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trappm.profiler.models.model_input import Sample
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.static_profile import StaticProfile
+
+
+class Subject(ABC):
+    """A model that is asked about."""
+
+    name: str
+    batch_size: int | None = None
+    """Its own, where it has one that a question may leave out."""
+
+    @abstractmethod
+    def profile(self) -> StaticProfile:
+        """Raises TrappmError where no graph can be made of it."""
+
+    @abstractmethod
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        """The kernels of its steps, or why they cannot be traced."""
+
+
+def subject_of(
+    model: object,
+    *,
+    example_input: torch.Tensor | None = None,
+    input_size: int | None = None,
+) -> Subject:
+    """What `model` stands for, in the words of `trappm.predict`.
+
+    Raises:
+        InputError: not a model, or one that does not fit what is given beside it.
+        UnknownArchitectureError, ModelFileError: no such architecture or file.
+    """
+    if isinstance(model, str | Path):
+        if example_input is not None:
+            raise InputError("example_input is for modules; names and files know their input")
+        if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
+            return _file(Path(model), content_key(Path(model)), input_size, _profiles())
+        return _architecture(model, input_size, _profiles())
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}; give a timm name, an ONNX file, a module, "
+            "or a list of these"
+        )
+    if example_input is None or input_size is not None:
+        raise InputError(f"{type(model).__name__} is a module; give example_input, no input size")
+    from trappm.profiler.models.model_input import Sample
+
+    sample = Sample.from_example(model, example_input)
+    return _Module(model, sample, example_input.shape[0])
+
+
+class UnprofiledError(Exception):
+    """This process does not profile models by itself, and nobody has profiled this one yet."""
+
+
+def known_subject(key: tuple[object, ...]) -> Subject:
+    """A model that some process has profiled, by `name_key` or `file_key`; nothing is traced here.
+
+    Raises:
+        UnprofiledError: none has; so do the subject's `kernels` where those are not there.
+    """
+    return _known(key, _profiles())
+
+
+def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
+    """Profiles a model, and its kernels in these settings, for whoever asks `known_subject` next.
+
+    Raises:
+        TrappmError: what is wrong with the model.
+    """
+    subject = _Kept(key, _profiles(), tracer)
+    for row in settings:
+        subject.kernels(row)
+
+
+def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
+    """What profiles of a timm name are kept under."""
+    return "timm", name, input_size
+
+
+def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
+    """What profiles of a file with this content (see `content_key`) are kept under."""
+    return "file", digest, input_size
+
+
+class _Kept(Subject):
+    """A model that is the same for every process: its profiles are kept."""
+
+    def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
+        self._cache, self._key, self._tracer = cache, key, tracer
+        self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
+        self.name, self._profile = self._cache.profile(key, self._make)
+
+    def profile(self) -> StaticProfile:
+        return self._profile
+
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        layout = _layout(settings)
+        if layout not in self._kernels:
+            batch_size = self._profile.graph.fixed_batch_size
+            self._kernels[layout] = self._cache.kernels(
+                (*self._key, *layout), lambda: self._unprofiled.kernels(settings, batch_size)
+            )
+        return self._kernels[layout]
+
+    def _make(self) -> tuple[str, StaticProfile]:
+        return self._unprofiled.profile()
+
+    @property
+    def _unprofiled(self) -> Tracer:
+        if self._tracer is None:
+            raise UnprofiledError
+        return self._tracer
+
+
+class _Module(Subject):
+    """A module of the caller's own; nothing of it is kept."""
+
+    def __init__(self, module: nn.Module, sample: Sample, batch_size: int) -> None:
+        self.name, self.batch_size = type(module).__name__, batch_size
+        self._module, self._sample = module, sample
+
+    @cached_property
+    def _profile(self) -> StaticProfile:
+        from trappm.profiler.static_profile import static_profile
+
+        return static_profile(self._module, self._sample)
+
+    def profile(self) -> StaticProfile:
+        return self._profile
+
+    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
+
+        try:
+            return kernel_profile(
+                self._module,
+                self._sample,
+                precision=settings.precision,
+                memory_format=settings.memory_format,
+            )
+        except TrappmError as error:
+            return str(error)
+
+
+@lru_cache(maxsize=64)
+def _architecture(name: str, input_size: int | None, cache: ProfileCache) -> Subject:
+    return _Kept(name_key(name, input_size), cache, NameTracer(name, input_size))
+
+
+@lru_cache(maxsize=64)
+def _file(path: Path, digest: str, input_size: int | None, cache: ProfileCache) -> Subject:
+    tracer = OutsideTracer(own_process(), FileTracer(str(path), input_size), str(path))
+    subject = _Kept(file_key(digest, input_size), cache, tracer)
+    subject.name = str(path)
+    return subject
+
+
+@lru_cache(maxsize=256)
+def _known(key: tuple[object, ...], cache: ProfileCache) -> Subject:
+    return _Kept(key, cache, None)
+
+
+def _profiles() -> ProfileCache:
+    return ProfileCache(data_folder() / "profiles")
+
+
+def _layout(settings: StepSettings) -> tuple[str, str]:
+    """What kernels depend on."""
+    return settings.precision.value, settings.memory_format.value

@@ -1,0 +1,335 @@
+"""Finds out about models that nobody has asked about before: here, or in a process of their own.
+
+A file that anyone may have made is looked at in a fork of a warm process that can be ended, with
+limits of time and memory, without this process's environment and in an empty folder; so is whatever
+a server is asked about. What comes back are bytes: profiles, or one line of what is wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import resource
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction.profile_cache import profile_from_bytes, profile_to_bytes
+from trappm.profiler import errors
+from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
+from trappm.profiler.host.forks import ForkServer, ForkServerError
+from trappm.profiler.records import MemoryFormat, Optimizer, Precision
+
+if TYPE_CHECKING:
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.static_profile import StaticProfile
+
+FOR_FILES = (
+    "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
+    "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
+    "trappm.profiler.simulation.kernel_profile",
+)  # fmt: skip
+"""What looking at a file imports; a fork finds it warm."""
+FOR_NAMES = ("trappm.profiler.models.zoo",)
+
+TIMEOUT_S = 120.0
+MEMORY_MIB = 2048
+_FILE_MEMORY_MIB = 1024
+"""Of a file, at most: it has shapes only, while a model of timm has its weights."""
+_COPIES = 3
+"""Of a file's bytes that reading it may make, beside the memory above."""
+_MAX_WRITTEN_BYTES = 1 << 20
+_MAX_OPEN_FILES = 64
+_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV")
+
+
+class TracingTimeoutError(ModelFileError):
+    """Looking at a model took longer than it may, and was ended."""
+
+
+class Deadline:
+    """Until when anybody waits for what is found out; that may end sooner."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._ended = seconds, False
+        self.start()
+
+    def start(self) -> None:
+        """From now on the time counts."""
+        self._until = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        self._ended = True
+
+    @property
+    def at_s(self) -> float:
+        """In seconds of `time.monotonic`."""
+        return 0.0 if self._ended else self._until
+
+
+class Tracer(ABC):
+    """Profiles one model."""
+
+    @abstractmethod
+    def profile(self) -> tuple[str, StaticProfile]:
+        """The model's name and profile.
+
+        Raises:
+            TrappmError: what is wrong with it.
+        """
+
+    @abstractmethod
+    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+        """The kernels of its steps; the batch size is that of a file that has but one.
+
+        Raises:
+            TrappmError: why they cannot be traced.
+        """
+
+
+@dataclass(frozen=True)
+class NameTracer(Tracer):
+    """Of a timm architecture, in this process."""
+
+    model: str
+    input_size: int | None
+
+    def profile(self) -> tuple[str, StaticProfile]:
+        from trappm.profiler.models.zoo import check
+        from trappm.profiler.static_profile import static_profile
+
+        name = check(self.model)
+        return name, static_profile(name, self._size(name))
+
+    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+        from trappm.profiler.models.zoo import check
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
+
+        name = check(self.model)
+        return kernel_profile(
+            name,
+            self._size(name),
+            precision=settings.precision,
+            memory_format=settings.memory_format,
+        )
+
+    def _size(self, name: str) -> int:
+        from trappm.profiler.models.zoo import native_input_size
+
+        size = native_input_size(name) if self.input_size is None else self.input_size
+        if size is None:
+            raise InputError(f"timm names no input size for {name}; give one, such as 224")
+        return size
+
+
+@dataclass(frozen=True)
+class FileTracer(Tracer):
+    """Of an ONNX file, in this process: for files that can be trusted."""
+
+    model: str
+    input_size: int | None
+
+    def profile(self) -> tuple[str, StaticProfile]:
+        from trappm.profiler.static_profile import file_profile
+
+        return Path(self.model).name, file_profile(Path(self.model), self.input_size)
+
+    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+        from trappm.profiler.simulation.kernel_profile import kernel_profile
+        from trappm.profiler.static_profile import rebuilt
+
+        module, sample = rebuilt(Path(self.model), self.input_size)
+        return kernel_profile(
+            module,
+            sample,
+            precision=settings.precision,
+            memory_format=settings.memory_format,
+            batch_size=batch_size,
+        )
+
+
+@dataclass(frozen=True)
+class OutsideTracer(Tracer):
+    """Does in a process of its own what another tracer would do here."""
+
+    process: TracingProcess
+    inner: NameTracer | FileTracer
+    name: str
+    """For messages."""
+    deadline: Deadline | None = None
+    """For all that is asked; else each look has its own."""
+
+    def profile(self) -> tuple[str, StaticProfile]:
+        return profile_from_bytes(self._look(None))
+
+    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+        from trappm.profiler.simulation.kernel_profile import KernelProfile
+
+        layout = [settings.precision, settings.memory_format, settings.optimizer]
+        return KernelProfile.from_bytes(self._look({"settings": layout, "batch_size": batch_size}))
+
+    def _look(self, kernels: Mapping[str, Any] | None) -> bytes:
+        is_file = isinstance(self.inner, FileTracer)
+        model = os.path.abspath(self.inner.model) if is_file else self.inner.model
+        request = {
+            "model": model, "is_file": is_file, "input_size": self.inner.input_size,
+            "kernels": kernels,
+        }  # fmt: skip
+        return self.process.look(request, self.name, self.deadline)
+
+
+class TracingProcess:
+    """A warm process to fork from, started when it is first needed; it looks at one at a time."""
+
+    def __init__(
+        self,
+        preload: Sequence[str] = FOR_FILES,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        memory_mib: int = MEMORY_MIB,
+        advice: str = "",
+    ) -> None:
+        """With `advice`: what to do about a model that takes too long."""
+        self._timeout_s, self._memory_mib, self._advice = timeout_s, memory_mib, advice
+        self._folder = tempfile.TemporaryDirectory(prefix="trappm-tracing-")
+        kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT}
+        kept |= {k: v for k, v in os.environ.items() if k.startswith(("LC_", "PYTHON"))}
+        self._server = ForkServer(preload, environment=kept, folder=self._folder.name)
+        self._turn = threading.Lock()
+
+    def start(self) -> None:
+        """Raises ForkServerError: it cannot be started."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Ends it with whatever it looks at. May be called again, and it may be asked again."""
+        self._server.stop()
+
+    def abandon(self, deadline: Deadline) -> None:
+        """Ends the look that has this deadline, whichever thread waits for it."""
+        deadline.end()
+        self._server.interrupt()
+
+    def look(self, request: Mapping[str, Any], name: str, deadline: Deadline | None) -> bytes:
+        """What a fork finds out.
+
+        Raises:
+            TracingTimeoutError: it took too long, and was ended.
+            ModelFileError: it needed more memory than it may have, or ended its process.
+            TrappmError: what is wrong with the model.
+            ForkServerError: the process to fork from failed.
+        """
+        with self._turn:
+            self._server.begin()
+            import torch  # noqa: F401  # meanwhile: whoever asks needs it for the answer
+
+            self._server.start()
+            until = deadline or Deadline(self._timeout_s)
+            try:
+                return self._look({**request, **self._limits(request)}, name, until)
+            except ForkServerError:
+                self._server.stop()  # what it says next would not be about the next model
+                raise
+            except TrappmError:
+                raise
+            except BaseException:  # nobody waits for it any more
+                self._server.stop()
+                raise
+
+    def _limits(self, request: Mapping[str, Any]) -> dict[str, int]:
+        size, mib = 0, self._memory_mib
+        if request["is_file"]:
+            size, mib = os.stat(request["model"]).st_size, min(mib, _FILE_MEMORY_MIB)
+        return {
+            "memory_bytes": (mib << 20) + _COPIES * size,
+            "cpu_s": int(self._timeout_s) + 1,
+        }
+
+    def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
+        told: Mapping[str, Any] = {}
+        child = self._server.fork("trappm.prediction.tracing:look", dict(request))
+        try:
+            for told in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
+                pass
+        except TimeoutError:
+            child.kill()
+            raise TracingTimeoutError(
+                f"looking at {name} took more than {self._timeout_s:g} s, and was ended"
+                + self._advice
+            ) from None
+        finally:
+            child.close()
+        if "error" in told:
+            kind = getattr(errors, str(told["error"]), TrappmError)
+            raise kind(str(told["message"]).replace(request["model"], name))
+        if "found" not in told:
+            raise ModelFileError(
+                f"looking at {name} ended its process ({child.exit_code}): it needs more than "
+                f"{request['memory_bytes'] >> 20:,} MiB, or breaks a library"
+            )
+        return base64.b64decode(told["found"])
+
+
+def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Profiles what the request names, in a process of its own, and sends what it found."""
+    import torch
+
+    confine(request["memory_bytes"], request["cpu_s"])
+    torch.set_num_threads(1)
+    model = request["model"]
+    tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
+    try:
+        found = _found(tracer, request["kernels"])
+    except TrappmError as error:
+        send({"error": type(error).__name__, "message": str(error)})
+    except MemoryError:
+        mib = request["memory_bytes"] >> 20
+        send({"error": "ModelFileError", "message": f"{model} needs more than {mib:,} MiB"})
+    except Exception as error:  # a file may hold anything
+        reason = f"{model} cannot be read: unexpected {type(error).__name__} ({one_line(error)})"
+        send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
+    else:
+        send({"found": base64.b64encode(found).decode()})
+
+
+def confine(memory_bytes: int, cpu_s: int) -> None:
+    """Limits this process: memory beside what it has, CPU time, what it writes and opens."""
+    from trappm.profiler.host.procfs import memory_status_kib
+
+    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + memory_bytes)
+    _limit(resource.RLIMIT_CPU, cpu_s)
+    _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
+    _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _found(tracer: Tracer, kernels: Mapping[str, Any] | None) -> bytes:
+    if kernels is None:
+        return profile_to_bytes(*tracer.profile())
+    precision, memory_format, optimizer = kernels["settings"]
+    settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
+    return tracer.kernels(settings, kernels["batch_size"]).to_bytes()
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+_OWN: dict[int, TracingProcess] = {}
+_OWN_LOCK = threading.Lock()
+
+
+def own_process() -> TracingProcess:
+    """The one that this process looks at files with; a fork of it has another."""
+    with _OWN_LOCK:
+        pid = os.getpid()
+        if pid not in _OWN:
+            _OWN[pid] = TracingProcess()
+        return _OWN[pid]

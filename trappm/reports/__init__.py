@@ -1,0 +1,1 @@
+"""What campaigns, pools and labels amount to, as plain values."""

@@ -1,0 +1,233 @@
+"""Why a campaign measured what it measured, what it would measure next, and where that lies.
+
+Reasons were stored with the assignments when they were chosen. What is wanted next is chosen anew
+from what the store knows now, by the campaign's strategy and its cached encoder, without measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trappm.profiler.errors import InputError
+from trappm.terminal.png_figures import new_figure, save_png
+from trappm.terminal.tables import console, print_table
+
+if TYPE_CHECKING:
+    from trappm.cluster.campaign.spec import CampaignSpec
+    from trappm.profiler.records import Configuration
+    from trappm.store import Assignment, CampaignRecord, Home, Store
+
+KINDS = ("pool", "held out", "labelled", "pending", "wanted")
+"""Of the points of a map; later ones lie over earlier ones."""
+_MARKS = {"pool": "·", "held out": ":", "labelled": "o", "pending": "?", "wanted": "X"}
+_COLOURS = {
+    "pool": "#cccccc",
+    "held out": "#999999",
+    "labelled": "#1f77b4",
+    "pending": "#ff7f0e",
+    "wanted": "#d62728",
+}
+_REASONS = {
+    "uncertainty": "uncertainty",
+    "distance_to_nearest_label": "distance",
+    "predicted_step_time_ms": "step_time_ms",
+    "probability_of_failure": "P(fails)",
+    "variance_reduction": "teaches",
+    "representation": "stands for",
+    "rank_under_random": "random_rank",
+}
+"""Reasons that a table shows, and their headings."""
+
+
+def explain(
+    store: Store, home: Home, campaign_id: str, *, device: str | None, count: int
+) -> dict[str, Any]:
+    """The choices of a campaign on one device with their reasons, the latest first.
+
+    Args:
+        store: with the campaign.
+        home: whose folder of the campaign has its encoder.
+        campaign_id: of the campaign.
+        device: one of the campaign's; by default its source.
+        count: how many of the next picks to tell.
+
+    Returns:
+        campaign, device, strategy, chosen (a list of configuration, round, state, reason),
+        wanted (configuration, reason), map (x, y, kind of each configuration of the pool).
+
+    Raises:
+        InputError: the campaign has no such device, or has not encoded its pool yet.
+    """
+    from trappm.cluster.launch import spec_of
+
+    campaign = store.campaign(campaign_id)
+    spec = spec_of(campaign)
+    chosen_device = device or spec.devices.source
+    if chosen_device not in spec.devices.keys:
+        raise InputError(
+            f"campaign {campaign.id} does not measure on {chosen_device!r}; "
+            f"it does on: {', '.join(spec.devices.keys)}"
+        )
+    assigned = store.assignments(campaign.id, device=chosen_device)
+    acquired = [a for a in assigned if a.role == "train"]
+    pool = store.campaign_pool(campaign.id)
+    wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
+    return {
+        "campaign": campaign.id,
+        "device": chosen_device,
+        "strategy": spec.strategy,
+        "chosen": [
+            {
+                "configuration": str(a.configuration),
+                "round": a.round_number,
+                "state": str(a.state),
+                "reason": dict(a.reason),
+            }
+            for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
+        ],
+        "wanted": [
+            {"configuration": str(configuration), "reason": dict(reason)}
+            for configuration, reason in wanted
+        ],
+        "map": _map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
+    }
+
+
+def _next(
+    store: Store,
+    home: Home,
+    campaign: CampaignRecord,
+    spec: CampaignSpec,
+    device: str,
+    count: int,
+) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """What the strategy would pick now, and the embeddings of the pool."""
+    from trappm.cluster.campaign.planner import Planner
+    from trappm.cluster.learning.campaign_learner import CampaignLearner
+    from trappm.cluster.learning.learner_thread import training_labels
+    from trappm.cluster.profiles.kernel_profiles import KernelCache
+
+    cache = home.campaigns / campaign.id
+    if not list(cache.glob("encoder-*.safetensors")):
+        raise InputError(
+            f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
+        )
+    pool = store.campaign_pool(campaign.id)
+    pairs = {(c.architecture, c.input_size) for c, _ in pool}
+    templates = store.graph_templates(pairs)
+    learner = CampaignLearner(
+        preset=spec.learner,
+        strategy=spec.strategy,
+        source=spec.devices.source,
+        seed=spec.seed,
+        cache=cache,
+    )
+    planner = Planner(store, campaign.id, spec)
+    learner.set_pool(
+        [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
+        lambda done, total: None,
+        store.step_profiles(pairs),
+        planner.known_kernels(KernelCache(home.kernel_profiles)),
+    )
+    if labels := training_labels(store, campaign.id).labels:
+        learner.fit(labels, lambda done, total: None)
+    number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
+    choices = learner.choose(planner.request(device, number, count))
+    by_id = {c.id: c for c, _ in pool}
+    return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings
+
+
+def _map(
+    pool: Sequence[tuple[Configuration, bool]],
+    assigned: Sequence[Assignment],
+    wanted: set[str],
+    embeddings: np.ndarray[Any, np.dtype[np.float32]],
+) -> list[dict[str, Any]]:
+    """The two directions in which the embeddings differ most."""
+    from trappm.learner.acquisition.similarity import components
+
+    directions = components(embeddings)[:, :2]
+    points = (embeddings - embeddings.mean(axis=0)) @ directions
+    points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
+    states = {a.configuration.id: str(a.state) for a in assigned}
+
+    def kind(configuration: Configuration, held_out: bool) -> str:
+        if configuration.id in wanted:
+            return "wanted"
+        state = states.get(configuration.id)
+        if state in {"open", "leased"}:
+            return "pending"
+        if state == "done":
+            return "labelled"
+        return "held out" if held_out else "pool"
+
+    return [
+        {
+            "configuration": str(c),
+            "x": round(float(x), 4),
+            "y": round(float(y), 4),
+            "kind": kind(c, held_out),
+        }
+        for (c, held_out), (x, y) in zip(pool, points, strict=True)
+    ]
+
+
+def print_explanation(facts: Mapping[str, Any], most: int) -> None:
+    """Tables of what was chosen and what is wanted next, and the map as text."""
+    columns = ["configuration", "round", "state", *_REASONS.values()]
+    rows = [[x["configuration"], x["round"], x["state"], *_told(x)] for x in facts["chosen"][:most]]
+    if rows:
+        print_table(f"chosen on {facts['device']} by {facts['strategy']}", columns, rows)
+    if facts["wanted"]:
+        rows = [[x["configuration"], *_told(x)] for x in facts["wanted"]]
+        print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
+    console().print(_drawing(facts["map"]), markup=False, soft_wrap=True)
+
+
+def _told(one: Mapping[str, Any]) -> list[Any]:
+    return [one["reason"].get(name) for name in _REASONS]
+
+
+def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(76, 22)
+    for kind in KINDS:
+        some = [p for p in points if p["kind"] == kind]
+        if some:
+            plotext.scatter(
+                [p["x"] for p in some], [p["y"] for p in some], marker=_MARKS[kind], label=kind
+            )
+    plotext.title("the pool in the embedding space, first two principal components")
+    text: str = plotext.uncolorize(plotext.build())
+    return text
+
+
+def draw_map(facts: Mapping[str, Any], path: Path) -> None:
+    """The map as a PNG file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    figure = new_figure(8, 6)
+    axes = figure.subplots()
+    for kind in KINDS:
+        some = [p for p in facts["map"] if p["kind"] == kind]
+        axes.scatter(
+            [p["x"] for p in some],
+            [p["y"] for p in some],
+            s=10 if kind in KINDS[:2] else 36,
+            color=_COLOURS[kind],
+            label=f"{kind} ({len(some)})",
+        )
+    axes.legend()
+    axes.set_title(f"campaign {facts['campaign']} on {facts['device']}: embedding space")
+    axes.set_xlabel("first principal component")
+    axes.set_ylabel("second")
+    save_png(figure, path, dpi=130)

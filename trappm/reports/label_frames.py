@@ -1,0 +1,87 @@
+"""`trappm.labels`: the label store as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from trappm.store import Home, Store
+
+
+def labels(
+    *,
+    by: Sequence[str] = (),
+    statistics: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    **filters: Any,
+) -> pd.DataFrame:
+    """Labels (or attempts to measure), or statistics of them by group.
+
+    >>> trappm.labels(family="resnet", device="a100", sort="-memory_mib", limit=10)
+    >>> trappm.labels(device="a100", by=["family"], statistics=["count", "median", "p95"])
+    >>> trappm.labels(outcome="oom", since="7d", columns=["architecture", "batch_size", "message"])
+
+    Args:
+        by: columns whose values make a group; asks for statistics.
+        statistics: count, mean, std, min, median, max, p1 to p99; count and mean by default.
+        columns: which; of statistics, the metrics that they are of.
+        sort: a column; with a leading `-` the largest first, missing values last.
+        limit: rows at most.
+        filters: architecture (a name or glob), family, device, batch_size, input_size, precision,
+            memory_format, optimizer, phase, protocol, metric, outcome (or `any`; asks for
+            attempts), provenance, campaign, since, until: as `store.LabelFilter`.
+
+    Returns:
+        One row for each label, in the columns of `trappm labels query`. Times are in UTC, what is
+        missing is NaN or None.
+
+    Raises:
+        InputError: there is no label store, or no such column, statistic or name.
+        StoreError: the label store cannot be read.
+    """
+    from trappm.store import LabelFilter
+    from trappm.store.query.tables import check_columns, check_statistics
+
+    wanted = LabelFilter(**filters)
+    if by or statistics:
+        statistics = statistics or ("count", "mean")
+        check_statistics(wanted, by, statistics, columns, sort)  # before there need be a store
+        with store_to_read() as store:
+            return store.summarize_labels(
+                wanted, by=by, statistics=statistics, columns=columns, sort=sort, limit=limit
+            )
+    sort = sort or "architecture"
+    check_columns(wanted, columns, sort)
+    with store_to_read() as store:
+        return store.query_labels(wanted, columns=columns, sort=sort, limit=limit)
+
+
+def store_to_read(home: Home | None = None) -> Store:
+    """The label store of the data folder, which need not be writable; nothing is made.
+
+    Raises:
+        NoLabelStoreError: there is none yet.
+        StoreError: it cannot be read.
+    """
+    from trappm.store import Home, Store
+
+    return Store.open_to_read((home or Home.find()).database_url)
+
+
+def store_or_none_yet(home: Home) -> Store:
+    """As `store_to_read`; an empty one in memory where there is none yet, for lists of what is.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    from trappm.store import NoLabelStoreError, Store
+
+    try:
+        return store_to_read(home)
+    except NoLabelStoreError:
+        return Store.open("sqlite://")

@@ -1,0 +1,174 @@
+"""From questions to answers: snapshots, what was answered before, the thread and the processes.
+
+An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
+What is not remembered goes to the one thread that asks heads (`batching`), and a model that nobody
+has profiled first to a process of its own (`tracing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from trappm.prediction.answering import Question, answers
+from trappm.prediction.costs import prices_version
+from trappm.prediction.subjects import UnprofiledError, known_subject, name_key
+from trappm.profiler.errors import InputError, TrappmError
+from trappm.serving.answers.batching import Batcher
+from trappm.serving.answers.snapshots import LoadedSnapshots
+from trappm.serving.answers.tracing import Model, Tracers
+from trappm.serving.answers.turns import Shared
+from trappm.serving.metrics import Metrics
+from trappm.serving.schemas import Settings
+from trappm.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import StepSettings
+    from trappm.prediction.predict import Prediction
+
+MAX_KNOWN = 4096
+"""Answers that are remembered: some 10 kB each."""
+MAX_BATCH = 32
+_AT_ONCE = 16
+"""Predictions of one request under way, so that others get a turn in between."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One prediction to make."""
+
+    question: Question
+    model: Model
+    device: str
+    client: str
+    """Who asks: each gets a turn."""
+
+
+class Answer(NamedTuple):
+    """A prediction, and how it is written."""
+
+    prediction: Prediction
+    json: bytes
+
+
+class Answerer:
+    """Belongs to one event loop."""
+
+    def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
+        """Raises SnapshotError: there is no such snapshot, or it is damaged."""
+        self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
+        self._metrics = metrics
+        self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
+        self._under_way: Shared[Answer] = Shared()
+        self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
+        self._tracers = Tracers(
+            settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
+        )
+
+    async def predict(self, asked: Settings, models: Sequence[Model], client: str) -> list[Answer]:
+        """All devices of the first model, then those of the next; `client` is who asks.
+
+        Raises:
+            TrappmError: as `trappm.predict`, and those of `tracing`.
+        """
+        snapshots = await self.snapshots.named(asked.snapshot)
+        question = Question(**asked.for_question(), snapshots=snapshots)
+        devices = question.device_keys(asked.device, asked.devices)
+        traced = question.settings_traced(devices)
+        about = (tuple(one.id for one in snapshots), tuple(asked.for_question().values()))
+        prices = prices_version() if asked.epochs is not None else None
+        jobs = [_Job(question, model, device, client) for model in models for device in devices]
+        found: list[Answer] = []
+        for start in range(0, len(jobs), _AT_ONCE):
+            some = jobs[start : start + _AT_ONCE]
+            if len(some) == 1:
+                found.append(await self._answer((*about, prices), some[0], traced))
+            else:
+                found += await asyncio.gather(
+                    *(self._answer((*about, prices), job, traced) for job in some)
+                )
+        return found
+
+    def close(self) -> None:
+        self._batcher.close()
+        self._tracers.close()
+
+    async def _answer(
+        self, about: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
+    ) -> Answer:
+        key = (*about, job.model.name, job.model.key, job.device)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            self._metrics.known.inc()
+            return known
+        return await self._under_way.wait(key, lambda: self._find(key, job, traced))
+
+    async def _find(
+        self, key: tuple[object, ...], job: _Job, traced: Sequence[StepSettings]
+    ) -> Answer:
+        try:
+            answer = await self._batcher.submit(job)
+        except UnprofiledError:
+            await self._trace(job, traced)
+            try:
+                answer = await self._batcher.submit(job)
+            except UnprofiledError:
+                raise TrappmError(
+                    "what was found out about the model could not be kept; make the folder "
+                    "profiles of TRAPPM_HOME writable"
+                ) from None
+        self._known[key] = answer
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return answer
+
+    async def _trace(self, job: _Job, traced: Sequence[StepSettings]) -> None:
+        outcome = "failed"
+        try:
+            await self._tracers.trace(job.model, traced, job.client)
+            outcome = "done"
+        finally:
+            self._metrics.traces.labels(outcome).inc()
+
+    def _work(self, jobs: Sequence[_Job]) -> list[Answer | Exception]:
+        """All together; if that fails, one by one, so that each gets its own error."""
+        self._metrics.batch_size.observe(len(jobs))
+        try:
+            return list(_answers(jobs))
+        except Exception as error:
+            if len(jobs) == 1:
+                return [error]
+        return [result for job in jobs for result in self._alone(job)]
+
+    @staticmethod
+    def _alone(job: _Job) -> list[Answer | Exception]:
+        try:
+            return list(_answers([job]))
+        except Exception as error:
+            return [error]
+
+
+def named_model(name: str, input_size: int | None) -> Model:
+    """A timm name.
+
+    Raises:
+        InputError: it looks like a path: the server opens no files of its own for callers.
+    """
+    if "/" in name or "\\" in name or name.endswith(".onnx"):
+        raise InputError(
+            f"{name!r} is no timm name, and this server reads no files by path; upload the file as "
+            "the field 'file' of a form (multipart/form-data)"
+        )
+    return Model(name=name, key=name_key(name, input_size), input_size=input_size)
+
+
+def _answers(jobs: Sequence[_Job]) -> Iterable[Answer]:
+    asks = [(job.question, known_subject(job.model.key), job.device) for job in jobs]
+    for job, found in zip(jobs, answers(asks), strict=True):
+        said = found if job.model.path is None else replace(found, model=job.model.name)
+        yield Answer(said, json.dumps(said.to_dict(), default=str).encode())

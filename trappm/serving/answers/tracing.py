@@ -1,0 +1,134 @@
+"""Models that nobody has asked about before, looked at in processes of their own (`tracing`).
+
+So many at once, and so many that wait, client by client (`turns`). What is found out goes into the
+cache of TRAPPM_HOME (`profile_cache`), where the server then finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction.subjects import traced
+from trappm.prediction.tracing import (
+    FOR_FILES,
+    FOR_NAMES,
+    Deadline,
+    FileTracer,
+    NameTracer,
+    OutsideTracer,
+    TracingProcess,
+    TracingTimeoutError,
+)
+from trappm.profiler.host.forks import ForkServerError
+from trappm.serving.answers.turns import Shared, Turns
+from trappm.serving.problems import ServingError, TimeoutExceededError
+
+_ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
+_log = logging.getLogger("trappm.serving")
+MAX_WAITING = 64
+"""Traces that wait for a process; more are told to come back."""
+MAX_OF_CLIENT = 16
+"""Of them, one client's."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a question is about, as a caller named it or sent it."""
+
+    name: str
+    """A timm name, or what the caller calls the file."""
+    key: tuple[object, ...]
+    """Under which its profiles are kept."""
+    input_size: int | None
+    upload: Any = None
+    """Whoever holds it keeps the uploaded file in place."""
+    path: Path | None = None
+    """Of the uploaded file."""
+
+
+class Tracers:
+    """So many processes, each started when it is first needed; belongs to one event loop."""
+
+    def __init__(self, processes: int, timeout_s: float, memory_mib: int) -> None:
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="trappm-traces")
+        self._all = [
+            TracingProcess(
+                (*FOR_FILES, *FOR_NAMES),
+                timeout_s=timeout_s,
+                memory_mib=memory_mib,
+                advice=_ADVICE,
+            )
+            for _ in range(processes)
+        ]
+        self._idle = list(self._all)
+        self._turns = Turns(processes, MAX_WAITING, MAX_OF_CLIENT)
+        self._at_work: Shared[None] = Shared()
+
+    async def trace(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
+        """Profiles the model, and its kernels in these settings; who asks for the same joins in.
+
+        It ends with the last one who waits for it.
+
+        Raises:
+            BusyError: too many others wait already.
+            TimeoutExceededError: it took too long, and was ended.
+            TrappmError: what was found wrong with it.
+        """
+        rows = tuple(settings)
+        await self._at_work.wait((model.key, rows), lambda: self._in_turn(model, rows, client))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._all:
+            with contextlib.suppress(OSError):  # its thread sees it end, too
+                process.stop()
+
+    async def _in_turn(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
+        async with self._turns.turn(client):
+            process, deadline = self._idle.pop(), Deadline(self._timeout_s)
+            loop = asyncio.get_running_loop()
+            looking = loop.run_in_executor(
+                self._threads, self._trace, process, deadline, model, settings
+            )
+            try:
+                await asyncio.shield(looking)
+            except asyncio.CancelledError:
+                process.abandon(deadline)
+                await asyncio.wait([looking])  # so that nobody gets a process at work
+                raise
+            finally:
+                self._idle.append(process)
+
+    def _trace(
+        self,
+        process: TracingProcess,
+        deadline: Deadline,
+        model: Model,
+        settings: Sequence[StepSettings],
+    ) -> None:
+        try:
+            process.start()  # its time is not the model's
+            deadline.start()
+            inner = (
+                NameTracer(model.name, model.input_size)
+                if model.path is None
+                else FileTracer(str(model.path), model.input_size)
+            )
+            traced(model.key, OutsideTracer(process, inner, model.name, deadline), settings)
+        except TracingTimeoutError as error:
+            raise TimeoutExceededError(str(error)) from None
+        except ForkServerError as error:
+            _log.error("a process that looks at models failed: %s", error)
+            raise ServingError(
+                f"{model.name} could not be looked at: the process for it failed; the server's log "
+                "says why"
+            ) from error

@@ -1,0 +1,65 @@
+"""What a running campaign shows: news as lines, and below them a bar with the time still to go."""
+
+from __future__ import annotations
+
+import datetime
+
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.terminal.progress_bar import LiveBar
+
+
+class Display(LiveBar):
+    """Shows a campaign's progress; on a screen with a live bar, into a file as lines only."""
+
+    def __init__(self, campaign_id: str, spec: CampaignSpec) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}"),
+        )
+        self._task = self._bar.add_task("starting Ray", total=None, eta="")
+        self._stage = ""
+        budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
+        self._console.print(
+            f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
+            f"to measure {budget}",
+            soft_wrap=True,
+        )
+
+    def show(self, progress: Progress) -> None:
+        """Shows the news and how far it is; never raises what a screen can make it raise."""
+        self._safely(lambda: self._show(progress))
+
+    def _show(self, progress: Progress) -> None:
+        for line in progress.lines:
+            now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
+            self._console.print(f"{now} {escape(line)}", soft_wrap=True)
+        if not self._console.is_terminal and progress.stage != self._stage:
+            left = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
+            self._console.print(f"[dim]{progress.stage}{left}[/]")
+        self._stage = progress.stage
+        self._bar.line_below = "; ".join(progress.current)
+        self._bar.update(
+            self._task,
+            description=escape(progress.stage),
+            completed=progress.done,
+            total=progress.total or None,
+            eta="" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go",
+        )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"

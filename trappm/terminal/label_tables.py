@@ -1,0 +1,158 @@
+"""Labels, one label, and the answer of a look-up, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.records import METRICS
+from trappm.terminal.tables import cell, console, print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from trappm.prediction.lookup import Answer
+    from trappm.profiler.records import Measurement
+    from trappm.store import LabelRecord
+
+UNITS = {**METRICS, "energy_j": "J"}
+
+FIRST_COLUMNS = (
+    "id", "architecture", "batch_size", "input_size", "device", "outcome", *METRICS,
+    "memory_above_mib", "failed_in", "message",
+)  # fmt: skip
+"""Shown where there is any value; `settings` where they differ."""
+SETTINGS = ("precision", "memory_format", "optimizer", "phase", "protocol", "provenance")
+"""Columns that are often the same for all."""
+OPTIONAL = {*METRICS, "memory_above_mib", "failed_in", "message"}
+
+ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *METRICS, "message")
+UNTOLD_YEAR = 1970
+"""When an attempt began whose source does not tell."""
+SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": "p95"}
+
+
+def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
+    """Labels as a table that fits a terminal: what is the same for all stands in one line."""
+    clean = _without_nan(frame)
+    settings = [column for column in SETTINGS if column in clean]
+    same = [column for column in settings if clean[column].nunique(dropna=False) == 1]
+    columns = [
+        column for column in FIRST_COLUMNS
+        if column in clean and (column not in OPTIONAL or clean[column].notna().any())
+    ]  # fmt: skip
+    shown = [*columns, *(column for column in settings if column not in same)]
+    print_table(
+        f"{len(clean)} {what}" if len(clean) != 1 else "", shown, clean[shown].values.tolist()
+    )
+    if same and len(clean):
+        told = [f"{column} {clean[column].iloc[0]}" for column in same]
+        told += [f"no {column}" for column in METRICS if column in clean and column not in columns]
+        console().print(f"all: {', '.join(told)}; --json and --csv give every column", style="dim")
+
+
+def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
+    """Any frame as it is."""
+    clean = _without_nan(frame)
+    rows = clean.values.tolist()
+    print_table(f"{len(rows)} {what}" if len(rows) != 1 else "", list(clean.columns), rows)
+
+
+def print_label(
+    label: LabelRecord,
+    measurement: Measurement,
+    attempts: pd.DataFrame,
+) -> None:
+    """Everything about one label: metrics, spread, attempts, environment, raw samples."""
+    out = console()
+    rows: list[tuple[Any, ...]] = []
+    for metric, unit in UNITS.items():
+        value, note = getattr(label, metric), measurement.missing.get(metric)
+        if metric == "memory_mib" and label.memory_above_mib is not None:
+            note = f"more than {label.memory_above_mib:,.0f}: memory ran out"
+        rows.append((metric, value, unit, note if value is None else None))
+    title = f"label {label.id}: {label.configuration}, on {label.device}"
+    print_table(title, ("metric", "value", "unit", "remark"), rows)
+    out.print(
+        f"{label.provenance} by protocol {label.protocol}, "
+        f"label of {label.created_at[:19]} UTC, stack {label.fingerprint}",
+        style="dim",
+    )
+    if measurement.memory_detail_mib:
+        out.print(f"memory in MiB: {_listed(measurement.memory_detail_mib)}", style="dim")
+    if measurement.step is not None:
+        spread = {name: getattr(measurement.step, key) for key, name in SUMMARY.items()}
+        out.print(f"\nstep time in ms: {_listed(spread)}")
+    samples = measurement.step_samples_ms
+    if len(samples) > 1:
+        out.print(plot_samples(samples), markup=False)
+    clean = _without_nan(attempts)
+    title = "the one attempt" if len(clean) == 1 else f"{len(clean)} attempts"
+    clean["started_at"] = [
+        f"{time:%Y-%m-%d %H:%M:%S}" if time.year > UNTOLD_YEAR else None
+        for time in clean["started_at"]
+    ]
+    shown = [c for c in ATTEMPT_COLUMNS if clean[c].notna().any()]
+    out.print()
+    print_table(title, shown, clean[shown].values.tolist())
+    facts = [(key, str(value)) for key, value in sorted(measurement.environment.items())]
+    out.print()
+    print_table("environment", ("fact", "value"), facts)
+
+
+def print_answer(answer: Answer) -> None:
+    """The answer of a look-up: from where it is, what it says, and what else matched."""
+    if answer.prediction is not None:
+        from trappm.terminal.prediction_tables import print_prediction
+
+        told = "source: predicted; no label there is known to be of this graph"
+        console().print(told, style="bold")
+        if answer.remark is not None:
+            console().print(answer.remark, style="dim", markup=False)
+        print_prediction(answer.prediction)
+        return
+    best, others = answer.labels[0], answer.labels[1:]
+    rows = [(metric, getattr(answer, metric), unit) for metric, unit in METRICS.items()]
+    title = f"{answer.model} on {answer.device}, batch {answer.batch_size}"
+    console().print(f"source: {answer.source}, label {best.id}", style="bold")
+    print_table(title, ("metric", "value", "unit"), rows)
+    if answer.memory_above_mib is not None:
+        above = f"{answer.memory_above_mib:,.0f} MiB"
+        console().print(f"memory ran out: the step needs more than {above}")
+    if answer.remark is not None:
+        console().print(answer.remark, style="dim")
+    if others:
+        columns = ("id", "architecture", "input_size", "protocol", "provenance", *METRICS)
+        console().print(f"\nThe same graph has {len(answer.labels)} labels there:")
+        print_table("", columns, [_label_row(label) for label in answer.labels])
+
+
+def plot_samples(samples: Sequence[float]) -> str:
+    """Raw step times in the order in which they were taken, as text."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(72, 12)
+    plotext.scatter(list(range(1, len(samples) + 1)), list(samples), marker="o")
+    plotext.xlabel("step")
+    plotext.title("step time in ms")
+    text: str = plotext.uncolorize(plotext.build())
+    return text
+
+
+def _label_row(label: LabelRecord) -> tuple[Any, ...]:
+    what = label.configuration
+    metrics = (getattr(label, metric) for metric in METRICS)
+    return (
+        label.id, what.architecture, what.input_size, label.protocol, str(label.provenance),
+        *metrics,
+    )  # fmt: skip
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {cell(float(value))}" for name, value in values.items())
+
+
+def _without_nan(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.astype(object).where(frame.notna(), None)

@@ -1,0 +1,126 @@
+"""Predictions on the terminal: one in full, or many side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trappm.prediction.comparison import cheapest_usd, verdicts
+from trappm.profiler.records import METRICS
+from trappm.terminal.tables import cell, console, print_table, table
+
+if TYPE_CHECKING:
+    from trappm.prediction.costs import Run
+    from trappm.prediction.predict import Prediction
+
+_UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
+
+
+def print_prediction(prediction: Prediction) -> None:
+    """One answer, what it rests on, and what it lacks."""
+    rows = []
+    for metric, unit in _UNITS.items():
+        value = getattr(prediction, metric)
+        low, high = prediction.intervals.get(metric, (None, None))
+        told = prediction.missing.get(metric)
+        spread = told if value is None else f"{low:,.4g} to {high:,.4g}"
+        rows.append((metric, value, unit, spread))
+    title = f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}"
+    out = console()
+    out.print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
+    _line(f"as labels had it: {_settings(prediction)}")
+    for line in _what_fits(prediction):
+        _line(line)
+    if prediction.run is not None:
+        _print_run(prediction.run)
+    elif "run" in prediction.missing:
+        _line(f"the whole run is not known: {prediction.missing['run']}")
+    for metric in prediction.unfamiliar:
+        _line(f"{metric}: no label was of anything like this model, so trust it less")
+    for remark in prediction.remarks:
+        _line(remark)
+    memory = prediction.simulated_memory
+    _line(
+        f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
+        f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+        f"{memory.reserved_mib:,.0f} reserved, "
+        f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
+    )
+    if prediction.memory_remark is not None:
+        out.print(prediction.memory_remark, style="dim", markup=False)
+    out.print(f"snapshot {prediction.snapshot}", style="dim")
+
+
+def print_comparison(predictions: Sequence[Prediction]) -> None:
+    """Many answers as one table, and for each model which device is best at what."""
+    run = any(one.run is not None for one in predictions)
+    columns = (
+        "model", "device", "batch", "precision", "step time, ms", "samples a s", "memory, MiB",
+        "P(out of memory)", "largest batch", "USD, run" if run else "USD, 1M samples",
+    )  # fmt: skip
+    rows = [
+        (
+            one.model,
+            one.device,
+            one.batch_size,
+            one.precision,
+            one.step_time_ms,
+            one.samples_per_s,
+            one.memory_mib,
+            one.out_of_memory,
+            one.largest_batch_size,
+            cheapest_usd(one),
+        )
+        for one in predictions
+    ]
+    print_table("", columns, rows)
+    for model, best in verdicts(predictions).items():
+        told = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
+        _line(f"{model}: {told or 'no device tells enough to compare'}")
+    gaps = {f"{one.device}: {why}" for one in predictions for why in one.missing.values()}
+    for gap in sorted(gap for gap in gaps if "has no" in gap):
+        console().print(gap, style="dim", markup=False)
+    used = dict.fromkeys(one.snapshot for one in predictions)
+    console().print(f"snapshot {', '.join(used)}", style="dim")
+
+
+def _what_fits(prediction: Prediction) -> list[str]:
+    found = []
+    if prediction.out_of_memory is not None:
+        found.append(
+            f"P(out of memory) {prediction.out_of_memory:.1%} "
+            f"of {prediction.capacity_mib:,.0f} MiB; largest batch size that fits: "
+            f"{cell(prediction.largest_batch_size)}"
+        )
+    if prediction.mig_profile is not None:
+        found.append(f"smallest MIG profile: {prediction.mig_profile}")
+    return found
+
+
+def _print_run(run: Run) -> None:
+    _line(
+        f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {run.hours:,.4g} h "
+        f"({run.low_hours:,.4g} to {run.high_hours:,.4g})"
+    )
+    rows: list[tuple[Any, ...]] = [
+        (x.cloud, x.usd, f"{x.low_usd:,.4g} to {x.high_usd:,.4g}", x.usd_per_hour, x.noted)
+        for x in run.offers
+    ]
+    if rows:
+        print_table("", ("cloud", "USD", "90 % spread", "USD an hour", "noted"), rows)
+    if run.energy_kwh is not None:
+        carbon = "" if run.co2_kg is None else f", {run.co2_kg:,.4g} kg CO2"
+        _line(f"energy {run.energy_kwh:,.4g} kWh{carbon}")
+
+
+def _step(prediction: Prediction) -> str:
+    what = "training" if prediction.phase == "train" else "inference"
+    return f"{what} step of {prediction.model}"
+
+
+def _settings(prediction: Prediction) -> str:
+    return ", ".join((prediction.precision, prediction.memory_format, prediction.optimizer))
+
+
+def _line(text: str) -> None:
+    console().print(text, soft_wrap=True, markup=False)
