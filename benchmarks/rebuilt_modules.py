@@ -67,7 +67,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models import zoo
     from trappm.profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
-    from trappm.profiler.simulation.step_profile import step_profile
+    from trappm.profiler.simulation.step_recorder import step_profile
     from trappm.profiler.static_profile import StepSource, file_profile
 
     input_size = zoo.native_input_size(name) or 224

@@ -25,7 +25,8 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelProfile, kernel_profile
+from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.simulation.kernel_recorder import kernel_profile
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trappm.profiler.errors import DeviceError, InputError, SnapshotError, Trapp
 from trappm.profiler.models import zoo
 from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase, Protocol
-from trappm.profiler.simulation.step_profile import step_profile
+from trappm.profiler.simulation.step_recorder import step_profile
 from trappm.profiler.static_profile import static_profile
 from trappm.store import Home, LabelFilter, Store
 

@@ -24,8 +24,8 @@ from trappm.profiler.simulation.kernel_profile import (
     KernelTable,
     Pass,
     Size,
-    kernel_profile,
 )
+from trappm.profiler.simulation.kernel_recorder import kernel_profile
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size, kernel_profile
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+from trappm.profiler.simulation.kernel_recorder import kernel_profile
 
 
 class Tiny(nn.Module):

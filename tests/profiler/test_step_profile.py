@@ -17,7 +17,8 @@ from torch import nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.step_profile import StepProfile, step_profile
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_recorder import step_profile
 
 
 class Tiny(nn.Module):
