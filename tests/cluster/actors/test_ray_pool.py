@@ -31,7 +31,7 @@ import json, os, signal, sys
 from trappm.cluster.runtime import ray_runtime
 
 def crash_on_vit(job):
-    from trappm.cluster.graphs import profile_graph
+    from trappm.cluster.profiles.static_profiles import profile_graph
     architecture, input_size, step_refusal = job
     if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -51,12 +51,12 @@ print(json.dumps({
 
 TRACES = """
 import json, os, signal, sys
-from trappm.cluster.kernels import KernelKey
+from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.runtime import ray_runtime
 from trappm.profiler.records import MemoryFormat, Precision
 
 def crash_on_fp16(keys):
-    from trappm.cluster.kernels import trace_kernels
+    from trappm.cluster.profiles.kernel_profiles import trace_kernels
     if any(key.precision == "amp-fp16" for key in keys):
         os.kill(os.getpid(), signal.SIGKILL)
     return trace_kernels(keys)

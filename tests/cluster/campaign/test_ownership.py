@@ -23,7 +23,7 @@ from trappm.store.repositories.owners import OwnedError
 
 RUN = """
 import sys, time
-from trappm.cluster.ownership import begin, ownership
+from trappm.cluster.campaign.ownership import begin, ownership
 from trappm.store import Store
 url, campaign_id = sys.argv[1:]
 with Store.open(url) as store:

@@ -146,7 +146,7 @@ PULL = "registry.pull(Path(sys.argv[2]).name, Path(sys.argv[2]))"
 PROGRAM = """
 import sys
 from pathlib import Path
-from trappm.learner.registry import Registry
+from trappm.learner.snapshots.registry import Registry
 registry = Registry(sys.argv[1])
 print("ready", flush=True)
 {work}

@@ -18,7 +18,7 @@ def test_torchvision_can_be_imported_after_the_shim_twice():
         "from trappm.profiler.models import torchvision_shim as shim\n"
         "shim.register_missing_operators(); shim.register_missing_operators()\n"
         "import torch, torchvision\n"
-        "register()\n"
+        "shim.register_missing_operators()\n"
         "print(torch.ops.torchvision.nms.default._schema)"
     )
     assert result.returncode == 0, result.stderr

@@ -252,7 +252,7 @@ MEASURED = """
 import resource, sys
 from pathlib import Path
 from trappm.profiler.errors import InputError
-from trappm.store.exchange import read_file
+from trappm.store.exchange.files import read_file
 try:
     next(read_file(Path(sys.argv[1])))
 except InputError as error:

@@ -120,7 +120,8 @@ def test_a_copy_made_while_another_process_writes_is_of_one_moment(store, databa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trappm.store import backup, exchange, upkeep
+from trappm.store.exchange import files
+from trappm.store.maintenance import backup, upgrade
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -130,9 +131,9 @@ what, url, file = sys.argv[1:]
 if what == "backup":
     backup.back_up(url, Path(file))
 elif what == "upgrade":
-    upkeep.upgrade_store(url)
+    upgrade.upgrade_store(url)
 else:
-    exchange.export_file(map(die, [1]), Path(file))
+    files.export_file(map(die, [1]), Path(file))
 """
 
 

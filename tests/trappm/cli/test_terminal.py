@@ -106,9 +106,9 @@ def test_a_bar_that_cannot_be_drawn_is_told_and_ends_nothing(screen, capsys):
 
 CAMPAIGN = """
 import sys
-from trappm.cluster.progress import Progress
-from trappm.cluster.spec import load_preset
-from trappm.display import Display
+from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.spec import load_preset
+from trappm.terminal.campaign_display import Display
 with Display("1a2b3c4d", load_preset("laptop")) as display:
     for done in range(1000):
         display.show(Progress(stage="measuring", done=done, total=1000, lines=("news",)))
