@@ -32,7 +32,7 @@ from trappm.store.records import (
     SnapshotRecord,
 )
 from trappm.store.store import Store
-from trappm.store.waiting import Patience
+from trappm.store.waiting import Patience, StoreNotUpError
 
 __all__ = [
     "Assignment",
@@ -60,4 +60,5 @@ __all__ = [
     "SnapshotRecord",
     "Store",
     "StoreAccess",
+    "StoreNotUpError",
 ]
