@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -131,12 +130,8 @@ class Gate:
 
     def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises ForbiddenError or UnauthorizedError for callers that are not to be answered."""
-        settings, host = self._settings, headers.get("host", "")
-        if settings.hosts is not None and _name(f"//{host}") not in settings.hosts:
-            raise ForbiddenError(
-                f"this server is not called {host[:100]!r}; call it {settings.hosts[0]}"
-            )
-        origin = headers.get("origin")
+        settings = self._settings
+        host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin.lower().partition("//")[2] != host.lower():
             raise ForbiddenError(f"a page of {origin[:100]} may not ask; only this server's own")
         # A browser says so of what other sites' pages load; the page itself may be linked to.
@@ -257,11 +252,3 @@ class _Answer:
         rows = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": rows})
         await self.send({"type": "http.response.body", "body": data})
-
-
-def _name(address: str) -> str:
-    """A host without its port; empty for what is none."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""

@@ -118,7 +118,8 @@ def token_for(host: str, file: Path | None) -> str | None:
 
 def hosts_for(host: str, token: str | None) -> tuple[str, ...] | None:
     """Without a token only what is called as this machine: other sites' pages are not answered."""
-    return None if token is not None else ("127.0.0.1", "localhost", "::1", host.lower())
+    here = f"[{host}]" if ":" in host else host.lower()
+    return None if token is not None else ("127.0.0.1", "localhost", "[::1]", here)
 
 
 def is_loopback(host: str) -> bool:

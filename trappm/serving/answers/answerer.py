@@ -61,7 +61,7 @@ class Answerer:
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Raises SnapshotError: there is no such snapshot, or it is damaged."""
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
-        self._metrics = metrics
+        self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self._under_way: Shared[Answer] = Shared()
         self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
@@ -104,7 +104,7 @@ class Answerer:
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
-            self._metrics.known.inc()
+            self.metrics.known.inc()
             return known
         return await self._under_way.wait(key, lambda: self._find(key, job, traced))
 
@@ -133,11 +133,11 @@ class Answerer:
             await self._tracers.trace(job.model, traced, job.client)
             outcome = "done"
         finally:
-            self._metrics.traces.labels(outcome).inc()
+            self.metrics.traces.labels(outcome).inc()
 
     def _work(self, jobs: Sequence[_Job]) -> list[Answer | Exception]:
         """All together; if that fails, one by one, so that each gets its own error."""
-        self._metrics.batch_size.observe(len(jobs))
+        self.metrics.batch_size.observe(len(jobs))
         try:
             return list(_answers(jobs))
         except Exception as error:
