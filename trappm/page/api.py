@@ -22,53 +22,9 @@ _maps = Maps()
 Page = Annotated[int, Query(ge=1, le=10_000)]
 Size = Annotated[int, Query(ge=1, le=label_pages.LARGEST_PAGE)]
 Word = Annotated[str | None, Query(max_length=200)]
-Whole = Annotated[int | None, Query(ge=1, le=1_000_000)]
 
 
-def wanted_labels(
-    architecture: Word = None,
-    family: Word = None,
-    device: Word = None,
-    batch_size: Whole = None,
-    input_size: Whole = None,
-    precision: Word = None,
-    memory_format: Word = None,
-    optimizer: Word = None,
-    phase: Word = None,
-    protocol: Word = None,
-    metric: Word = None,
-    outcome: Word = None,
-    provenance: Word = None,
-    campaign: Word = None,
-    since: Word = None,
-    until: Word = None,
-) -> LabelFilter:
-    """The filter in a question's parameters.
-
-    Raises:
-        InputError: a value that there is not.
-    """
-    return LabelFilter(
-        architecture=architecture,
-        family=family,
-        device=device,
-        batch_size=batch_size,
-        input_size=input_size,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        phase=phase,
-        protocol=protocol,
-        metric=metric,
-        outcome=outcome,
-        provenance=provenance,
-        campaign=campaign,
-        since=since,
-        until=until,
-    )
-
-
-Wanted = Annotated[LabelFilter, Depends(wanted_labels)]
+Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
 def _store(home: Home) -> Store:
