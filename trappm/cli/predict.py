@@ -10,7 +10,7 @@ from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 Models = Annotated[
     list[str], typer.Argument(metavar="MODEL...", help="timm architectures, or ONNX files.")

@@ -14,7 +14,7 @@ from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedH
 from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
-from trappm.prediction.predict import Prediction
+from trappm.prediction.prediction import Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError

@@ -20,7 +20,7 @@ from trappm.profiler.records import Configuration, Protocol, Provenance
 from trappm.reports.label_frames import store_to_read
 
 if TYPE_CHECKING:
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
     from trappm.profiler.records.graph import GraphTemplate
     from trappm.store import LabelRecord, Store
 

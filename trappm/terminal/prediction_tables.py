@@ -11,7 +11,7 @@ from trappm.terminal.tables import cell, console, print_table, table
 
 if TYPE_CHECKING:
     from trappm.prediction.costs import Run
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 _UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 

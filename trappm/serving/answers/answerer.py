@@ -28,7 +28,7 @@ from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
 """Answers that are remembered: some 10 kB each."""
