@@ -23,12 +23,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.onnx_export import export_onnx
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.graphs.features import node_features, static_features
 from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS, rich_features
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import FAMILIES, family_of
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 LARGEST_PARAMETERS = 120e6

@@ -50,7 +50,7 @@ def models() -> list[str]:
 
 
 def export(name: str, input_size: int, path: Path) -> None:
-    from trappm.profiler.onnx_files.export import export_onnx
+    from tests.onnx_export import export_onnx
 
     def late(*_: object) -> None:
         raise TimeoutError(f"export took over {EXPORT_SECONDS} s")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from onnx_export import export_onnx
 from torch import nn
 
 import trappm
@@ -17,7 +18,6 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_export import export_onnx
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
 from trappm.profiler.graphs.module_graph import module_graph, module_template
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")

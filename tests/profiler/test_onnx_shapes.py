@@ -2,8 +2,8 @@
 
 import onnx
 import pytest
+from onnx_export import export_onnx
 
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.opening import load_checked
 from trappm.profiler.onnx_files.shapes import ShapeInference
 

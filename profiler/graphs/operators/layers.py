@@ -164,7 +164,7 @@ def attention(call: Call) -> list[Value]:
 
 
 def adaptive_pool(call: Call) -> list[Value]:
-    """As `profiler.onnx_files.symbolics` writes it."""
+    """As `tests.onnx_export` writes it."""
     x, target = call.input, list(call.shapes[0][-2:])
     if target == [1, 1]:
         return [call.emit("GlobalAveragePool", x)]
