@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.features import OPERATORS, node_features
-from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
+from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.onnx_files.reader import read_onnx
 
 DATA = Path(__file__).with_name("data")
