@@ -313,10 +313,13 @@ class _Asked:
         return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
     def _remarks(self) -> list[str]:
-        if self._settings in self._trained.settings or not self._trained.settings:
-            return []
-        asked, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
-        return [f"no label had these settings ({asked}), most had: {usual}"]
+        remarks = []
+        if self._settings not in self._trained.settings and self._trained.settings:
+            given, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
+            remarks.append(f"no label had these settings ({given}), most had: {usual}")
+        if self._profile.step is None and self._phase is Phase.TRAIN:
+            remarks.append("no step of it could be traced, so the memory is a rough guess")
+        return remarks
 
     def _workload(self, batch_size: int) -> Workload:
         kernels = None

@@ -56,14 +56,15 @@ class Prediction:
     """For each of the above that is None: why."""
     remarks: tuple[str, ...] = ()
     """What else should be known before the answer is relied on."""
-    simulated_memory: SimulatedMemory
+    simulated_memory: SimulatedMemory | None
     """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
     steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
-    AMP and channels-last memory need other sizes, which are not simulated."""
-    memory_source: StepSource
-    """What the simulated memory rests on."""
+    AMP and channels-last memory need other sizes, which are not simulated. None where no step
+    could be traced."""
+    memory_source: StepSource | None
+    """Whose step the simulated memory rests on."""
     memory_remark: str | None
-    """Why rules answered, or what the source could not see."""
+    """Why no step could be traced, or what the traced step lacks."""
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))

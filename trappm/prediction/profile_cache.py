@@ -127,7 +127,7 @@ def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
             "graph": text(profile.graph.to_bytes()),
             "step": text(None if profile.step is None else profile.step.to_bytes()),
             "step_refusal": profile.step_refusal,
-            "step_source": profile.step_source.value,
+            "step_source": profile.step_source,
             "step_remark": profile.step_remark,
         }
     ).encode()
@@ -143,11 +143,11 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     from trappm.profiler.static_profile import StaticProfile, StepSource
 
     entry = json.loads(data)
-    step = entry["step"]
+    step, source = entry["step"], entry["step_source"]
     return entry["name"], StaticProfile(
         graph=GraphTemplate.from_bytes(base64.b64decode(entry["graph"])),
         step=None if step is None else StepProfile.from_bytes(base64.b64decode(step)),
         step_refusal=entry["step_refusal"],
-        step_source=StepSource(entry["step_source"]),
+        step_source=None if source is None else StepSource(source),
         step_remark=entry["step_remark"],
     )

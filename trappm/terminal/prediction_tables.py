@@ -40,12 +40,13 @@ def print_prediction(prediction: Prediction) -> None:
     for remark in prediction.remarks:
         _line(remark)
     memory = prediction.simulated_memory
-    _line(
-        f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
-        f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
-        f"{memory.reserved_mib:,.0f} reserved, "
-        f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
-    )
+    if memory is not None:
+        _line(
+            f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
+            f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+            f"{memory.reserved_mib:,.0f} reserved, "
+            f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
+        )
     if prediction.memory_remark is not None:
         out.print(prediction.memory_remark, style="dim", markup=False)
     out.print(f"snapshot {prediction.snapshot}", style="dim")
