@@ -1,6 +1,6 @@
 """Rules for the layers of a network: products, normalizations, activations, attention, pooling.
 
-As in `function_tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
+As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
 """
 
 from __future__ import annotations

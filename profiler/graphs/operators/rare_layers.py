@@ -1,6 +1,6 @@
 """Rules for layers that timm has not, but other people's modules do.
 
-As in `function_tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
+As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
 """
 
 from __future__ import annotations
