@@ -33,7 +33,7 @@ Record = TypeVar("Record", bound=_Record)
 
 
 class JsonLines(Generic[Record]):
-    """Records of one kind, such as `Measurement`; `found` has those that were there already.
+    """Records of one kind, such as `Measurement`; `earlier` has those that were there already.
 
     Raises:
         InputError: the file cannot be opened, somebody else writes to it, or a line of it is no
@@ -50,7 +50,7 @@ class JsonLines(Generic[Record]):
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 raise InputError(f"{path} is no file; results are kept in one")
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.found = tuple(self._read())
+            self.earlier = tuple(self._read())
         except BlockingIOError as error:
             self.close()
             raise InputError(f"another process is writing to {path}; name another file") from error

@@ -198,9 +198,9 @@ def _explain(error: BaseException, device: Device, phase: str) -> Findings:
     ):
         outcome, detail_mib = Outcome.OOM, device.memory_limits_mib()
         message = with_shortage(message, detail_mib)
-        asked = _ALLOCATION.search(str(error))
-        if asked is not None:
-            detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
+        allocation = _ALLOCATION.search(str(error))
+        if allocation is not None:
+            detail_mib["last_allocation"] = float(allocation[1]) * _MIB[allocation[2].lower()]
     elif _OUT_OF_HOST_MEMORY.search(text):
         # The host's want says nothing of the memory that the step takes on the device.
         phase, message = WORKER, f"the host ran out of memory in {phase}: {message}"

@@ -146,11 +146,11 @@ def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
         else:
             folded.update((name, operation) for name in operation.outputs if name)
         names.extend(inputs[slot] for slot in _WEIGHT_SLOTS.get(operator, ()) if slot < len(inputs))
-    found: set[str] = set()
+    weights: set[str] = set()
     while names:
         name = names.pop()
-        if name and name not in depends and name not in found:
-            found.add(name)
+        if name and name not in depends and name not in weights:
+            weights.add(name)
             if name in folded:
                 names.extend(folded[name].inputs)
-    return found
+    return weights

@@ -54,10 +54,10 @@ def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
     """The pool in the embedding space; 202 while it is worked out, to be asked for again."""
     home = Home.find()
     with _store(home) as store:
-        found = _maps.find(store, home, campaign_id, device)
-    if found is None:
+        answer = _maps.find(store, home, campaign_id, device)
+    if answer is None:
         return JSONResponse({"state": "working"}, status_code=202)
-    return JSONResponse(found)
+    return JSONResponse(answer)
 
 
 @router.get("/labels")
@@ -94,7 +94,7 @@ def one_label(label_id: int) -> dict[str, Any]:
     if not 0 < label_id < 2**63:
         raise InputError(f"no label has the id {label_id}; see: trappm labels query")
     with _store(Home.find()) as store:
-        return label_pages.one(store, label_id)
+        return label_pages.label_details(store, label_id)
 
 
 @router.get("/snapshots")

@@ -65,7 +65,7 @@ def names(store: Store) -> dict[str, Any]:
     }
 
 
-def one(store: Store, label_id: int) -> dict[str, Any]:
+def label_details(store: Store, label_id: int) -> dict[str, Any]:
     """Everything behind one label.
 
     Raises:
@@ -74,19 +74,19 @@ def one(store: Store, label_id: int) -> dict[str, Any]:
     label = store.label(label_id)
     measurement = store.measurement(label.measurement_id)
     attempts = store.label_attempts(label_id).tail(MOST_ATTEMPTS)
-    told = measurement.to_dict()
+    fields = measurement.to_dict()
     samples = list(measurement.step_samples_ms)
-    told.pop("configuration", None)
-    told["step_samples_ms"] = samples[:MOST_SAMPLES]
-    found = {
+    fields.pop("configuration", None)
+    fields["step_samples_ms"] = samples[:MOST_SAMPLES]
+    details = {
         **asdict(label),
         "configuration": label.configuration.to_dict(),
         "title": str(label.configuration),
-        "measurement": told,
+        "measurement": fields,
         "samples": len(samples),
         "attempts": list(records(attempts)),
     }
-    return dict(json.loads(json.dumps(found, default=str)))
+    return dict(json.loads(json.dumps(details, default=str)))
 
 
 def as_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:

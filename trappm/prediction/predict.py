@@ -18,7 +18,7 @@ Model = "str | Path | nn.Module"
 
 
 class Options(TypedDict, total=False):
-    """What may be asked beside model and device; see `predict`."""
+    """Arguments beside model and device; see `predict`."""
 
     example_input: torch.Tensor | None
     batch_size: int | None
@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
     carbon_g_per_kwh: float | None
 
 
-_OPTIONS = frozenset(Options.__annotations__)
+_ARGUMENTS = frozenset({*Options.__annotations__, "model", "device", "devices"})
 
 
 @overload
@@ -109,40 +109,56 @@ def predict(
     from trappm.prediction.answering import Question, answers
     from trappm.prediction.subjects import subject_of
 
-    told = dict(config or {})
-    if isinstance(model, Mapping):
-        told = {**model, **told}
-        if "model" not in told:
-            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
-        model = told.pop("model")
-    for name, value in (("device", device), ("devices", devices), *options.items()):
-        if value is not None:
-            told[name] = value
-    device, devices = told.pop("device", None), told.pop("devices", None)
-    unknown = sorted(set(told) - _OPTIONS)
-    if unknown:
-        known = ", ".join(sorted(_OPTIONS | {"device", "devices"}))
-        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
-    for name in ("batch_size", "input_size"):
-        _check_size(name.replace("_", " "), told.get(name))
+    given = {"device": device, "devices": devices, **options}
+    arguments = _arguments(model, config, given)
+    model = arguments.pop("model")
+    device, devices = arguments.pop("device", None), arguments.pop("devices", None)
+    example, size = arguments.pop("example_input", None), arguments.pop("input_size", None)
     many = isinstance(model, list | tuple) and not hasattr(model, "forward")
     models = list(model) if many else [model]
     if not models:
         raise InputError("the list of models is empty")
-    example, size = told.pop("example_input", None), told.pop("input_size", None)
-    named = [isinstance(one, str | Path) for one in models]
-    if len(set(named)) > 1:  # each gets what is for its kind
-        shapes = [(None, size) if by_name else (example, None) for by_name in named]
-    else:
-        shapes = [(example, size)] * len(models)
-    question = Question(**told)
+    is_named = [isinstance(model, str | Path) for model in models]
+    is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
+    question = Question(**arguments)
     subjects = [
-        subject_of(one, example_input=example, input_size=size)
-        for one, (example, size) in zip(models, shapes, strict=True)
+        subject_of(
+            model,
+            example_input=None if is_mixed and named else example,
+            input_size=None if is_mixed and not named else size,
+        )
+        for model, named in zip(models, is_named, strict=True)
     ]
-    wanted = question.device_keys(device, devices)
-    found = answers([(question, subject, key) for subject in subjects for key in wanted])
-    return found if many or devices is not None else found[0]
+    keys = question.device_keys(device, devices)
+    predictions = answers([(question, subject, key) for subject in subjects for key in keys])
+    return predictions if many or devices is not None else predictions[0]
+
+
+def _arguments(
+    model: Any, config: Mapping[str, Any] | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments by name; a keyword that is given outweighs the configuration.
+
+    Raises:
+        InputError: no model, an argument that there is not, or an impossible size.
+    """
+    arguments = dict(config or {})
+    if isinstance(model, Mapping):
+        arguments = {**model, **arguments}
+        if "model" not in arguments:
+            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
+    elif "model" in arguments:
+        raise InputError("the model is given twice; leave 'model' out of the dictionary")
+    else:
+        arguments["model"] = model
+    arguments.update({name: value for name, value in given.items() if value is not None})
+    unknown = sorted(set(arguments) - _ARGUMENTS)
+    if unknown:
+        known = ", ".join(sorted(_ARGUMENTS - {"model"}))
+        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
+    for name in ("batch_size", "input_size"):
+        _check_size(name.replace("_", " "), arguments.get(name))
+    return arguments
 
 
 def _check_size(name: str, value: object) -> None:

@@ -72,8 +72,8 @@ class ProfileCache:
         return kernels
 
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
-        told = repr((FORMAT, *_versions(), *key))
-        return self.folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.{suffix}"
+        identity = repr((FORMAT, *_versions(), *key))
+        return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.{suffix}"
 
     def _keep(self, path: Path, data: bytes) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")

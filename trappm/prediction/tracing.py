@@ -252,10 +252,10 @@ class TracingProcess:
         }
 
     def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
-        told: Mapping[str, Any] = {}
+        reply: Mapping[str, Any] = {}
         child = self._server.fork("trappm.prediction.tracing:look", dict(request))
         try:
-            for told in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
+            for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
         except TimeoutError:
             child.kill()
@@ -265,15 +265,15 @@ class TracingProcess:
             ) from None
         finally:
             child.close()
-        if "error" in told:
-            kind = getattr(errors, str(told["error"]), TrappmError)
-            raise kind(str(told["message"]).replace(request["model"], name))
-        if "found" not in told:
+        if "error" in reply:
+            kind = getattr(errors, str(reply["error"]), TrappmError)
+            raise kind(str(reply["message"]).replace(request["model"], name))
+        if "found" not in reply:
             raise ModelFileError(
                 f"looking at {name} ended its process ({child.exit_code}): it needs more than "
                 f"{request['memory_bytes'] >> 20:,} MiB, or breaks a library"
             )
-        return base64.b64decode(told["found"])
+        return base64.b64decode(reply["found"])
 
 
 def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -285,7 +285,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
     model = request["model"]
     tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
     try:
-        found = _found(tracer, request["kernels"])
+        outcome = _found(tracer, request["kernels"])
     except TrappmError as error:
         send({"error": type(error).__name__, "message": str(error)})
     except MemoryError:
@@ -295,7 +295,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
         reason = f"{model} cannot be read: unexpected {type(error).__name__} ({one_line(error)})"
         send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
     else:
-        send({"found": base64.b64encode(found).decode()})
+        send({"found": base64.b64encode(outcome).decode()})
 
 
 def confine(memory_bytes: int, cpu_s: int) -> None:

@@ -240,10 +240,10 @@ class _Answer:
             ]
         await self._send(message)
 
-    async def problem(self, status: int, told: dict[str, Any]) -> None:
+    async def problem(self, status: int, fields: dict[str, Any]) -> None:
         if self.status is not None:
             return
-        data = body(told)
+        data = body(fields)
         headers = {
             "content-type": MEDIA_TYPE,
             "content-length": str(len(data)),

@@ -53,8 +53,8 @@ class Metrics:
     def answering(self, ids: Iterable[str]) -> None:
         """From now on these snapshots answer."""
         self._snapshots.clear()
-        for one in ids:
-            self._snapshots.labels(one).set(1)
+        for snapshot_id in ids:
+            self._snapshots.labels(snapshot_id).set(1)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

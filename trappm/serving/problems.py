@@ -127,5 +127,5 @@ def headers_of(status: int) -> Mapping[str, str]:
     return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
 
 
-def body(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told).encode()
+def body(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""Which ONNX nodes each PyTorch operator stands for: as the TorchScript exporter writes them at opset 17.
+"""Which ONNX nodes each PyTorch operator stands for, as PyTorch exports it at opset 17.
 
 Rules are needed for calls whose result depends on the images only: whatever is made of weights and
 constants alone is folded. The rules are in `tensors`, `layers` and `rare_layers`.

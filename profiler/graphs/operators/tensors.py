@@ -244,8 +244,8 @@ def transpose(call: Call) -> list[Value]:
     elif rank > 1:
         pair = (call["dim0"], call["dim1"]) if call["dim0"] is not None else None
         first_axis, second_axis = pair or (call["axis0"] or 0, call["axis1"] or -1)
-        one, other = first_axis % rank, second_axis % rank
-        perm[one], perm[other] = other, one
+        first_of_two, other = first_axis % rank, second_axis % rank
+        perm[first_of_two], perm[other] = other, first_of_two
     return [transpose_of(call, call.input, call.shapes[0], perm)]
 
 

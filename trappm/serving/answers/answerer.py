@@ -69,29 +69,34 @@ class Answerer:
             settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
         )
 
-    async def predict(self, asked: Settings, models: Sequence[Model], client: str) -> list[Answer]:
+    async def predict(
+        self, settings: Settings, models: Sequence[Model], client: str
+    ) -> list[Answer]:
         """All devices of the first model, then those of the next; `client` is who asks.
 
         Raises:
             TrappmError: as `trappm.predict`, and those of `tracing`.
         """
-        snapshots = await self.snapshots.named(asked.snapshot)
-        question = Question(**asked.for_question(), snapshots=snapshots)
-        devices = question.device_keys(asked.device, asked.devices)
+        snapshots = await self.snapshots.named(settings.snapshot)
+        question = Question(**settings.for_question(), snapshots=snapshots)
+        devices = question.device_keys(settings.device, settings.devices)
         traced = question.settings_traced(devices)
-        about = (tuple(one.id for one in snapshots), tuple(asked.for_question().values()))
-        prices = prices_version() if asked.epochs is not None else None
+        about = (
+            tuple(snapshot.id for snapshot in snapshots),
+            tuple(settings.for_question().values()),
+        )
+        prices = prices_version() if settings.epochs is not None else None
         jobs = [_Job(question, model, device, client) for model in models for device in devices]
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for start in range(0, len(jobs), _AT_ONCE):
-            some = jobs[start : start + _AT_ONCE]
-            if len(some) == 1:
-                found.append(await self._answer((*about, prices), some[0], traced))
+            together = jobs[start : start + _AT_ONCE]
+            if len(together) == 1:
+                answers.append(await self._answer((*about, prices), together[0], traced))
             else:
-                found += await asyncio.gather(
-                    *(self._answer((*about, prices), job, traced) for job in some)
+                answers += await asyncio.gather(
+                    *(self._answer((*about, prices), job, traced) for job in together)
                 )
-        return found
+        return answers
 
     def close(self) -> None:
         self._batcher.close()
@@ -169,6 +174,6 @@ def named_model(name: str, input_size: int | None) -> Model:
 
 def _answers(jobs: Sequence[_Job]) -> Iterable[Answer]:
     asks = [(job.question, known_subject(job.model.key), job.device) for job in jobs]
-    for job, found in zip(jobs, answers(asks), strict=True):
-        said = found if job.model.path is None else replace(found, model=job.model.name)
-        yield Answer(said, json.dumps(said.to_dict(), default=str).encode())
+    for job, prediction in zip(jobs, answers(asks), strict=True):
+        named = prediction if job.model.path is None else replace(prediction, model=job.model.name)
+        yield Answer(named, json.dumps(named.to_dict(), default=str).encode())

@@ -34,7 +34,7 @@ class LoadedSnapshots:
 
     @property
     def ids(self) -> list[str]:
-        return [one.id for one in self.current]
+        return [snapshot.id for snapshot in self.current]
 
     async def named(self, name: str | None) -> Sequence[Snapshot]:
         """What a question means that names a snapshot of this machine's registry, or none.
@@ -44,9 +44,9 @@ class LoadedSnapshots:
         """
         if name is None:
             return self.current
-        for one in self.current:
-            if name == one.id:
-                return [one]
+        for snapshot in self.current:
+            if name == snapshot.id:
+                return [snapshot]
         if not NAME.fullmatch(name):
             raise SnapshotError(f"{name!r} is no id and no alias; see: GET /v1/snapshot")
         return await asyncio.to_thread(_of_registry, name)
@@ -58,14 +58,14 @@ class LoadedSnapshots:
             SnapshotError: it is damaged; what was in force stays.
         """
         try:
-            found = await asyncio.to_thread(snapshots_that_answer, self._name)
+            snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
         except TrappmError:
             self._metrics.reloads.labels("failed").inc()
             raise
-        changed = [one.id for one in found] != self.ids
+        changed = [snapshot.id for snapshot in snapshots] != self.ids
         self._metrics.reloads.labels("changed" if changed else "same").inc()
         if changed:
-            self.current = found
+            self.current = snapshots
             self._metrics.answering(self.ids)
             _log.info("from now on these snapshots answer: %s", ", ".join(self.ids))
         return changed
