@@ -141,14 +141,18 @@ def _sweep(options: argparse.Namespace) -> int:
                 "the same command goes on from there"
             )
             raise
-    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
-    if options.json:
-        summary = {"configurations": len(configurations), "attempts": sweep.attempts}
-        print(json.dumps({**summary, "outcomes": counts}))
-    else:
-        print(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
-        print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
+    _print_outcomes(sweep, len(configurations), as_json=options.json)
     return 0
+
+
+def _print_outcomes(sweep: Sweep, configurations: int, *, as_json: bool) -> None:
+    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
+    if as_json:
+        summary = {"configurations": configurations, "attempts": sweep.attempts}
+        print(json.dumps({**summary, "outcomes": counts}))
+        return
+    print(f"{configurations} configurations in {sweep.attempts} attempts:")
+    print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
 
 
 def _watched(
