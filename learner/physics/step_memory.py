@@ -33,7 +33,7 @@ section 4, report about a half for whole models). Not fitted; labels correct it.
 
 KEPT_SHARE = 0.5
 """Of the bytes that operators other than views write, what a step keeps, where none was traced;
-how far that is from the simulation, `benchmarks/rebuilt_modules.py` prints."""
+how far that is from the simulation, `benchmarks/profiler/rebuilt_modules.py` prints."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
