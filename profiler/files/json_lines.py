@@ -41,7 +41,8 @@ class JsonLines(Generic[Record]):
     """
 
     def __init__(self, path: Path, kind: type[Record]) -> None:
-        self._path, self._kind = path, kind
+        self._path = path
+        self._kind = kind
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:

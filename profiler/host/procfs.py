@@ -144,7 +144,8 @@ class LostTime:
     """
 
     def __init__(self, cores: Iterable[int], threads: int) -> None:
-        self._cores, self._threads = [*cores], threads
+        self._cores = [*cores]
+        self._threads = threads
         self._stolen_s = stolen_cpu_s(self._cores)
         self._waited_s = run_queue_wait_s()
         self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -57,7 +57,8 @@ class Deadline:
     """Until when anybody waits for what is found out; that may end sooner."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._ended = seconds, False
+        self._seconds = seconds
+        self._ended = False
         self.start()
 
     def start(self) -> None:
@@ -196,7 +197,9 @@ class TracingProcess:
         advice: str = "",
     ) -> None:
         """With `advice`: what to do about a model that takes too long."""
-        self._timeout_s, self._memory_mib, self._advice = timeout_s, memory_mib, advice
+        self._timeout_s = timeout_s
+        self._memory_mib = memory_mib
+        self._advice = advice
         self._folder = tempfile.TemporaryDirectory(prefix="trappm-tracing-")
         kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT}
         kept |= {k: v for k, v in os.environ.items() if k.startswith(("LC_", "PYTHON"))}

@@ -52,7 +52,9 @@ class Gate:
     """Around the whole application."""
 
     def __init__(self, app: ASGIApp, settings: ServingSettings, metrics: Metrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
         self._requests = 0
         self._uploads: Counter[str] = Counter()
 
@@ -162,8 +164,10 @@ class _Body:
     """What a caller sends, neither too much nor too slowly; then, whether they stay."""
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
-        self._receive, self._max_bytes = receive, max_bytes
-        self._begin, self._timeout_s = time.monotonic(), timeout_s
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._begin = time.monotonic()
+        self._timeout_s = timeout_s
         self._taken = 0
         self._whole = asyncio.Event()
         self.when_whole: Callable[[], object] = lambda: None

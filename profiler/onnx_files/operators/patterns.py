@@ -180,7 +180,8 @@ class _Matcher:
     ) -> None:
         self._constants = constants
         self._maker = {name: step for step in steps for name in step.outputs}
-        self._on_image, self._on_weights = {image}, set(weights)
+        self._on_image = {image}
+        self._on_weights = set(weights)
         for step in steps:
             if step.operator in ("Shape", "Size"):
                 continue

@@ -27,7 +27,8 @@ class LoadedSnapshots:
 
     def __init__(self, name: str | None, metrics: Metrics) -> None:
         """Raises SnapshotError: there is none of that name, or it is damaged."""
-        self._name, self._metrics = name, metrics
+        self._name = name
+        self._metrics = metrics
         self._refused: str | None = None
         self.current: Sequence[Snapshot] = snapshots_that_answer(name)
         metrics.answering(self.ids)
