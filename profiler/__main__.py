@@ -110,7 +110,7 @@ def _sweep(options: argparse.Namespace) -> int:
         raise InputError(f"--shuffle is {options.shuffle}; a seed must be 0 or more")
     protocol = protocol_named(options.protocol)
     plan = None if options.canary is None else CanaryPlan(every_measurements=options.canary)
-    environment = open_device(options.device).environment()  # a wrong key is told first
+    environment = open_device(options.device).environment()  # a wrong key fails first
     configurations = read_configurations(options.sweep)
     if options.shuffle is not None:
         order = np.random.default_rng(options.shuffle).permutation(len(configurations))
@@ -177,7 +177,7 @@ def _tell(line: str) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of the configuration."""
+    """The configuration's settings on the command line."""
     names = [field.name for field in dataclasses.fields(Configuration)]
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}

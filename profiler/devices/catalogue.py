@@ -38,14 +38,14 @@ _SERIES = re.compile(r"\b(rtx|gtx)\W*(\d+)(ti|super|d)?\b")
 _GEFORCE = re.compile(r"[rg]tx-\d")
 _NUMBERED = re.compile(r"[rg]tx-\D*\d+")
 _MEMORY_TOLERANCE = 0.12
-"""NVML tells somewhat less than the data sheet: error correction, the driver's own, GB for GiB."""
+"""NVML reports a little less than data sheets: error correction, the driver's own, GB for GiB."""
 _USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
 """Of the memory, by compute slices of a part; of the cards with seven."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardName:
-    """What a name says of a card."""
+    """What a name reveals about a card."""
 
     model: str
     """Such as `a100` or `rtx-3090-ti`."""
@@ -179,7 +179,7 @@ def card_of(name: str, memory_mib: float | None = None) -> Card | None:
 
     Args:
         name: any that it goes by. Where it says neither form nor memory, the first row is meant.
-        memory_mib: as NVML tells it, where somebody has asked.
+        memory_mib: as NVML reports it, where that is known.
     """
     wanted = read_name(name)
     whole = replace(wanted, part=None)

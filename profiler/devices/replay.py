@@ -46,7 +46,7 @@ class ReplayDevice(Device):
         if path.stat().st_size > _MAX_BYTES:
             raise DeviceError(f"{name!r} is larger than {_MAX_BYTES >> 20} MiB; split it")
         self._path = path.resolve()
-        self._answers  # noqa: B018  # a file that cannot be read is told now
+        self._answers  # noqa: B018  # a file that cannot be read fails now
 
     def environment(self) -> dict[str, Any]:
         """What all records agree on, so that a failure belongs to the same stack as the labels."""

@@ -41,7 +41,7 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
         size that
             the module does not take.
-        UnsupportedModelError: no graph can be made of the model; the reason is told.
+        UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     sample = Sample.of(input_size)
     name = model if isinstance(model, str) else type(model).__name__

@@ -49,7 +49,7 @@ _STACK = (
 )
 
 _JOINED_LATER = ("switches", "ecc_enabled", "device_clock_mhz", "host_cpu")
-"""Of the stack too, where they are told: environment variables; of a GPU error correction, the
+"""Of the stack too, where they are known: environment variables; of a GPU error correction, the
 clock that a user has set, and the processor that launches its kernels."""
 
 _USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")

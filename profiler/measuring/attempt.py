@@ -1,4 +1,4 @@
-"""One attempt to measure, as the measuring child lives it: lock, prepare, run, tell.
+"""One attempt to measure, inside the measuring child: lock, prepare, run, report.
 
 The child sends its phases and environment as they come, so that whoever kills it, or sees it die,
 knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
@@ -38,14 +38,14 @@ _PERHAPS_OUT_OF_MEMORY = re.compile(
     r"|CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b",
     re.I,
 )
-"""What cuDNN says where no kernel can do it, or no workspace is left; torch's allocator where it
-asks NVML, which is not there, who has the memory that it lacks; and both libraries where there is
-no memory left for their own, or something else went wrong."""
+"""Errors of cuDNN without a kernel for the step or without memory for its workspace; of torch's
+allocator where it needs NVML, which is missing, to see who holds the memory; and of both libraries
+without memory for themselves, or after something else went wrong."""
 _WORTH_ANOTHER = re.compile(
     r"CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b", re.I
 )
 _NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
-"""What batch norm says of a single image that the model has shrunk to one pixel."""
+"""Batch norm's error for a single image that the model has shrunk to one pixel."""
 _ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
 _MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
 

@@ -1,8 +1,8 @@
 """Measures in a process of its own, so that nothing a model does can take the worker down.
 
 Every attempt ends in a Measurement: a crash in native code, a hang, a kill and memory running out
-are outcomes, told with the phase they happened in. The child, not the worker, holds the lock that
-keeps CPU measurements of one host apart, so an orphan still keeps others off until it is dead.
+are outcomes, recorded with the phase they happened in. The child, not the worker, holds the lock
+that keeps CPU measurements of a host apart, so an orphan still keeps others off until it is dead.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Sweep:
     def run(
         self, measure: Callable[[Configuration], Measurement], tell: Callable[[str], None]
     ) -> None:
-        """Measures what is not settled; tells one line after each attempt.
+        """Measures what is not settled; reports a line after each attempt.
 
         Raises:
             TrappmError: a result cannot be written, or the worker broke down several times in

@@ -1,9 +1,9 @@
 """Which inputs of an ONNX graph are the images, and which are weights that the file leaves out.
 
-Nothing in ONNX says so. A weight is told by its use: it is the kernel of a convolution, the scale
-of a normalisation, the matrix that the features are multiplied by. Any other input is something
-that a model is given when it runs, and a model of several inputs is refused: its cost would be
-wrong.
+Nothing in ONNX says so. A weight is recognised by its use: it is the kernel of a convolution, the
+scale of a normalisation, the matrix that the features are multiplied by. Any other input is
+something that a model is given when it runs, and a model of several inputs is refused: its cost
+would be wrong.
 """
 
 from __future__ import annotations

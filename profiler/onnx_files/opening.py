@@ -202,7 +202,7 @@ def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions; how large it will be is found out before."""
+    """The model without functions; its size is worked out before they are expanded."""
     bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     everywhere = [model.graph.node, *(function.node for function in model.functions)]

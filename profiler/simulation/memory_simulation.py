@@ -50,7 +50,7 @@ class Loop(Enum):
     PLAIN = "plain"
     """Our protocol's (`profiler.steps.step`): no weight decay, cuDNN goes by its heuristics."""
     TUNED = "tuned"
-    """As the published A100 labels show it, which nobody tells: SGD has momenta; weight decay makes
+    """As the published A100 labels imply, though undocumented: SGD has momenta; weight decay makes
     a temporary as large as all gradients (`_foreach_add` in torch/optim/sgd.py); and with
     `torch.backends.cudnn.benchmark` each convolution that is met for the first time is searched
     for its fastest algorithm, after which PyTorch gives all unused segments back to the device

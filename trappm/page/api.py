@@ -1,4 +1,4 @@
-"""What the page asks for: JSON from the label store and the registry, to read only.
+"""The page's own API: JSON from the label store and the registry, to read only.
 
 Every answer is bounded: rows come in pages, points of a map are thinned, and what takes long is
 worked out once, by one thread, while the page waits and asks again.

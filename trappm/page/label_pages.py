@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LARGEST_PAGE = 200
 COUNTED = 100_000
-"""More labels than this are not counted, only told to be more."""
+"""Counting ends here; the page then shows that there are more."""
 MOST_IN_FILE = 100_000
 MOST_SAMPLES = 5_000
 MOST_ATTEMPTS = 100
@@ -93,7 +93,7 @@ def as_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
     """The labels that pass, as CSV or as a JSON list.
 
     Raises:
-        InputError: there are more than a page can hand out; the command for that is told.
+        InputError: there are more than a page can hand out; with the command for that.
     """
     frame = store.query_labels(wanted, sort=sort, limit=MOST_IN_FILE + 1)
     if len(frame) > MOST_IN_FILE:

@@ -1,7 +1,7 @@
-"""Maps of campaigns' pools, each worked out once for what the store then knew.
+"""Maps of campaigns' pools, each worked out once for a state of the store.
 
-A map needs the encoder and the choice of what is wanted next, which takes seconds: one thread does
-it, and whoever asks meanwhile is told to ask again. It holds the lock of this host's cores, as a
+A map needs the encoder and the next choice of the acquisition, which takes seconds: one thread does
+it, and requests meanwhile get 202, to ask again. It holds the lock of this host's cores, as a
 measurement on them does, so that neither disturbs the other.
 """
 
@@ -24,7 +24,7 @@ WANTED = 10
 MOST_POINTS = 3_000
 KEPT = 16
 PATIENCE_S = 3.0
-"""A question waits so long before it is told to come again."""
+"""A request waits so long before it is answered with 202."""
 
 LOCK_TIMEOUT_S = 120.0
 """A measurement on these cores that takes longer than this is not waited for."""

@@ -25,7 +25,7 @@ def facts(store: Store, name: str) -> dict[str, Any]:
     """A snapshot's manifest, what it is called, and its errors.
 
     Args:
-        store: whose campaigns may tell errors by family.
+        store: whose campaigns may have errors by family.
         name: an id, its beginning, an alias, or `default`.
 
     Raises:
@@ -52,7 +52,7 @@ def _manifest(name: str) -> Mapping[str, Any]:
 
 
 def _families(store: Store, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Errors by family, as the manifest tells them, or else the report of its campaign.
+    """Errors by family, from the manifest, or else from the report of its campaign.
 
     Returns:
         One row for each device, phase (None: any), metric and family: count, mape.

@@ -30,7 +30,7 @@ _ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that answer, the best first; simulated ones are no knowledge about a device."""
 
 _NEAREST = 3
-"""So many labelled settings are told where none fits."""
+"""So many labelled settings are listed where none fits."""
 
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
@@ -60,7 +60,7 @@ class Answer:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with what tells apart: label ids, or the snapshot."""
+        """Plain values, with the ids of the labels or of the snapshot."""
         labels = [
             {"id": x.id, **x.configuration.to_dict(), "protocol": x.protocol,
              "provenance": x.provenance.value, "step_time_ms": x.step_time_ms,
@@ -249,7 +249,7 @@ class _Inquiry:
         with store:
             try:
                 alike = store.labelled_pairs(device, like=self.what)
-            except InputError as error:  # there is no such device; the nearest is told
+            except InputError as error:  # no such device; the error names the nearest
                 return [str(error)]
             hints = []
             pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
@@ -342,7 +342,7 @@ class _Inquiry:
 
 
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
-    """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
+    """The protocol to measure by; looked up even where unneeded, to catch misspelt names."""
     from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
     from trappm.profiler.records import is_cpu_device
     from trappm.store.query.suggestions import nearest

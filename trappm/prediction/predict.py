@@ -104,7 +104,7 @@ def predict(
         SnapshotError: no such snapshot, or it has no head for the device.
         InputError: a batch or input size that the model cannot have, an example that does not fit
             the module, or an argument that there is not.
-        UnsupportedModelError: no graph can be made of the model; the reason is told.
+        UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     from trappm.prediction.answering import Question, answers
     from trappm.prediction.subjects import subject_of

@@ -1,4 +1,4 @@
-"""Static profiles of models that were asked about, kept so that the next process need not trace.
+"""Static profiles of models, kept so that the next process need not trace them again.
 
 An entry is named by all that it depends on: the architecture or the file's content, the input size,
 and the versions of the libraries that traced it. Entries only ever save time: a damaged one is made

@@ -48,7 +48,7 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
         return [_loaded(latest), shipped]
     except SnapshotError as error:
         raise SnapshotError(
-            f"{error}; --snapshot {DEFAULT} asks the one that ships with trappm"
+            f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
         ) from error
 
 

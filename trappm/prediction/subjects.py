@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Subject(ABC):
-    """A model that is asked about."""
+    """The model that a question is about."""
 
     name: str
     batch_size: int | None = None
@@ -91,7 +91,7 @@ def known_subject(key: tuple[object, ...]) -> Subject:
 
 
 def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
-    """Profiles a model, and its kernels in these settings, for whoever asks `known_subject` next.
+    """Profiles a model, and its kernels in these settings, so that `known_subject` finds it.
 
     Raises:
         TrappmError: what is wrong with the model.

@@ -1,8 +1,8 @@
-"""Finds out about models that nobody has asked about before: here, or in a process of their own.
+"""Traces models that have no profiles yet: here, or in a process of their own.
 
-A file that anyone may have made is looked at in a fork of a warm process that can be ended, with
-limits of time and memory, without this process's environment and in an empty folder; so is whatever
-a server is asked about. What comes back are bytes: profiles, or one line of what is wrong.
+A file of unknown origin is traced in a fork of a warm process that can be ended, with limits of
+time and memory, without this process's environment and in an empty folder; so is every model that a
+server has no profiles of. The result is bytes: profiles, or one line about what is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOR_FILES = (
     "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
     "trappm.profiler.simulation.kernel_profile",
 )  # fmt: skip
-"""What looking at a file imports; a fork finds it warm."""
+"""Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
 TIMEOUT_S = 120.0
@@ -50,11 +50,11 @@ _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_EN
 
 
 class TracingTimeoutError(ModelFileError):
-    """Looking at a model took longer than it may, and was ended."""
+    """Tracing a model took longer than it may, and was ended."""
 
 
 class Deadline:
-    """Until when anybody waits for what is found out; that may end sooner."""
+    """Until when a caller waits for a trace; the caller may leave sooner."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,7 +62,7 @@ class Deadline:
         self.start()
 
     def start(self) -> None:
-        """From now on the time counts."""
+        """Starts the clock."""
         self._until = time.monotonic() + self._seconds
 
     def end(self) -> None:

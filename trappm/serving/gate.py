@@ -1,8 +1,8 @@
-"""What every request passes before any route sees it, and every answer after it.
+"""The gate that every request passes before its route, and every answer after it.
 
-Who asks (token, host, origin), how much (body, requests at once), how long (of a body, of the work;
-it ends with its caller), and what came of it (metrics). Plain ASGI, so that it holds for every
-route there is, files included.
+It checks the caller (token, origin), the size (body, requests at once) and the time (of a body, of
+the work, which ends when its caller leaves), and counts the outcome (metrics). Plain ASGI, so that
+it holds for every route there is, files included.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ HEALTH = frozenset({"/healthz", "/readyz"})
 DATA = ("/v1/", "/api/", "/metrics", "/openapi.json")
 """What a token guards; the rest is the page, which shows nothing without them."""
 _FORM_BYTES = 1 << 20
-"""What a form may have beside its file."""
-_LEAST_RATE = 64 << 10
+"""Of a form beside its file."""
+_MIN_BYTES_PER_S = 64 << 10
 """Bytes a second of a body, after its first seconds."""
 _AGAIN = "ask again in a moment"
 
@@ -69,7 +69,7 @@ class Gate:
             await self._guarded(scope, receive, answer)
         except TrappmError as error:
             await answer.problem(*problem(error))
-        except Exception:  # the last resort; nothing of it is told
+        except Exception:  # the last resort; callers learn nothing of it
             _log.exception("%s %s failed", scope["method"], scope["path"])
             await answer.problem(500, details(500, "an unexpected error; the server's log has it"))
         finally:
@@ -176,7 +176,7 @@ class _Body:
         """The next part; raises SlowBodyError or TooLargeError."""
         if self._whole.is_set():
             return await self._receive()
-        waits_s = self._begin + self._timeout_s + self._taken / _LEAST_RATE - time.monotonic()
+        waits_s = self._begin + self._timeout_s + self._taken / _MIN_BYTES_PER_S - time.monotonic()
         try:
             async with asyncio.timeout(waits_s):
                 message = await self._receive()

@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests, how long they took, what was answered together, by whom."""
+"""Metrics for Prometheus: requests, their durations, sizes of batches, snapshots in force."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Metrics:
             registry=self._registry,
         )
         self.known = Counter(
-            "trappm_known_answers", "Predictions told from memory.", registry=self._registry
+            "trappm_known_answers", "Predictions answered from memory.", registry=self._registry
         )
         self.traces = Counter(
             "trappm_traces",
-            "Models looked at for the first time.",
+            "Models traced for the first time.",
             ("outcome",),
             registry=self._registry,
         )

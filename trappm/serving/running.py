@@ -29,7 +29,7 @@ _MAX_TOKEN_BYTES = 4096
 _SWITCH_S = 0.0005
 """How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
 _STOP_S = 30
-"""What requests in flight have to end, when the server is told to."""
+"""Requests in flight have so long to end when the server stops."""
 
 
 def serve(

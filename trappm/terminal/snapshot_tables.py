@@ -78,7 +78,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """One row for each head: device, phase, metric, labels, and its errors where they are told."""
+    """One row for each head: device, phase, metric, labels, and its errors where they are known."""
     errors, rows = manifest.get("errors") or {}, []
     for device, phases in manifest["heads"].items():
         for phase, settings in phases.items():

@@ -23,7 +23,7 @@ def console() -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table; columns of numbers stand to the right, missing values are told as such."""
+    """A table; columns of numbers are right-aligned, missing values are marked as such."""
     body = [[cell(value) for value in row] for row in rows]
     numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
     headings = [column.replace("_", " ") for column in columns]

@@ -1,4 +1,4 @@
-"""What a GPU's sensors say while steps run: a thread asks them ten times a second.
+"""Readings of a GPU's sensors while steps run: a thread takes them ten times a second.
 
 The thread gives Python's lock away while NVML answers, so the steps hardly notice it.
 """

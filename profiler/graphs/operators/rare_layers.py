@@ -42,7 +42,7 @@ def average_pool(axes: int) -> Rule:
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:
-    """Windows follow one another unless told how far apart they are."""
+    """Windows follow one another unless a stride is given."""
     kernel = _each(call["kernel_size"], axes)
     return {
         "kernel_shape": kernel,

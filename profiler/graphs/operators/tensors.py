@@ -176,7 +176,7 @@ def vector_norm(call: Call) -> list[Value]:
 
 
 def variance(call: Call) -> list[Value]:
-    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless told not to."""
+    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless switched off."""
     x, axes = call.input, _axes(call)
     mean = call.emit("ReduceMean", x, axes=axes)
     difference = call.emit("Sub", x, mean, shape=x.shape)

@@ -1,8 +1,8 @@
 """From questions to answers: snapshots, what was answered before, the thread and the processes.
 
 An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
-What is not remembered goes to the one thread that asks heads (`batching`), and a model that nobody
-has profiled first to a process of its own (`tracing`).
+What is not remembered goes to the thread that evaluates heads (`batching`), and a model without
+profiles first to a process of its own (`tracing`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
-"""Answers that are remembered: some 10 kB each."""
+"""Answers that are remembered, about 10 kB each."""
 MAX_BATCH = 32
 _AT_ONCE = 16
 """Predictions of one request under way, so that others get a turn in between."""
@@ -45,7 +45,7 @@ class _Job:
     model: Model
     device: str
     client: str
-    """Who asks: each gets a turn."""
+    """Its address: clients take turns."""
 
 
 class Answer(NamedTuple):
@@ -72,7 +72,7 @@ class Answerer:
     async def predict(
         self, settings: Settings, models: Sequence[Model], client: str
     ) -> list[Answer]:
-        """All devices of the first model, then those of the next; `client` is who asks.
+        """All devices of the first model, then those of the next; `client` is the caller's address.
 
         Raises:
             TrappmError: as `trappm.predict`, and those of `tracing`.
@@ -124,7 +124,7 @@ class Answerer:
                 answer = await self._batcher.submit(job)
             except UnprofiledError:
                 raise TrappmError(
-                    "what was found out about the model could not be kept; make the folder "
+                    "the model's profiles could not be kept; make the folder "
                     "profiles of TRAPPM_HOME writable"
                 ) from None
         self._known[key] = answer

@@ -38,7 +38,7 @@ class LoadedSnapshots:
         return [snapshot.id for snapshot in self.current]
 
     async def named(self, name: str | None) -> Sequence[Snapshot]:
-        """What a question means that names a snapshot of this machine's registry, or none.
+        """The snapshots for a question: those in force, or the one of this registry that it names.
 
         Raises:
             SnapshotError: there is none of that name, or it is damaged.
@@ -53,7 +53,7 @@ class LoadedSnapshots:
         return await asyncio.to_thread(_of_registry, name)
 
     async def reload(self) -> bool:
-        """Takes what the name means by now; whether that is something else.
+        """Loads what the name means by now; returns whether that has changed.
 
         Raises:
             SnapshotError: it is damaged; what was in force stays.
@@ -72,7 +72,7 @@ class LoadedSnapshots:
         return changed
 
     async def watch(self, every_s: float) -> None:
-        """Reloads again and again, for ever; tells once of what cannot be loaded."""
+        """Reloads for ever; logs a snapshot that cannot be loaded once."""
         while True:
             await asyncio.sleep(every_s)
             try:
