@@ -1,6 +1,6 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
-    memory                  simulated step (`learner.physics.memory_prior`), or rules on the graph
+    memory                  simulated step (`learner.physics.memory_prior`), or the graph
     step time               simulated kernels (`step_time`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
     power, energy, others   terms of the graph

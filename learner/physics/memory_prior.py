@@ -4,7 +4,7 @@
                      + scratch * (scratch memory of convolutions)
 
 The sizes come from a training step replayed through CUDA's allocator, or, where none could be
-traced, from rules on the graph (`step_memory`). On a card that is simulated well, all
+traced, roughly from the graph (`step_memory`). On a card that is simulated well, all
 constants are 1 and no label is needed; on a CPU they start from a small process without segments
 (`device_specs`), and labels move them. Which training loop ran is not told by published labels, but
 told apart by them: it is the one that explains them best.

@@ -53,11 +53,11 @@ def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[st
     members: dict[str, set[str]] = {}
     for architecture in architectures:
         members.setdefault(family_of(architecture), set()).add(architecture)
-    found: set[str] = set()
+    names: set[str] = set()
     for family in families:
         if family not in members:
             near = difflib.get_close_matches(family, members, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"such as {', '.join(FAMILIES)}"
             raise InputError(f"no architecture is of the family {family!r}; {hint}")
-        found |= members[family]
-    return found
+        names |= members[family]
+    return names

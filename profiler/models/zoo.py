@@ -36,14 +36,14 @@ def architectures(patterns: Iterable[str]) -> list[str]:
     Raises:
         UnknownArchitectureError: a name or glob matches nothing.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         wanted = current_name(pattern)
         matches = [name for name in _names() if fnmatchcase(name, wanted)]
         if not matches:
             raise _unknown(pattern)
-        found.update(matches)
-    return sorted(found)
+        names.update(matches)
+    return sorted(names)
 
 
 def current_name(name: str) -> str:
