@@ -20,7 +20,7 @@ from trappm.learner.acquisition.request import (
     Pick,
     explained,
 )
-from trappm.learner.acquisition.similarity import matern
+from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ class DensityCoreset:
         density = np.empty(len(points), dtype=np.float32)
         for start in range(0, len(points), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            density[rows] = matern(points[rows], sample).mean(axis=1)
+            density[rows] = matern32(points[rows], sample).mean(axis=1)
         return _farthest(request, density)
 
 
@@ -113,7 +113,7 @@ class Representation:
         served = np.zeros(len(targets), dtype=np.float32)
         for start in range(0, len(targets), TARGETS_AT_ONCE):
             some = slice(start, start + TARGETS_AT_ONCE)
-            likeness = matern(targets[some], points)
+            likeness = matern32(targets[some], points)
             if len(known):
                 served[some] = likeness[:, known].max(axis=1)
             if elsewhere is not None and len(elsewhere):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import Covariance, narrow
-from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.graph_prior import GraphPrior
@@ -98,7 +98,7 @@ def _known(
     for prior, rows in _priors(metric, spec, traced):
         at = np.flatnonzero(rows)
         some = [workloads[i] for i in at.tolist()]
-        model = Joint(prior, Ground.of(prior, some)).fit([], nothing, generator)
+        model = Joint(prior, PoolPoints.of(prior, some)).fit([], nothing, generator)
         wide = model.covariance(some, generator)
         parts.append((at, narrow(wide.features), model.predict(some)))
         noise, width = wide.noise, width + parts[-1][1].shape[1]

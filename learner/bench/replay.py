@@ -23,7 +23,7 @@ from trappm.learner.acquisition import (
 )
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
-from trappm.learner.acquisition.joint import Ground, Joint, JointModel
+from trappm.learner.acquisition.joint import Joint, JointModel, PoolPoints
 from trappm.learner.acquisition.pool_knowledge import probability_above
 from trappm.learner.bench.benchmark import TEST_SHARE, Samples
 from trappm.learner.bench.errors import split_architectures
@@ -124,7 +124,7 @@ class _View:
         self._families = bench.samples.families[pool].tolist()
         self._embeddings = bench.embeddings[pool]
         self._static = np.stack([w.static_features for w in self._workloads])
-        self._joint = Joint(bench.prior, Ground.of(bench.prior, self._workloads))
+        self._joint = Joint(bench.prior, PoolPoints.of(bench.prior, self._workloads))
         generator = np.random.default_rng(0)
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
         # Without labels the covariance is as good a guide as with some, and a batch is as good as

@@ -29,7 +29,7 @@ from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
 from trappm.learner.networks.published import TrappmAsPublished
-from trappm.learner.residual.residual import grouped_folds
+from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.extras import from_extra
 

@@ -91,7 +91,7 @@ class Heads:
 
         return Predictions(
             metrics=tuple(found),
-            mean=column("median"),
+            median=column("median"),
             low=column("low"),
             high=column("high"),
             log_std=column("log_std"),

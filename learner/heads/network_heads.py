@@ -35,6 +35,8 @@ from trappm.learner.networks.regressor import (
     train_network,
 )
 from trappm.learner.snapshots.tensors import with_prefix
+from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Graph
@@ -89,7 +91,7 @@ class NetworkHeads:
         half_width = self._row(self.stretch) * log_std
         return Predictions(
             metrics=self.metrics,
-            mean=np.exp(middle),
+            median=np.exp(middle),
             low=np.exp(middle - half_width),
             high=np.exp(middle + half_width),
             log_std=log_std,
@@ -189,7 +191,7 @@ def train_networks(
         raise InputError("the heads to start from were made with another preset or encoder")
     with torch_seeded(generator):
         job = _Training(graphs, embeddings, np.log(targets), tuple(metrics), preset, init)
-        return job.run(_folds(groups, preset.members, generator), generator, on_progress)
+        return job.run(grouped_folds(groups, preset.members, generator), generator, on_progress)
 
 
 def _inputs(workloads: Sequence[Workload]) -> tuple[list[Graph], FloatArray]:
@@ -290,7 +292,7 @@ class _Training:
                 found[metric] = self.init.scale[metric]
             else:
                 left = unseen[:, list(METRICS).index(metric)]
-                found[metric] = max(_robust_deviation(left[~np.isnan(left)]), 0.02)
+                found[metric] = max(robust_deviation(left[~np.isnan(left)]), 0.02)
         return found
 
     def _new_network(self, number: int) -> HeadNetwork:
@@ -330,7 +332,7 @@ class _Training:
             unseen = left[folds, rows, column][known]
             word = words[folds, rows, column][known]
             errors = unseen - word
-            noise[metric] = max(_robust_deviation(errors), 0.005)
+            noise[metric] = max(robust_deviation(errors), 0.005)
             disagreement = (left - words)[:, known, column].std(axis=0)
             ratios = np.abs(errors) / np.hypot(noise[metric], disagreement)
             stretch[metric] = _upper_quantile(ratios, COVERAGE)
@@ -346,25 +348,6 @@ class _Training:
             stretch=stretch,
             label_count=len(self.logs),
         )
-
-
-def _folds(
-    groups: Sequence[str], count: int, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """The fold of each label (n): architectures dealt out at random, none divided.
-
-    Labels of one single architecture are dealt out one by one: near-copies are better than nothing.
-    """
-    names, number = np.unique(np.array(groups), return_inverse=True)
-    if len(names) == 1:
-        number = np.arange(len(groups))
-    order = generator.permutation(int(number.max()) + 1)
-    return (order[number] % min(count, len(order))).astype(np.int64)
-
-
-def _robust_deviation(values: Array) -> float:
-    """Deviation of the middle half, as of a normal distribution around zero."""
-    return 1.4826 * float(np.median(np.abs(values)))
 
 
 def _upper_quantile(values: Array, level: float) -> float:

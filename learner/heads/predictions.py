@@ -22,7 +22,7 @@ class Predictions:
 
     metrics: tuple[str, ...]
     """Those that can be said of all of them: some heads need kernels."""
-    mean: Array
+    median: Array
     """In the metric's unit."""
     low: Array
     """Lower bound of the 90 % interval."""

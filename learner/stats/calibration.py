@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trappm.learner.stats.student_t import losses, robust_deviation
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -183,14 +184,13 @@ class Familiarity:
         def loss(widening: float) -> float:
             stated = np.hypot(deviations, widening * distance)[known]
             ratios = errors[known] / stated
-            unit = max(1.4826 * float(np.median(np.abs(ratios))), 1e-3)
-            tails = 2.5 * np.log1p((ratios / unit) ** 2 / 4.0)
-            return float(votes @ (np.log(stated * unit) + tails))
+            unit = max(robust_deviation(ratios), 1e-3)
+            return float(votes @ losses(errors[known], stated * unit))
 
         best = 0.0
         if known.any():
-            losses = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
-            best = WIDENINGS[int(np.argmin(losses))]
+            totals = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
+            best = WIDENINGS[int(np.argmin(totals))]
         return replace(self, widening=best), np.hypot(deviations, best * distance)
 
     def distance(self, features: Array) -> Array:

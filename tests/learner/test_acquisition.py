@@ -17,7 +17,8 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
-from trappm.learner.acquisition.similarity import LANDMARKS, matern, pool_features
+from trappm.learner.acquisition.similarity import LANDMARKS, pool_features
+from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
 
@@ -255,13 +256,11 @@ def test_density_leaves_loners_for_later():
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    from trappm.learner.acquisition.similarity import matern
-
     asked = request(n=300, count=10)
 
     def served(picks):
         known = asked.points[[*asked.known, *picks]]
-        return matern(asked.points, known).max(axis=1).mean()
+        return matern32(asked.points, known).max(axis=1).mean()
 
     drawn = [
         served(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
@@ -440,7 +439,7 @@ def test_what_is_no_number_is_refused_instead_of_chosen():
 
 def represented(points, known):
     """The sum over the pool of the likeness to the nearest that is known."""
-    return float(matern(points, points[known]).max(axis=1).sum()) if len(known) else 0.0
+    return float(matern32(points, points[known]).max(axis=1).sum()) if len(known) else 0.0
 
 
 @given(seed=st.integers(0, 1_000), known=st.integers(0, 5))

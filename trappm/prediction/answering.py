@@ -251,7 +251,7 @@ class _Asked:
         found: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
         intervals = {}
         for at, metric in enumerate(said.metrics):
-            found[metric] = float(said.mean[row, at])
+            found[metric] = float(said.median[row, at])
             intervals[metric] = (float(said.low[row, at]), float(said.high[row, at]))
         if found["step_time_ms"] is not None:
             per_second = 1000 * self._batch_size
