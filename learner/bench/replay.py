@@ -17,17 +17,14 @@ import numpy.typing as npt
 from trappm.learner.acquisition import (
     AcquisitionRequest,
     Covariance,
-    Strategy,
     cold_start,
-    strategy_named,
 )
 from trappm.learner.acquisition.covariance import narrow
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.joint import Joint, JointModel, PoolPoints
 from trappm.learner.acquisition.pool_knowledge import probability_above
 from trappm.learner.bench.benchmark import TEST_SHARE, Samples
 from trappm.learner.bench.errors import split_architectures
-from trappm.learner.bench.peers import PEERS
+from trappm.learner.bench.strategies import NEED_GRADIENTS, NEED_PREDICTIONS, named_strategy
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
@@ -39,8 +36,6 @@ BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
 """Labels after which the learner is fitted, judged and asked what next."""
 STEPS = 55
 """Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
-NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
-"""Strategies that ask what runs are expected to cost, or how sure that is."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +73,6 @@ class Bench:
         """What runs died of; None if none did."""
         above = self.samples.above[~np.isnan(self.samples.above)]
         return float(np.median(above)) if len(above) else None
-
-
-def named_strategy(name: str) -> Strategy:
-    """A strategy of ours or of a peer.
-
-    Raises:
-        InputError: there is none of this name.
-    """
-    return strategy_named(name, PEERS)
 
 
 def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:

@@ -184,7 +184,7 @@ def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, measure, small)
     for heads in (source, other):
         again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
         first, second = (h.predict(workloads) for h in (heads, again))
-        for name in ("mean", "low", "high", "log_std", "disagreement", "outside"):
+        for name in ("median", "low", "high", "log_std", "disagreement", "outside"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 

@@ -59,7 +59,7 @@ def test_the_papers_head_trains(zoo, measure):
 def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, networks):
     again = heads_from_tensors(networks.head, trained.settings(), trained.tensors())
     workloads = zoo.workloads(range(96))[0]
-    for name in ("mean", "low", "high", "log_std", "disagreement"):
+    for name in ("median", "low", "high", "log_std", "disagreement"):
         first, second = (getattr(h.predict(workloads), name) for h in (trained, again))
         np.testing.assert_array_equal(first, second)
 

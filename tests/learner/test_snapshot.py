@@ -81,7 +81,7 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
         assert loaded.trained(device, Phase.TRAIN).settings == trained.settings
         after = loaded.predict(workloads, device)
         assert after.metrics == before.metrics
-        for name in ("mean", "low", "high", "log_std"):
+        for name in ("median", "low", "high", "log_std"):
             np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-4)
 
 
