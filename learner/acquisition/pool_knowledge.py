@@ -18,9 +18,8 @@ from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 
@@ -116,13 +115,8 @@ def _priors(
     metric: str, spec: DeviceSpec | None, traced: npt.NDArray[np.bool_]
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
-    if metric == "memory_mib":
-        prior = MemoryPrior.on(spec)
-        return [(prior, np.ones_like(traced))]
-    if metric != "step_time_ms" or spec is None:
-        return [(GraphPrior(metric), np.ones_like(traced))]
-    found: list[tuple[Prior, npt.NDArray[np.bool_]]] = [
-        (StepTimePrior(spec), traced),
-        (GraphPrior(metric), ~traced),
-    ]
-    return [(prior, rows) for prior, rows in found if rows.any()]
+    better = starting_prior(metric, spec, kernels=True)
+    if not isinstance(better, StepTimePrior):
+        return [(better, np.ones_like(traced))]
+    graph = starting_prior(metric, spec, kernels=False)
+    return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

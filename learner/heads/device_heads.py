@@ -26,9 +26,9 @@ from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.graph_terms import PRIORS
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.workload import Workload
@@ -281,13 +281,11 @@ def train_heads(
 
 def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
     """What explains a metric before labels do, by the part of the heads that it belongs to."""
-    if metric == "memory_mib":
-        return {"heads": MemoryPrior.on(spec)}
-    # A metric of which nobody has thought yet is taken for work, as most costs are.
-    found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
-    if metric == "step_time_ms" and spec is not None:
-        found["of_kernels"] = StepTimePrior(spec)
-    return found
+    priors = {"heads": starting_prior(metric, spec, kernels=False)}
+    better = starting_prior(metric, spec, kernels=True)
+    if isinstance(better, StepTimePrior):
+        priors["of_kernels"] = better
+    return priors
 
 
 def _kind_of(prior: Prior) -> str:

@@ -38,8 +38,8 @@ def precisions(
     return (degrees + 1.0) / (degrees * scale**2 + squares)
 
 
-def losses(errors: Array, scale: Array) -> Array:
-    """Negative log density of errors (n) of this scale (n), up to a constant (n)."""
+def losses(errors: Array, scale: Array | float) -> Array:
+    """Negative log density of errors (n) of this scale, one or (n), up to a constant (n)."""
     degrees = DEGREES_OF_FREEDOM
     tails = 0.5 * (degrees + 1.0) * np.log1p((errors / scale) ** 2 / degrees)
     found: Array = np.log(scale) + tails

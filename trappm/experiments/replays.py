@@ -179,11 +179,7 @@ class Benches:
         from trappm.experiments.label_files import read_labels, read_usable
         from trappm.experiments.labelled_workloads import prepare
         from trappm.learner.networks.presets import LAPTOP
-        from trappm.learner.physics.device_specs import spec_of
-        from trappm.learner.physics.graph_prior import GraphPrior
-        from trappm.learner.physics.memory_prior import MemoryPrior
-        from trappm.learner.physics.prior import Prior
-        from trappm.learner.physics.step_time_prior import StepTimePrior
+        from trappm.learner.physics.starting_prior import prior_on_card
         from trappm.store import Home, Store
 
         self._plan = plan
@@ -199,19 +195,12 @@ class Benches:
                 usable=None if plan.usable is None else read_usable(plan.usable),
                 watch=watch,
             )
-        self._prior: Prior = GraphPrior(plan.metric)
-        if plan.metric == "memory_mib":
-            self._prior = MemoryPrior.on(spec_of(self._prepared.card))
-        elif plan.metric == "step_time_ms" and self._has_kernels:
-            self._prior = StepTimePrior(spec_of(self._prepared.card))
+        kernels = all(w.kernels is not None for w in self._prepared.samples.workloads)
+        self._prior = prior_on_card(plan.metric, self._prepared.card, kernels=kernels)
         # Whatever the learner, choices are made from the embeddings that a campaign has by default.
         graphs = [w.graph for w in self._prepared.samples.workloads]
         self._embeddings = self._encoder(LAPTOP.encoder, pretrained=True).embed(graphs)
         self._by_learner: dict[str, Bench] = {}
-
-    @property
-    def _has_kernels(self) -> bool:
-        return all(w.kernels is not None for w in self._prepared.samples.workloads)
 
     def play(self, job: Job) -> list[Point]:
         return list(replay(self._bench(job.learner), job.strategy, job.seed, self._plan.budgets))
