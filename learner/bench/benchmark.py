@@ -82,7 +82,7 @@ class Samples:
         names = self.architectures
         return Targets(self.values[rows], self.above[rows], [names[i] for i in rows])
 
-    def of_rows(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
+    def at(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
         return [self.workloads[i] for i in rows]
 
 
@@ -209,10 +209,8 @@ def run_plan(
             else:
                 # A checksum of its own name: an estimator must not depend on those beside it.
                 generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
-                model = estimator.fit(
-                    samples.of_rows(rows), samples.targets(rows), generator, start
-                )
-            estimate = model.predict(samples.of_rows(test))
+                model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
+            estimate = model.predict(samples.at(test))
             if kept is not None:
                 kept.put(name, estimate)
         yield Run(

@@ -106,7 +106,7 @@ class _View:
 
     def __init__(self, bench: Bench, pool: IntArray) -> None:
         self._bench, self._pool = bench, pool
-        self._workloads = bench.samples.of_rows(pool)
+        self._workloads = bench.samples.at(pool)
         self._families = bench.samples.families[pool].tolist()
         self._embeddings = bench.embeddings[pool]
         self._static = np.stack([w.static_features for w in self._workloads])
@@ -165,14 +165,14 @@ class _View:
     def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
         rows = self._pool[labelled]
         samples, estimator = self._bench.samples, self._bench.estimator
-        workloads, targets = samples.of_rows(rows), samples.targets(rows)
+        workloads, targets = samples.at(rows), samples.targets(rows)
         self._quick = self._joint.fit(workloads, targets, generator)
         self._model = self._quick
         if estimator is not None:
             self._model = estimator.fit(workloads, targets, generator)
 
     def predict(self, rows: IntArray) -> Estimate:
-        return self._model.predict(self._bench.samples.of_rows(rows))
+        return self._model.predict(self._bench.samples.at(rows))
 
 
 def _point(bench: Bench, rows: IntArray, said: Estimate, test: npt.NDArray[np.bool_]) -> Point:

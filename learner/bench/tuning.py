@@ -176,12 +176,12 @@ def _error(
     """Mean absolute percentage error of one fold."""
     samples = tuning.samples
     model = estimator.fit(
-        samples.of_rows(train), samples.targets(train), np.random.default_rng(tuning.seed)
+        samples.at(train), samples.targets(train), np.random.default_rng(tuning.seed)
     )
     test = test[samples.judged[test] & ~np.isnan(samples.values[test])]
     if not len(test):
         raise InputError("a fold has no label to judge by; give more labels")
-    predicted = model.predict(samples.of_rows(test)).median
+    predicted = model.predict(samples.at(test)).median
     return 100 * float(np.mean(np.abs(predicted / samples.values[test] - 1)))
 
 

@@ -107,7 +107,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     _show(0, 2, f"judging {sheet.file}")
     judged = _fit(prior, samples, np.flatnonzero(~test))
     rows = np.flatnonzero(test)
-    scores = score(samples, rows, judged.predict(samples.of_rows(rows)))
+    scores = score(samples, rows, judged.predict(samples.at(rows)))
     kept = ("accuracy", "without_spikes", "out_of_memory")
     errors: dict[str, Any] = {key: scores[key] for key in kept if key in scores}
     errors["by_family"] = {
@@ -207,9 +207,7 @@ def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def _fit(prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Head[Prior]:
-    return Ours(prior).fit(
-        samples.of_rows(rows), samples.targets(rows), np.random.default_rng(SEED)
-    )
+    return Ours(prior).fit(samples.at(rows), samples.targets(rows), np.random.default_rng(SEED))
 
 
 def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
