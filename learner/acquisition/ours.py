@@ -86,10 +86,10 @@ class PoolReduction:
         open_ = np.zeros(len(worth), dtype=bool)
         open_[request.open] = True
         chosen: list[int] = []
-        told: dict[str, list[float]] = {name: [] for name in parts}
+        reasons: dict[str, list[float]] = {name: [] for name in parts}
         for _ in range(request.count):
             shares = {
-                name: np.mean([one.gains() / one.total for one in beliefs], axis=0)
+                name: np.mean([belief.gains() / belief.total for belief in beliefs], axis=0)
                 for name, beliefs in parts.items()
             }
             # Where one says nothing, as of copies or for lack of targets, the other still counts.
@@ -101,10 +101,10 @@ class PoolReduction:
             chosen.append(best)
             open_[best] = False
             for name, beliefs in parts.items():
-                told[name].append(float(shares[name][best]))
-                for one in beliefs:
-                    one.learn(best)
-        return explained(request, chosen, **told)
+                reasons[name].append(float(shares[name][best]))
+                for belief in beliefs:
+                    belief.learn(best)
+        return explained(request, chosen, **reasons)
 
     def _worth(self, request: AcquisitionRequest) -> Array:
         """What a label of each configuration is worth, beside what it teaches (n)."""
@@ -173,22 +173,22 @@ def with_source(covariance: Covariance, elsewhere: IntArray) -> Covariance:
     the target's covariance is `f (share A + (1 - share) I) f'`, which is no wider than before.
     """
     seen = covariance.features[elsewhere].astype(np.float64)
-    one = np.eye(seen.shape[1])
-    left = np.linalg.inv(one + COMMON_SHARE * seen.T @ seen / covariance.noise)
-    root = np.linalg.cholesky(COMMON_SHARE * left + (1.0 - COMMON_SHARE) * one)
+    identity = np.eye(seen.shape[1])
+    posterior = np.linalg.inv(identity + COMMON_SHARE * seen.T @ seen / covariance.noise)
+    root = np.linalg.cholesky(COMMON_SHARE * posterior + (1.0 - COMMON_SHARE) * identity)
     features = covariance.features @ root.astype(np.float32)
     return Covariance(features, covariance.noise)
 
 
 def taught_by_bounds(failure: Array) -> Array:
     """The share of a label's worth that a run has which dies with this probability (n)."""
-    found = np.empty(len(failure))
+    shares = np.empty(len(failure))
     normal = NormalDist()
     for row, probability in enumerate(np.clip(failure, 1e-9, 1 - 1e-9).tolist()):
         limit = normal.inv_cdf(1.0 - probability)
         ratio = normal.pdf(limit) / probability
-        found[row] = 1.0 - probability * (1.0 + limit * ratio - ratio**2)
-    return np.clip(found, 0.0, 1.0)
+        shares[row] = 1.0 - probability * (1.0 + limit * ratio - ratio**2)
+    return np.clip(shares, 0.0, 1.0)
 
 
 def ours() -> Sequence[PoolReduction]:

@@ -66,22 +66,22 @@ class PoolKnowledge:
             for metric, known in self.covariances.items()
         }
         estimates = {
-            metric: Estimate(said.median[rows], log_std=_log_std(said)[rows])
-            for metric, said in self.estimates.items()
+            metric: Estimate(estimate.median[rows], log_std=_log_std(estimate)[rows])
+            for metric, estimate in self.estimates.items()
         }
         return PoolKnowledge(covariances, estimates)
 
 
-def probability_above(said: Estimate, limit: float) -> npt.NDArray[np.float64]:
+def probability_above(estimate: Estimate, limit: float) -> npt.NDArray[np.float64]:
     """The probability of each estimate (n) to be above this limit, as a normal logarithm (n)."""
-    gaps = (np.log(limit) - np.log(said.median)) / np.maximum(_log_std(said), LEAST_DOUBT)
+    gaps = (np.log(limit) - np.log(estimate.median)) / np.maximum(_log_std(estimate), LEAST_DOUBT)
     normal = NormalDist()
     return np.array([1.0 - normal.cdf(gap) for gap in gaps.tolist()])
 
 
-def _log_std(said: Estimate) -> npt.NDArray[np.float64]:
-    assert said.log_std is not None  # noqa: S101  (a Gaussian process tells it)
-    return said.log_std
+def _log_std(estimate: Estimate) -> npt.NDArray[np.float64]:
+    assert estimate.log_std is not None  # noqa: S101  (a Gaussian process tells it)
+    return estimate.log_std
 
 
 def _known(
@@ -96,10 +96,10 @@ def _known(
     parts, noise, width = [], 0.0, 0
     for prior, rows in _priors(metric, spec, traced):
         at = np.flatnonzero(rows)
-        some = [workloads[i] for i in at.tolist()]
-        model = Joint(prior, PoolPoints.of(prior, some)).fit([], nothing, generator)
-        wide = model.covariance(some, generator)
-        parts.append((at, narrow(wide.features), model.predict(some)))
+        own = [workloads[i] for i in at.tolist()]
+        model = Joint(prior, PoolPoints.of(prior, own)).fit([], nothing, generator)
+        wide = model.covariance(own, generator)
+        parts.append((at, narrow(wide.features), model.predict(own)))
         noise, width = wide.noise, width + parts[-1][1].shape[1]
     features = np.zeros((len(workloads), width), np.float32)
     median, log_std = np.zeros(len(workloads)), np.zeros(len(workloads))

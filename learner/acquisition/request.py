@@ -136,7 +136,7 @@ class Strategy(Protocol):
 
 
 def explained(
-    request: AcquisitionRequest, chosen: Sequence[int], **told: Sequence[float]
+    request: AcquisitionRequest, chosen: Sequence[int], **reasons: Sequence[float]
 ) -> list[Pick]:
     """Picks with their reasons.
 
@@ -166,6 +166,6 @@ def explained(
         ):
             if values is not None:
                 reason[name] = round(float(values[index]), 4)
-        reason |= {name: round(float(values[rank]), 6) for name, values in told.items()}
+        reason |= {name: round(float(values[rank]), 6) for name, values in reasons.items()}
         picks.append(Pick(int(index), reason))
     return picks

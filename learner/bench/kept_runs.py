@@ -51,5 +51,5 @@ class KeptRuns:
         part.replace(path)
 
     def _path(self, run: Sequence[object]) -> Path:
-        told = repr((*self.settings, *run)).encode()
-        return self.folder / f"{hashlib.sha256(told).hexdigest()[:32]}.npz"
+        identity = repr((*self.settings, *run)).encode()
+        return self.folder / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"

@@ -94,8 +94,8 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
         generator = np.random.default_rng([seed, budget])
-        asked = view.request(labelled, budget, generator, strategy)
-        picks = (chooser if len(labelled) else cold_start(chooser)).select(asked)
+        request = view.request(labelled, budget, generator, strategy)
+        picks = (chooser if len(labelled) else cold_start(chooser)).select(request)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
         yield _point(bench, pool[labelled], view.predict(np.flatnonzero(test)), test)
@@ -131,7 +131,7 @@ class _View:
         capacity = self._bench.capacity
         guards = strategy == "ours" and capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
-        said = self._quick.predict(self._workloads) if predicted else None
+        estimate = self._quick.predict(self._workloads) if predicted else None
         knows_physics = self._bench.knows_physics
         gradients = None
         if strategy in NEED_GRADIENTS and (knows_physics or len(labelled)):
@@ -151,15 +151,15 @@ class _View:
             covariances=[self._covariance] if knows_physics else [],
             gradients=gradients,
             log_values=np.log(values),
-            uncertainty=self._uncertainty(said) if len(labelled) else None,
-            predicted_cost=said.median if said and self._bench.times else None,
-            failure=probability_above(said, capacity) if said and capacity else None,
+            uncertainty=self._uncertainty(estimate) if len(labelled) else None,
+            predicted_cost=estimate.median if estimate and self._bench.times else None,
+            failure=probability_above(estimate, capacity) if estimate and capacity else None,
         )
 
-    def _uncertainty(self, said: Estimate | None) -> Array | None:
+    def _uncertainty(self, estimate: Estimate | None) -> Array | None:
         """What the quick learner knows of it; of a purely learned one what that says by itself."""
-        if said is None or self._bench.knows_physics:
-            return None if said is None else said.log_std_of_mean
+        if estimate is None or self._bench.knows_physics:
+            return None if estimate is None else estimate.log_std_of_mean
         return self._model.predict(self._workloads).log_std_of_mean
 
     def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
@@ -175,11 +175,11 @@ class _View:
         return self._model.predict(self._bench.samples.at(rows))
 
 
-def _point(bench: Bench, rows: IntArray, said: Estimate, test: npt.NDArray[np.bool_]) -> Point:
+def _point(bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]) -> Point:
     samples = bench.samples
     values = samples.values[test]
     judged = samples.judged[test] & ~np.isnan(values)
-    errors = 100.0 * np.abs(said.median[judged] / values[judged] - 1.0)
+    errors = 100.0 * np.abs(estimate.median[judged] / values[judged] - 1.0)
     spent = samples.values[rows]
     return Point(
         labels=len(rows),

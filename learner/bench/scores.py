@@ -73,10 +73,10 @@ def out_of_memory(
     capacity = float(np.median(samples.above[test][died]))
     foretold = estimate.median > capacity
     right = int((died & foretold).sum())
-    told = int(foretold[died | judged].sum())
+    warned = int(foretold[died | judged].sum())
     return {
         "died": int(died.sum()),
-        "precision": right / told if told else None,
+        "precision": right / warned if warned else None,
         "recall": right / int(died.sum()),
         "capacity": capacity,
     }
@@ -109,10 +109,10 @@ def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict
     parts = [together] if split is SplitKind.EACH_FAMILY else scores
     result: dict[str, Any] = {"seeds": [run.seed for run in runs] if parts is scores else []}
     for name in ("accuracy", "without_spikes", "out_of_memory"):
-        told = [part[name] for part in parts if part.get(name)]
-        if told:
-            result[name] = _mean(told)
-            result[f"{name}_deviation"] = _deviation(told)
+        known = [part[name] for part in parts if part.get(name)]
+        if known:
+            result[name] = _mean(known)
+            result[f"{name}_deviation"] = _deviation(known)
     return result | {"by_family": together["by_family"]}
 
 
@@ -128,17 +128,17 @@ def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
     return test, Estimate(median=median, low=column("low"), high=column("high"))
 
 
-def _mean(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    return {name: _over(told, name, np.mean) for name in told[0]}
+def _mean(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    return {name: _over(parts, name, np.mean) for name in parts[0]}
 
 
-def _deviation(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def _deviation(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Sample deviation; none of one number."""
-    if len(told) < 2:
+    if len(parts) < 2:
         return {}
-    return {name: _over(told, name, lambda v: np.std(v, ddof=1)) for name in told[0]}
+    return {name: _over(parts, name, lambda v: np.std(v, ddof=1)) for name in parts[0]}
 
 
-def _over(told: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
-    values = [part[name] for part in told if part[name] is not None]
+def _over(parts: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
+    values = [part[name] for part in parts if part[name] is not None]
     return float(how(values)) if values else None

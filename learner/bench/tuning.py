@@ -120,8 +120,10 @@ def space_of(name: str) -> Space:
         import optuna  # noqa: F401
     spaces = _spaces()
     if name not in spaces:
-        told = "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"
-        raise InputError(f"{name} {told}; what can be tuned are: {', '.join(spaces)}")
+        reason = (
+            "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"
+        )
+        raise InputError(f"{name} {reason}; what can be tuned are: {', '.join(spaces)}")
     return spaces[name]
 
 
@@ -140,19 +142,19 @@ def _open(tuning: Tuning, space: Space) -> Study:
         study_name=tuning.study, storage=storage, direction="minimize", load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
     )  # fmt: skip
-    told = {
+    subject = {
         "estimator": tuning.estimator,
         "labels": len(tuning.samples),
         "values": float(np.nansum(tuning.samples.values)),
     }
-    known = {key: study.user_attrs[key] for key in told if key in study.user_attrs}
-    if known and known != told:
+    known = {key: study.user_attrs[key] for key in subject if key in study.user_attrs}
+    if known and known != subject:
         raise InputError(
             f"the study {tuning.study!r} is about {known['estimator']} on {known['labels']} other "
             "labels; give another name with --study"
         )
     if not known:
-        for key, value in told.items():
+        for key, value in subject.items():
             study.set_user_attr(key, value)
         study.enqueue_trial(dict(space.shipped), skip_if_exists=True)
     # A study that goes on must not draw again what it has drawn.
@@ -202,7 +204,7 @@ def _least(study: Study) -> float | None:
 def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
     from optuna.trial import TrialState
 
-    def told(trial: Any) -> dict[str, Any]:
+    def summary(trial: Any) -> dict[str, Any]:
         return {"trial": trial.number, "mape": trial.value, "settings": trial.params}
 
     trials = study.get_trials(deepcopy=False)
@@ -211,8 +213,8 @@ def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
     return {
         "study": tuning.study,
         "estimator": tuning.estimator,
-        "best": told(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
-        "shipped": told(shipped[0]) if shipped else None,
+        "best": summary(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
+        "shipped": summary(shipped[0]) if shipped else None,
         "trials": {
             state.name.lower(): sum(trial.state is state for trial in trials)
             for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)

@@ -79,18 +79,18 @@ class Heads:
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         traced = all(w.kernels is not None for w in workloads)
-        found = {
+        estimates = {
             metric: self._predict(metric, workloads)
             for metric in self.metrics
             if traced or metric in self.heads
         }
 
         def column(name: str, kind: type = float) -> Any:
-            rows = [getattr(estimate, name) for estimate in found.values()]
+            rows = [getattr(estimate, name) for estimate in estimates.values()]
             return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
 
         return Predictions(
-            metrics=tuple(found),
+            metrics=tuple(estimates),
             median=column("median"),
             low=column("low"),
             high=column("high"),
@@ -177,16 +177,16 @@ class Heads:
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError, TypeError or ValueError for tensors that do not fit the settings."""
-        found: dict[str, dict[str, Head[Prior]]] = {}
+        heads: dict[str, dict[str, Head[Prior]]] = {}
         for part in ("heads", "of_kernels"):
             unknown = set(settings[part]) - set(METRICS)
             if unknown:
                 raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
-            found[part] = {
+            heads[part] = {
                 metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{part}.{metric}."))
                 for metric, kind in settings[part].items()
             }
-        return cls(**found, label_count=int(settings["label_count"]))
+        return cls(**heads, label_count=int(settings["label_count"]))
 
 
 def heads_from_tensors(
@@ -296,10 +296,10 @@ def _check(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
 ) -> None:
     shape = (len(workloads), len(METRICS))
-    for name, found in (("targets", targets), ("bounds", above)):
-        if found.shape != shape:
-            raise InputError(f"{name} have shape {found.shape}; they must have shape {shape}")
-        known = found[~np.isnan(found)]
+    for name, values in (("targets", targets), ("bounds", above)):
+        if values.shape != shape:
+            raise InputError(f"{name} have shape {values.shape}; they must have shape {shape}")
+        known = values[~np.isnan(values)]
         if not (np.all(known > 0) and np.all(np.isfinite(known))):
             raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
     if len(groups) != len(workloads):

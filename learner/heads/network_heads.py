@@ -123,13 +123,13 @@ class NetworkHeads:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything learned, by name; with `settings` the input of `from_tensors`."""
-        found = {**self.node_scaler.tensors("nodes"), **self.vector_scaler.tensors("vector")}
+        tensors = {**self.node_scaler.tensors("nodes"), **self.vector_scaler.tensors("vector")}
         for number, member in enumerate(self.members):
             for name, value in member.network.state_dict().items():
-                found[f"member{number}.network.{name}"] = value
+                tensors[f"member{number}.network.{name}"] = value
             for metric, level in member.levels.items():
-                found[f"member{number}.level.{metric}"] = torch.tensor(level, dtype=torch.float64)
-        return found
+                tensors[f"member{number}.level.{metric}"] = torch.tensor(level, dtype=torch.float64)
+        return tensors
 
     def settings(self) -> dict[str, Any]:
         """The plain values that go beside `tensors`."""
@@ -242,14 +242,14 @@ class _Training:
             on_progress(done, count * epochs)
 
         levels = [self._levels(folds != number) for number in range(count)]
-        left = np.stack([self._left_by(level) for level in levels])  # (members, n, METRICS)
-        unseen = left[folds, np.arange(len(folds))]
+        above_level = np.stack([self._left_by(level) for level in levels])  # (members, n, METRICS)
+        unseen = above_level[folds, np.arange(len(folds))]
         scale = self._scale(unseen)
         unit = np.array([scale.get(metric, 1.0) for metric in METRICS])
-        members, words = [], []
+        members, outputs_of_all = [], []
         for number, level in enumerate(levels):
             network = self._new_network(number)
-            training = self._with_targets(left[number] / unit, folds != number)
+            training = self._with_targets(above_level[number] / unit, folds != number)
             train_network(
                 network,
                 training,
@@ -264,8 +264,10 @@ class _Training:
                 on_epoch=on_epoch,
             )
             members.append(Member(level, network))
-            words.append(unit * network_outputs(network, self.data, self.preset.batch_nodes))
-        return self._judge(members, scale, folds, left, np.stack(words))
+            outputs_of_all.append(
+                unit * network_outputs(network, self.data, self.preset.batch_nodes)
+            )
+        return self._judge(members, scale, folds, above_level, np.stack(outputs_of_all))
 
     def _levels(self, rows: npt.NDArray[np.bool_]) -> dict[str, float]:
         found = {}
@@ -279,11 +281,11 @@ class _Training:
 
     def _left_by(self, levels: Mapping[str, float]) -> Array:
         """Each label's logarithm over the level (n, METRICS); NaN where missing."""
-        left = np.full_like(self.logs, np.nan)
+        above_level = np.full_like(self.logs, np.nan)
         for metric, level in levels.items():
             column = list(METRICS).index(metric)
-            left[:, column] = self.logs[:, column] - level
-        return left
+            above_level[:, column] = self.logs[:, column] - level
+        return above_level
 
     def _scale(self, unseen: Array) -> dict[str, float]:
         found = {}
@@ -291,8 +293,8 @@ class _Training:
             if self.init is not None and metric in self.init.metrics:
                 found[metric] = self.init.scale[metric]
             else:
-                left = unseen[:, list(METRICS).index(metric)]
-                found[metric] = max(robust_deviation(left[~np.isnan(left)]), 0.02)
+                above_level = unseen[:, list(METRICS).index(metric)]
+                found[metric] = max(robust_deviation(above_level[~np.isnan(above_level)]), 0.02)
         return found
 
     def _new_network(self, number: int) -> HeadNetwork:
@@ -317,8 +319,8 @@ class _Training:
         members: list[Member],
         scale: dict[str, float],
         folds: npt.NDArray[np.int64],
-        left: Array,
-        words: Array,
+        above_level: Array,
+        outputs_of_all: Array,
     ) -> NetworkHeads:
         """The heads, with what the members' errors on their unseen folds say of them.
 
@@ -329,11 +331,11 @@ class _Training:
         for metric in self.metrics:
             column = list(METRICS).index(metric)
             known = ~np.isnan(self.logs[:, column])
-            unseen = left[folds, rows, column][known]
-            word = words[folds, rows, column][known]
-            errors = unseen - word
+            unseen = above_level[folds, rows, column][known]
+            output = outputs_of_all[folds, rows, column][known]
+            errors = unseen - output
             noise[metric] = max(robust_deviation(errors), 0.005)
-            disagreement = (left - words)[:, known, column].std(axis=0)
+            disagreement = (above_level - outputs_of_all)[:, known, column].std(axis=0)
             ratios = np.abs(errors) / np.hypot(noise[metric], disagreement)
             stretch[metric] = _upper_quantile(ratios, COVERAGE)
         return NetworkHeads(

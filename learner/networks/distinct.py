@@ -41,8 +41,8 @@ def node_keys(features: npt.NDArray[np.float32], edges: IntArray) -> IntArray:
         features: rows of equal length (N, at most 64).
         edges: producer and consumer (E, 2).
     """
-    words = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    key = _mixed((_mixed(words) * _WORDS[: words.shape[1]]).sum(axis=1, dtype=np.uint64))
+    bits = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    key = _mixed((_mixed(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
     keys = [key]
     for _ in range(MAX_DEPTH):
         before = np.zeros_like(key)

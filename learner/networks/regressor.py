@@ -134,7 +134,7 @@ def network_outputs(
 ) -> npt.NDArray[np.float64]:
     """What a frozen network says of these graphs (n, outputs)."""
     with torch.no_grad():
-        found: list[Any] = [
+        outputs: list[Any] = [
             network(batch).numpy() for batch in batches(data, max_nodes, range(len(data)))
         ]
-    return np.concatenate(found).astype(np.float64)
+    return np.concatenate(outputs).astype(np.float64)

@@ -51,13 +51,13 @@ def spec_of(device: str) -> DeviceSpec:
     Raises:
         InputError: nobody has listed this device.
     """
-    found = known_spec(device)
-    if found is None:
+    spec = known_spec(device)
+    if spec is None:
         raise InputError(
             f"nothing is known of device {device!r}, so its step times cannot be simulated; add "
             "a line of its data sheet to profiler/devices/catalogue.csv"
         )
-    return found
+    return spec
 
 
 def known_spec(device: str) -> DeviceSpec | None:

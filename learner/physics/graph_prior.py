@@ -44,11 +44,11 @@ class GraphPrior(TermPrior):
         return type(self)(self.metric, log_constants)
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        found = term_matrix([workload.graph for workload in workloads], self.metric)
+        terms = term_matrix([workload.graph for workload in workloads], self.metric)
         if self.metric in WORK:
             infers = np.array([w.phase is Phase.INFER for w in workloads], dtype=bool)
-            found[infers] *= FORWARD_SHARE
-        return found
+            terms[infers] *= FORWARD_SHARE
+        return terms
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""

@@ -131,11 +131,11 @@ class MemoryPrior(TermPrior):
         """The loop with the least Student-t loss on some labels, each with its own constants."""
         known = np.flatnonzero(~np.isnan(log_values))
         rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
-        some, values = [workloads[i] for i in rows], log_values[rows]
+        labelled, values = [workloads[i] for i in rows], log_values[rows]
 
         def loss(loop: Loop) -> tuple[float, bool]:
-            fitted = self._refit_in(loop, some, values, None, tightness)
-            errors = (fitted.log_values(some) - values) / TYPICAL_ERROR
+            fitted = self._refit_in(loop, labelled, values, None, tightness)
+            errors = (fitted.log_values(labelled) - values) / TYPICAL_ERROR
             return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
 
         return min(Loop, key=loss) if len(rows) else self.loop

@@ -132,12 +132,12 @@ def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer, loop: L
 
 
 def _by_rules(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
-    found = memory_by_rules(graph, optimizer, loop)
+    memory = memory_by_rules(graph, optimizer, loop)
     weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     return _of_graph(
         graph,
-        live_mib=found.live_mib,
-        fragments_mib=found.reserved_mib - found.live_mib,
+        live_mib=memory.live_mib,
+        fragments_mib=memory.reserved_mib - memory.live_mib,
         weights_mib=weights * (1 + loop.states_per_parameter(optimizer)) / MIB,
     )
 

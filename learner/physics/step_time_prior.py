@@ -277,12 +277,12 @@ def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tenso
         spread: of this fit (c).
         first: before any label (c).
     """
-    found = first.clone()
+    learned = first.clone()
     for group, rows in group_rows():
         if group.common:
             continue
         moved = ((shift * spread / first)[rows] ** 2).sum()
         determined = (1.0 - unsure[rows]).sum()
         variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-        found[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
-    return found
+        learned[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
+    return learned

@@ -70,10 +70,10 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a number that JSON does not have.
     """
-    found: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
-    found["id"] = _content_id(found)
-    found["checksum"] = _checksum(found)
-    return found
+    whole: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
+    whole["id"] = _content_id(whole)
+    whole["checksum"] = _checksum(whole)
+    return whole
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:

@@ -78,11 +78,11 @@ def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
 
     Campaigns judge the phases of a device together: their errors count for training.
     """
-    found: dict[HeadName, float] = {}
+    errors_by_head: dict[HeadName, float] = {}
     for device, told in (manifest.get("errors") or {}).items():
         by_phase = {Phase.TRAIN.value: told} if set(told) & set(METRICS) else told
         for phase, by_metric in by_phase.items():
             for metric, errors in by_metric.items():
                 if isinstance(errors, Mapping) and isinstance(errors.get("mape"), int | float):
-                    found[device, phase, metric] = float(errors["mape"])
-    return found
+                    errors_by_head[device, phase, metric] = float(errors["mape"])
+    return errors_by_head

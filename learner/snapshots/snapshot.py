@@ -261,14 +261,14 @@ def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("trappm", "torch", "torch-geometric", "numpy", "safetensors"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     commit = code_commit().name
-    return found if commit is None else {**found, "commit": commit}
+    return versions if commit is None else {**versions, "commit": commit}
 
 
 def _file(device: str, phase: Phase) -> str:

@@ -78,9 +78,9 @@ class Calibration:
         at_stake = np.cumsum(votes[order][::-1])[::-1]
         hazard = np.where(sure[order], votes[order] / at_stake, 0.0)
         hazard[-1] = 1.0
-        left = np.cumprod(1.0 - hazard)
-        mass = hazard * np.append(1.0, left[:-1])
-        level = 1.0 - left - 0.5 * mass
+        surviving = np.cumprod(1.0 - hazard)
+        mass = hazard * np.append(1.0, surviving[:-1])
+        level = 1.0 - surviving - 0.5 * mass
         return cls(np.interp(LEVELS, level[mass > 0], ratios[order][mass > 0]))
 
     def interval(self, coverage: float = COVERAGE) -> tuple[float, float]:
@@ -98,8 +98,10 @@ class Calibration:
         within = 1.0 - np.interp(ratios, self.quantiles, LEVELS)
         above = LEVELS[0] * (max(last, 1e-6) / np.maximum(ratios, max(last, 1e-6))) ** TAIL
         below = LEVELS[0] * (min(first, -1e-6) / np.minimum(ratios, min(first, -1e-6))) ** TAIL
-        found: Array = np.select([ratios > last, ratios < first], [above, 1.0 - below], within)
-        return found
+        probabilities: Array = np.select(
+            [ratios > last, ratios < first], [above, 1.0 - below], within
+        )
+        return probabilities
 
     def tensors(self) -> dict[str, Tensor]:
         return {"quantiles": torch.from_numpy(self.quantiles.copy())}
@@ -200,13 +202,13 @@ class Familiarity:
 
     def outside(self, distance: Array) -> npt.NDArray[np.bool_]:
         """Which of n workloads are farther from all labels than labels are from each other (n)."""
-        found: npt.NDArray[np.bool_] = distance > self.reach
-        return found
+        unlike: npt.NDArray[np.bool_] = distance > self.reach
+        return unlike
 
     def widened(self, deviations: Array, distance: Array) -> Array:
         """Deviations that know how far n workloads are from what is known (n)."""
-        found: Array = np.hypot(deviations, self.widening * np.minimum(distance, FARTHEST))
-        return found
+        widened: Array = np.hypot(deviations, self.widening * np.minimum(distance, FARTHEST))
+        return widened
 
     def tensors(self) -> dict[str, Tensor]:
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -214,9 +216,9 @@ class Familiarity:
             "middle": self.middle,
             "scale": self.scale,
         }
-        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         numbers = {"reach": self.reach, "widening": self.widening}
-        return {**found, **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}}
+        return {**tensors, **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -248,14 +250,14 @@ def _nearest(
     groups: npt.NDArray[np.int64] | None = None,
 ) -> Array:
     """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""
-    found = np.full(len(points), np.inf)
+    distances = np.full(len(points), np.inf)
     squares = (others.astype(np.float64) ** 2).sum(axis=1)
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
-        some = points[rows].astype(np.float64)
-        apart = (some**2).sum(axis=1)[:, None] + squares - 2.0 * some @ others.T.astype(np.float64)
+        own = points[rows].astype(np.float64)
+        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ others.T.astype(np.float64)
         if groups is not None:
             apart[groups[rows][:, None] == groups[None, :]] = np.inf
         if apart.shape[1]:
-            found[rows] = np.sqrt(np.maximum(apart.min(axis=1), 0.0))
-    return found
+            distances[rows] = np.sqrt(np.maximum(apart.min(axis=1), 0.0))
+    return distances

@@ -263,7 +263,7 @@ def _posterior(labels: _Labels) -> _Posterior:
         fitted = inner @ mean
         # The expected square of an error knows that the mean itself is uncertain.
         squares = (targets - fitted) ** 2 + ((inner @ spread) ** 2).sum(axis=1)
-        noise = fitted_scale(squares[known], noise, guess=noise, least=labels.least_noise)
+        noise = fitted_scale(squares[known], noise, guess=noise, lowest=labels.least_noise)
         pulled, pull = _above(labels.bounds, fitted, noise)
         targets = np.where(known, labels.values, pulled)
         precision = np.where(known, precisions(squares, noise), pull)

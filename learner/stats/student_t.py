@@ -42,15 +42,15 @@ def losses(errors: Array, scale: Array | float) -> Array:
     """Negative log density of errors (n) of this scale, one or (n), up to a constant (n)."""
     degrees = DEGREES_OF_FREEDOM
     tails = 0.5 * (degrees + 1.0) * np.log1p((errors / scale) ** 2 / degrees)
-    found: Array = np.log(scale) + tails
-    return found
+    negative_logs: Array = np.log(scale) + tails
+    return negative_logs
 
 
-def fitted_scale(squares: Array, scale: float, *, guess: float, least: float) -> float:
+def fitted_scale(squares: Array, scale: float, *, guess: float, lowest: float) -> float:
     """The scale of Student-t errors, one step on from `scale`, from expected squares (n)."""
     weights = precisions(squares, scale) * scale**2
     total = float((weights * squares).sum()) + PSEUDO_LABELS * guess**2
-    return max(float(np.sqrt(total / (len(squares) + PSEUDO_LABELS))), least)
+    return max(float(np.sqrt(total / (len(squares) + PSEUDO_LABELS))), lowest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def solve(
         # Errors of the fit and their variance (Rasmussen and Williams 2006, section 5.4.2).
         squares = (weights / precision) ** 2
         squares += (1.0 - np.diag(inverse) / precision) / precision
-        noise = fitted_scale(squares, noise, guess=guess or noise, least=least_noise)
+        noise = fitted_scale(squares, noise, guess=guess or noise, lowest=least_noise)
         precision = precisions(squares, noise)
     return SolvedLabels(weights, inverse, precision, noise)
 
@@ -102,5 +102,5 @@ def solve(
 def inverted(matrix: Array) -> Array:
     """The inverse of a positive definite matrix."""
     factor = torch.linalg.cholesky(torch.from_numpy(matrix))
-    found: Array = torch.cholesky_inverse(factor).numpy()
-    return found
+    inverse: Array = torch.cholesky_inverse(factor).numpy()
+    return inverse

@@ -85,7 +85,7 @@ class Results:
             InputError: the file cannot be read, a whole line of it is no result, or there is no
                 folder to write it to.
         """
-        found = cls(path, identity)
+        results = cls(path, identity)
         try:
             if path.stat().st_size > MAX_RESULTS_BYTES:
                 raise InputError(
@@ -95,7 +95,7 @@ class Results:
         except FileNotFoundError:
             if not path.absolute().parent.is_dir():
                 raise InputError(f"there is no folder {path.parent} for the results") from None
-            return found
+            return results
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from error
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
@@ -105,10 +105,10 @@ class Results:
                 row = json.loads(line)
                 if row["of"] == identity:
                     job = Job(row["seed"], row["learner"], row["strategy"])
-                    found.points[job] = [Point(**point) for point in row["points"]]
+                    results.points[job] = [Point(**point) for point in row["points"]]
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path}, line {number} is no result: {error}") from error
-        return found
+        return results
 
     def add(self, job: Job, points: Sequence[Point]) -> None:
         """Appends a campaign; other processes may do so at the same time."""

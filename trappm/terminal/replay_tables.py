@@ -91,8 +91,8 @@ def area(places: Array, values: Array) -> Array:
         only: Array = values[:, 0]
         return only
     widths = np.diff(places)
-    found: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
-    return found
+    means: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
+    return means
 
 
 def standard_error(values: Array) -> float | None:
@@ -173,10 +173,12 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str 
         for row in ordered:
             line: list[Any] = [row["strategy"], row["seeds"]]
             line += [_cell(point) for point in row["budgets"]]
-            told = row if row["strategy"] != baseline else {}  # nothing is compared with itself
-            line.append(_percent(told.get("area_percent"), told.get("area_error")))
-            line.append(f"{told['wins']}/{row['seeds']}" if "wins" in told else "-")
-            line.append(_percent(told.get("seconds_percent"), told.get("seconds_error"), digits=0))
+            compared = row if row["strategy"] != baseline else {}  # nothing is compared with itself
+            line.append(_percent(compared.get("area_percent"), compared.get("area_error")))
+            line.append(f"{compared['wins']}/{row['seeds']}" if "wins" in compared else "-")
+            line.append(
+                _percent(compared.get("seconds_percent"), compared.get("seconds_error"), digits=0)
+            )
             line.append(f"{row['budgets'][0]['died']:.1f}")
             if target is not None:
                 needed = labels_to(row, target)
