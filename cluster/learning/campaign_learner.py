@@ -244,7 +244,7 @@ class CampaignLearner:
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         """Calls it the latest one unless it regressed; None, or why another one stays so."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
-        return None if promotion.moved else promotion.told
+        return None if promotion.moved else promotion.message
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
         """A device's heads under each phase that its labels had; one fit serves both."""

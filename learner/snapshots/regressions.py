@@ -28,7 +28,8 @@ class Promotion:
     """Whether a name was moved."""
 
     moved: bool
-    told: str
+    message: str
+    """What the name means now, and why it was not moved."""
 
 
 def promote(
@@ -79,8 +80,9 @@ def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
     Campaigns judge the phases of a device together: their errors count for training.
     """
     errors_by_head: dict[HeadName, float] = {}
-    for device, told in (manifest.get("errors") or {}).items():
-        by_phase = {Phase.TRAIN.value: told} if set(told) & set(METRICS) else told
+    for device, of_device in (manifest.get("errors") or {}).items():
+        without_phases = bool(set(of_device) & set(METRICS))
+        by_phase = {Phase.TRAIN.value: of_device} if without_phases else of_device
         for phase, by_metric in by_phase.items():
             for metric, errors in by_metric.items():
                 if isinstance(errors, Mapping) and isinstance(errors.get("mape"), int | float):

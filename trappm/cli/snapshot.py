@@ -119,7 +119,7 @@ def push(
     found = _registry(registry)
     snapshot_id = found.push(folder_of(name))
     typer.echo(f"snapshot {snapshot_id} is in {found.location}")
-    typer.echo(promote(found, alias, snapshot_id, bound).told)
+    typer.echo(promote(found, alias, snapshot_id, bound).message)
 
 
 @app.command(epilog="Example: trappm snapshot alias stable latest")
