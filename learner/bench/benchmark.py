@@ -9,6 +9,7 @@ random follows from the seed of a run, so the same seed gives the same numbers.
 from __future__ import annotations
 
 import enum
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,47 +183,43 @@ def run_plan(
 
     What is in `kept` is not made again, and the rest is put there.
     """
-    splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
-    jobs = [
-        (split, estimator, count, transferred)
-        for split in splits
-        for estimator in estimators
-        for count in (None, *plan.label_counts)
-        for transferred in ((False, True) if estimator.name in plan.starts else (False,))
-        if count is None
-        or (
-            split.kind is not SplitKind.EACH_FAMILY
-            and count <= np.count_nonzero(split.train)
-            and (transferred or _can(estimator, samples, _drawn(split, count)))
-        )
-    ]
+    jobs = list(_jobs(samples, estimators, plan))
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
-        rows = _drawn(split, count)
-        start = plan.starts[estimator.name] if transferred else None
-        test = np.flatnonzero(split.test)
+        rows, test = _drawn(split, count), np.flatnonzero(split.test)
         name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
         estimate = None if kept is None else kept.get(name, len(test))
         if estimate is None:
+            start = plan.starts[estimator.name] if transferred else None
             if start is not None and not _can(estimator, samples, rows):
                 model = start
             else:
                 # A checksum of its own name: an estimator must not depend on those beside it.
-                generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
+                own = zlib.crc32(estimator.name.encode())
+                generator = np.random.default_rng([split.seed, own])
                 model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
             estimate = model.predict(samples.at(test))
             if kept is not None:
                 kept.put(name, estimate)
-        yield Run(
-            estimator=estimator.name,
-            split=split.kind,
-            seed=split.seed,
-            labels=count,
-            transferred=transferred,
-            test=test,
-            estimate=estimate,
-        )
+        yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
     on_progress(len(jobs), len(jobs), "")
+
+
+def _jobs(
+    samples: Samples, estimators: Sequence[Estimator], plan: Plan
+) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
+    """Each split with each estimator and number of labels, and whether it has a start."""
+    splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
+    for split, estimator, count in itertools.product(
+        splits, estimators, (None, *plan.label_counts)
+    ):
+        for transferred in (False, True) if estimator.name in plan.starts else (False,):
+            if count is None or (
+                split.kind is not SplitKind.EACH_FAMILY
+                and count <= np.count_nonzero(split.train)
+                and (transferred or _can(estimator, samples, _drawn(split, count)))
+            ):
+                yield split, estimator, count, transferred
 
 
 def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:

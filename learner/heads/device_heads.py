@@ -232,51 +232,62 @@ def train_heads(
         spec: of the device; without one kernels say nothing of step time.
         init: heads of another device to start from (TraPPM, Table V): constants are refitted close
             to that device's, and what its residual says is taken by the share that proves right.
-        on_progress: told of parts done.
+        on_progress: called with parts done and parts in all.
 
     Raises:
         InputError: shapes that do not fit, values that are not positive, no metric with labels, or
             heads of another kind to start from.
     """
     bounds = np.full_like(targets, np.nan) if above is None else above
-    _check(workloads, targets, bounds, groups)
-    metrics = [
-        metric
-        for column, metric in enumerate(METRICS)
-        if np.count_nonzero(~np.isnan(targets[:, column])) >= LEAST_LABELS
-    ]
-    if not metrics:
-        raise InputError(
-            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
-        )
+    metrics = _metrics_with_labels(workloads, targets, bounds, groups)
     if not preset.physical_prior:
         from trappm.learner.heads.network_heads import NetworkHeads, train_networks
 
         if init is not None and not isinstance(init, NetworkHeads):
-            raise InputError("the heads to start from were made with another preset or encoder")
+            raise InputError(_OTHER_START)
         return train_networks(
             workloads, targets, metrics, groups, preset, generator, init, on_progress
         )
     if init is not None and not isinstance(init, Heads):
-        raise InputError("the heads to start from were made with another preset or encoder")
+        raise InputError(_OTHER_START)
     heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
     for done, metric in enumerate(metrics):
-        column = list(METRICS).index(metric)
-        known = ~(np.isnan(targets[:, column]) & np.isnan(bounds[:, column]))
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        at = list(METRICS).index(metric)
+        labels = Targets(targets[:, at], bounds[:, at], groups)
         for part, prior in _priors(metric, spec).items():
-            rows = np.flatnonzero(known & traced if part == "of_kernels" else known).tolist()
-            if np.count_nonzero(~np.isnan(targets[rows, column])) < LEAST_LABELS:
-                continue
             start = None if init is None else getattr(init, part).get(metric)
-            heads[part][metric] = Ours(prior).fit(
-                [workloads[i] for i in rows],
-                Targets(targets[rows, column], bounds[rows, column], [groups[i] for i in rows]),
-                generator,
-                start,
-            )
+            kernels = part == "of_kernels"
+            head = _train_head(workloads, labels, prior, generator, start, kernels=kernels)
+            if head is not None:
+                heads[part][metric] = head
         on_progress(done + 1, len(metrics))
     return Heads(**heads, label_count=len(workloads))
+
+
+def _train_head(
+    workloads: Sequence[Workload],
+    labels: Targets,
+    prior: Prior,
+    generator: np.random.Generator,
+    start: Head[Prior] | None,
+    *,
+    kernels: bool,
+) -> Head[Prior] | None:
+    """A head of the labels that have a value or a bound; None where too few have a value.
+
+    With `kernels` only of workloads that come with theirs.
+    """
+    known = ~(np.isnan(labels.values) & np.isnan(labels.above))
+    if kernels:
+        known &= np.array([w.kernels is not None for w in workloads], dtype=bool)
+    rows = np.flatnonzero(known).tolist()
+    if np.count_nonzero(~np.isnan(labels.values[rows])) < LEAST_LABELS:
+        return None
+    own = Targets(labels.values[rows], labels.above[rows], [labels.groups[i] for i in rows])
+    return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
+
+
+_OTHER_START = "the heads to start from were made with another preset or encoder"
 
 
 def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
@@ -292,9 +303,14 @@ def _kind_of(prior: Prior) -> str:
     return next(name for name, kind in _KINDS.items() if isinstance(prior, kind))
 
 
-def _check(
+def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
-) -> None:
+) -> list[str]:
+    """The metrics with labels enough for a head.
+
+    Raises:
+        InputError: there is none, or labels that are not what `train_heads` needs.
+    """
     shape = (len(workloads), len(METRICS))
     for name, values in (("targets", targets), ("bounds", above)):
         if values.shape != shape:
@@ -304,3 +320,10 @@ def _check(
             raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
     if len(groups) != len(workloads):
         raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")
+    counts = np.count_nonzero(~np.isnan(targets), axis=0)
+    metrics = [m for m, count in zip(METRICS, counts, strict=True) if count >= LEAST_LABELS]
+    if not metrics:
+        raise InputError(
+            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
+        )
+    return metrics

@@ -26,6 +26,7 @@ from trappm.learner.physics.kernel_times import (
     starting_constants,
     times_of,
 )
+from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -232,24 +233,18 @@ def _fit(
     scale, damping, growth, calm = 0.5, 0.1, 2.0, 0
     for _ in range(ITERATIONS):
         scale = max(LEAST_NOISE, min(scale, 1.48 * float(error.abs().median())))
-        variance = NOISE_DEGREES * scale**2
-        weights = (NOISE_DEGREES + 1) / (variance + error**2)
-
-        def loss(e: Tensor, s: Tensor, v: float = variance) -> float:
-            return float((NOISE_DEGREES + 1) * torch.log1p(e**2 / v).sum() + (s**2).sum())
-
-        weighted = jacobian * weights[:, None]
+        weighted = jacobian * precisions(error**2, scale, NOISE_DEGREES)[:, None]
         curvature = weighted.T @ jacobian
         curvature.diagonal().add_(1.0)
         gradient = weighted.T @ error - shift
+        loss = _loss(error, shift, scale)
         gain = -1.0
         while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
-            damped = curvature.clone()
-            damped.diagonal().add_(damping)
+            damped = curvature + damping * torch.eye(len(shift), dtype=shift.dtype)
             step = torch.linalg.solve(damped, gradient)
             foretold = float(step @ (damping * step + gradient))
             new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
-            gain = loss(error, shift) - loss(new_error, shift + step)
+            gain = loss - _loss(new_error, shift + step, scale)
             if not gain >= 0:
                 damping, growth = damping * growth, growth * 2
         if not gain >= 0:
@@ -262,6 +257,12 @@ def _fit(
             break
         error, jacobian = linear(centre + spread * shift)
     return centre + spread * shift, torch.linalg.inv(curvature).diagonal()
+
+
+def _loss(error: Tensor, shift: Tensor, scale: float) -> float:
+    """Twice the negative log posterior at this scale, up to a constant."""
+    tails = torch.log1p(error**2 / (NOISE_DEGREES * scale**2))
+    return float((NOISE_DEGREES + 1) * tails.sum() + (shift**2).sum())
 
 
 def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tensor) -> Tensor:

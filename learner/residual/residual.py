@@ -136,30 +136,26 @@ def fit_residual(
     Raises:
         InputError: shapes that differ, values that are not finite, or neither a value nor a bound.
     """
-    n = len(features)
-    bounds = np.full(n, np.nan) if bounds is None else bounds
+    bounds = np.full(len(features), np.nan) if bounds is None else bounds
     widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
     _check(features, log_residual, bounds, groups, widths)
     folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
     known = ~np.isnan(log_residual)
     unseen: dict[str, Array] = {}
     process, trees = None, None
-    spread = np.zeros(n)
+    spread = np.zeros(len(features))
     if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
         process, by_process = fit_process(features, log_residual, widths, folds, generator, bounds)
         unseen["process"], spread = by_process.mean, by_process.deviation
     if known.sum() >= LEAST_FOR_TREES and process is not None:
-        divisions = [folds]
-        divisions += [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
+        others = [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
         seen = np.column_stack([features, unseen["process"]])
         # A bound below the process's prediction says nothing that trees could learn.
         telling = known | (bounds > unseen["process"])
         values = np.where(known, log_residual, bounds)
-        trees, unseen["trees"] = _grow_across(seen, values, telling, divisions, generator)
+        trees, unseen["trees"] = _grow_across(seen, values, telling, [folds, *others], generator)
     weights = _stack(unseen, log_residual, bounds)
-    mean = np.zeros(n)
-    for name, predicted in unseen.items():
-        mean += weights[name] * predicted
+    mean = _weighted(unseen, weights, len(features))
     noise = _noise((log_residual - mean)[known])
     residual = Residual(features.shape[1], process, trees, weights, noise)
     return residual, FoldPredictions(mean, np.hypot(spread, noise))
@@ -225,14 +221,20 @@ def _stack(unseen: Mapping[str, Array], values: Array, bounds: Array) -> dict[st
     for counts in itertools.product(range(steps + 1), repeat=len(names)):
         if sum(counts) > steps:
             continue
-        predicted = np.zeros(len(values))
-        for count, name in zip(counts, names, strict=True):
-            predicted += count * WEIGHT_STEP * unseen[name]
-        loss = error(predicted) + sum(n * c for n, c in zip(counts, cost, strict=True))
+        shares = {name: n * WEIGHT_STEP for name, n in zip(names, counts, strict=True)}
+        penalty = sum(n * c for n, c in zip(counts, cost, strict=True))
+        loss = error(_weighted(unseen, shares, len(values))) + penalty
         if loss < lowest:
             best, lowest = counts, loss
     weights = {name: count * WEIGHT_STEP for name, count in zip(names, best, strict=True)}
     return {name: weights.get(name, 0.0) for name in MEMBERS}
+
+
+def _weighted(unseen: Mapping[str, Array], weights: Mapping[str, float], n: int) -> Array:
+    mean = np.zeros(n)
+    for name, predicted in unseen.items():
+        mean += weights[name] * predicted
+    return mean
 
 
 def _noise(errors: Array) -> float:

@@ -166,41 +166,59 @@ def save_snapshot(
         raise SnapshotError("simulated labels never train a published snapshot; leave them out")
     if source_device not in heads:
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
-    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
-    for device, phases in heads.items():
-        if not NAME.fullmatch(device):
-            raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        for phase, trained in phases.items():
-            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+    contents = _contents(encoder, heads)
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "source_device": source_device,
         "preset": dataclasses.asdict(preset),
-        "heads": {
-            device: {
-                phase.value: {
-                    **trained.heads.settings(),
-                    "label_settings": [[str(x) for x in row] for row in trained.settings],
-                }
-                for phase, trained in sorted(phases.items())
-            }
-            for device, phases in sorted(heads.items())
-        },
+        "heads": _settings(heads),
         "units": dict(METRICS),
         "feature_schema": feature_schema(),
         "training_labels": {"counts": counts, "sha256": label_set_hash(labels)},
         "versions": _versions(),
         "files": entries(contents),
     }
+    return _write(registry, own, fields, contents)
+
+
+def _contents(
+    encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
+) -> dict[str, bytes]:
+    """The files of tensors, by name."""
+    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
+    for device, phases in heads.items():
+        if not NAME.fullmatch(device):
+            raise SnapshotError(f"device key {device!r} cannot be part of a file name")
+        for phase, trained in phases.items():
+            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+    return contents
+
+
+def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, Any]:
+    """What the manifest says of each device's heads, by device and phase."""
+    return {
+        device: {
+            phase.value: {
+                **trained.heads.settings(),
+                "label_settings": [[str(x) for x in row] for row in trained.settings],
+            }
+            for phase, trained in sorted(phases.items())
+        }
+        for device, phases in sorted(heads.items())
+    }
+
+
+def _write(
+    registry: Path, own: Mapping[str, Any], fields: Mapping[str, Any], contents: dict[str, bytes]
+) -> SnapshotInfo:
     clash = sorted(set(fields) & {*own, "id", "checksum"})
     if clash:
         raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
     manifest = sealed({**fields, **own})
-    contents[MANIFEST] = manifest_bytes(manifest)
     folder = registry / manifest["id"]
-    write_folder(folder, contents)
+    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
     return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 

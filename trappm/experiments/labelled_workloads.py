@@ -65,7 +65,7 @@ def prepare(
         kernels: where kernel profiles are.
         processes: how many profile at once.
         usable: by architecture and batch size, whether it is a spike: only these are judged.
-        watch: told of progress.
+        watch: called with progress.
 
     Raises:
         InputError: there are several devices, or no label of the metric has a graph.
@@ -73,13 +73,9 @@ def prepare(
     """
     known = [m for m in measurements if _bounds(m, metric) is not None]
     device = _only_device(measurements, known, metric)
-    left_out: Counter[str] = Counter()
-    left_out["no such metric"] = len(measurements) - len(known)
+    left_out = Counter({"no such metric": len(measurements) - len(known)})
     pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
-    missing = store.pairs_to_profile(pairs)
-    for done, profile in enumerate(profile_in_processes(missing, processes)):
-        watch(done, len(missing), f"static profile of {profile.architecture}")
-        profile.save(store)
+    _make_profiles(pairs, store, processes, watch)
     explained = metric in OF_KERNELS
     traced = kernel_keys(known, kernels, processes, watch) if explained else {}
     maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
@@ -100,6 +96,13 @@ def prepare(
         card=card_name(device, (m.environment for m in known)),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
+
+
+def _make_profiles(pairs: Sequence[Pair], store: Store, processes: int, watch: Watch) -> None:
+    missing = store.pairs_to_profile(pairs)
+    for done, profile in enumerate(profile_in_processes(missing, processes)):
+        watch(done, len(missing), f"static profile of {profile.architecture}")
+        profile.save(store)
 
 
 def _only_device(
