@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,30 @@ from trappm.profiler.errors import InputError
 Array = npt.NDArray[np.float64]
 
 
-def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> dict[str, Any]:
-    """Errors of predictions of some rows.
+class Deaths(TypedDict):
+    """How well runs that died out of memory are foretold."""
 
-    Returns:
-        accuracy, without_spikes (where there are any), by_family, out_of_memory (where runs died).
+    died: int
+    precision: float | None
+    recall: float
+    capacity: float
+    """In MiB: what runs that died needed at least, in the median."""
+
+
+class Score(TypedDict):
+    """Errors of the predictions of some rows."""
+
+    accuracy: Accuracy | None
+    """None where no row judges."""
+    by_family: dict[str, Accuracy | None]
+    without_spikes: NotRequired[Accuracy | None]
+    """Where there are spikes."""
+    out_of_memory: NotRequired[Deaths]
+    """Where runs died."""
+
+
+def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> Score:
+    """Errors of predictions of the rows `test` of the samples.
 
     Raises:
         InputError: a prediction is no number: to leave it out would flatter the predictor.
@@ -32,15 +51,17 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     if missing := int((~np.isfinite(estimate.median)).sum()):
         raise InputError(f"{missing} of {len(test)} predictions are no numbers; mend the predictor")
     judged = samples.judged[test] & ~np.isnan(samples.values[test])
-    result: dict[str, Any] = {"accuracy": _accuracy(samples, test, estimate, judged)}
+    families = samples.families[test]
+    result: Score = {
+        "accuracy": _accuracy(samples, test, estimate, judged),
+        "by_family": {
+            family: _accuracy(samples, test, estimate, judged & (families == family))
+            for family in sorted(set(families[judged].tolist()))
+        },
+    }
     spiked = samples.spiked[test]
     if (judged & spiked).any():
         result["without_spikes"] = _accuracy(samples, test, estimate, judged & ~spiked)
-    families = samples.families[test]
-    result["by_family"] = {
-        family: _accuracy(samples, test, estimate, judged & (families == family))
-        for family in sorted(set(families[judged].tolist()))
-    }
     if (memory := out_of_memory(samples, test, estimate, judged)) is not None:
         result["out_of_memory"] = memory
     return result
@@ -62,7 +83,7 @@ def _accuracy(
 
 def out_of_memory(
     samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate, judged: Rows
-) -> dict[str, Any] | None:
+) -> Deaths | None:
     """How well runs that died out of memory are foretold; None if none died.
 
     A run is foretold to die if its median is above what those that died needed at least.
@@ -109,7 +130,7 @@ def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict
     parts = [together] if split is SplitKind.EACH_FAMILY else scores
     result: dict[str, Any] = {"seeds": [run.seed for run in runs] if parts is scores else []}
     for name in ("accuracy", "without_spikes", "out_of_memory"):
-        known = [part[name] for part in parts if part.get(name)]
+        known: list[Any] = [part.get(name) for part in parts if part.get(name)]
         if known:
             result[name] = _mean(known)
             result[f"{name}_deviation"] = _deviation(known)

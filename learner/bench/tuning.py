@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from trappm.profiler.host.extras import from_extra
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 FOLDS = 5
 STARTUP_TRIALS = 5
@@ -70,12 +71,28 @@ class Tuning:
     seed: int = PAPER_SEEDS[0]
 
 
-def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
-    """Goes on with the study until it has so many trials; several processes may at once.
+class TrialSummary(TypedDict):
+    """A trial: its number, mean error in percent, and settings."""
 
-    Returns:
-        best: settings and error of the best trial; shipped: those of the first; trials: how many
-        were completed, given up and failed.
+    trial: int
+    mape: float | None
+    settings: dict[str, Any]
+
+
+class StudyReport(TypedDict):
+    """Where a study stands."""
+
+    study: str
+    estimator: str
+    best: TrialSummary | None
+    shipped: TrialSummary | None
+    """The first trial, whose settings are those that are shipped."""
+    trials: dict[str, int]
+    """How many were completed, given up and failed, by the name of Optuna's state."""
+
+
+def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> StudyReport:
+    """Goes on with the study until it has so many trials; several processes may at once.
 
     Raises:
         InputError: the estimator has nothing to tune, or Optuna is not installed.
@@ -201,10 +218,10 @@ def _least(study: Study) -> float | None:
     return min((trial.value for trial in done if trial.value is not None), default=None)
 
 
-def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
+def _report(study: Study, tuning: Tuning) -> StudyReport:
     from optuna.trial import TrialState
 
-    def summary(trial: Any) -> dict[str, Any]:
+    def summary(trial: FrozenTrial) -> TrialSummary:
         return {"trial": trial.number, "mape": trial.value, "settings": trial.params}
 
     trials = study.get_trials(deepcopy=False)

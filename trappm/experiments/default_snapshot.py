@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from trappm.experiments.label_files import read_labels, read_usable
 from trappm.experiments.labelled_workloads import kernel_keys
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.benchmark import Samples
-from trappm.learner.bench.scores import score
+from trappm.learner.bench.scores import Score, score
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
@@ -82,7 +82,8 @@ class Trained:
 
     sheet: Sheet
     head: Head[Prior]
-    errors: Mapping[str, Any]
+    errors: Score
+    """On the architectures held out, of a head that has not seen them."""
     measurements: Sequence[Measurement]
     """All that it was trained on."""
 
@@ -107,13 +108,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     _show(0, 2, f"judging {sheet.file}")
     judged = _fit(prior, samples, np.flatnonzero(~test))
     rows = np.flatnonzero(test)
-    scores = score(samples, rows, judged.predict(samples.at(rows)))
-    kept = ("accuracy", "without_spikes", "out_of_memory")
-    errors: dict[str, Any] = {key: scores[key] for key in kept if key in scores}
-    errors["by_family"] = {
-        family: {name: of_family[name] for name in ("count", "mape")}
-        for family, of_family in scores["by_family"].items()
-    }
+    errors = score(samples, rows, judged.predict(samples.at(rows)))
     _show(1, 2, f"training {sheet.file}: held-out errors {errors['accuracy']}")
     return Trained(sheet, _fit(prior, samples, np.arange(len(samples))), errors, measurements)
 
@@ -137,8 +132,12 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
         )
         of_device = errors.setdefault(sheet.device, {})
         of_device.setdefault(sheet.phase.value, {})[sheet.metric] = {
-            **part.errors["accuracy"],
-            "by_family": part.errors["by_family"],
+            **(part.errors["accuracy"] or {}),
+            "by_family": {
+                family: {"count": of_family["count"], "mape": of_family["mape"]}
+                for family, of_family in part.errors["by_family"].items()
+                if of_family is not None
+            },
         }
         labels += [_label(m, sheet) for m in part.measurements]
     return save_snapshot(

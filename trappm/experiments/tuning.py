@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trappm.experiments.label_files import read_labels
 from trappm.experiments.labelled_workloads import Watch
 from trappm.experiments.workbench import opened_workbench
-from trappm.learner.bench.tuning import Tuning, run_trials
+from trappm.learner.bench.tuning import StudyReport, Tuning, run_trials
 from trappm.learner.networks.presets import PRESETS
 
 
@@ -23,11 +22,8 @@ def tune(
     address: str | None,
     processes: int,
     watch: Watch,
-) -> dict[str, Any]:
+) -> StudyReport:
     """Goes on with the study of this name in the label store until it has so many trials.
-
-    Returns:
-        As `learner.bench.tuning.run_trials`.
 
     Raises:
         InputError: the labels cannot be read, or the study is about something else.
