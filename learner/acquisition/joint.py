@@ -2,7 +2,7 @@
 
     log value = prior(constants) + residual,   covariance = J J^T + Matern 3/2 over groups
 
-J says how far the prior moves with each of its constants in units of how uncertain that is
+J is how far the prior moves with each of its constants, in units of how uncertain that one is
 (`Prior.sensitivities`), so constants and residual are learned together, without folds: Gauss-Newton
 steps (the prior is linearised anew around its constants), and Student-t noise by reweighting. The
 residual stands on the features of the prior's groups; its amplitude and the lengths are chosen by

@@ -1,10 +1,11 @@
 """Our strategy: what the whole pool learns for each second of measuring, over all metrics.
 
-`learner.acquisition.reduction` says by how much a label would lower the variance of the pool, where
-the learner can tell its covariance: one with physics can. What no physics knows of is like what
-stands near it in the embedding space, so that is multiplied by the part of the pool that a label
-stands for there (`learner.acquisition.coverage.Representation`), as information density does
-(Settles and Craven 2008); for purely learned heads it is all. Four things make that a choice:
+`learner.acquisition.reduction` computes by how much a label would lower the variance of the pool,
+for learners that state a covariance, as those with physics do. What physics leaves open is alike
+for neighbours in the embedding space, so the reduction is multiplied by the part of the pool that a
+label represents there (`learner.acquisition.coverage.Representation`), as information density does
+(Settles and Craven 2008). Purely learned heads state no covariance: there representation alone
+decides. Four more things take part:
 
 - **Metrics** are served by one batch: the sum of their reductions, each as a share of what the pool
   did not know at first.
@@ -77,8 +78,10 @@ class PoolReduction:
             represents: whether it counts for how much of the pool a label stands, too.
         """
         self.name = name
-        self._guarded, self._cost_power = guarded, cost_power
-        self._own_covariance, self._represents = own_covariance, represents
+        self._guarded = guarded
+        self._cost_power = cost_power
+        self._own_covariance = own_covariance
+        self._represents = represents
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
         worth = self._worth(request)
@@ -92,7 +95,7 @@ class PoolReduction:
                 name: np.mean([belief.gains() / belief.total for belief in beliefs], axis=0)
                 for name, beliefs in parts.items()
             }
-            # Where one says nothing, as of copies or for lack of targets, the other still counts.
+            # Where one factor is flat, as among copies, the other still counts.
             floored = [
                 share + FLOOR * float(share[open_].mean()) + TINY for share in shares.values()
             ]

@@ -1,7 +1,6 @@
-"""What a strategy is told of its pool: how the values of each metric hang together, and what they
-should be before any label.
+"""What is known of a pool before any label: covariances of each metric, and estimates.
 
-The covariance without labels is enough: which labels teach most hardly depends on what they say
+The covariance without labels is enough: which labels teach most hardly depends on their values
 (docs/acquisition.md), so it is computed once for a pool, and a strategy can begin without any.
 """
 
@@ -26,7 +25,7 @@ from trappm.learner.workload import Workload
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""
 LEAST_DOUBT = 0.1
-"""Deviation, in the logarithm, with which it is foretold at least whether a run will die."""
+"""The least deviation, in the logarithm, in predicting whether a run will die."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ def probability_above(estimate: Estimate, limit: float) -> npt.NDArray[np.float6
 
 
 def _log_std(estimate: Estimate) -> npt.NDArray[np.float64]:
-    assert estimate.log_std is not None  # noqa: S101  (a Gaussian process tells it)
+    assert estimate.log_std is not None  # noqa: S101  (a Gaussian process states it)
     return estimate.log_std
 
 
@@ -90,7 +89,7 @@ def _known(
     spec: DeviceSpec | None,
     generator: np.random.Generator,
 ) -> tuple[Covariance, Estimate]:
-    """Of one metric; workloads that different priors explain tell nothing of each other."""
+    """Of one metric; workloads that different priors explain share no variance."""
     traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
     nothing = Targets(np.zeros(0), np.zeros(0), ())
     parts, noise, width = [], 0.0, 0

@@ -33,7 +33,7 @@ TEST_SHARE = 0.3
 FAMILY_SHARE = 0.2
 """Families are drawn until they have this share of the labels."""
 LEAST_IN_FAMILY = 3
-"""Architectures that a family needs to be left out alone: fewer tell little."""
+"""Architectures that a family needs to be left out alone: fewer show little."""
 
 
 class SplitKind(enum.StrEnum):
@@ -66,7 +66,7 @@ class Samples:
     judged: Rows
     """Whose errors count (n); all learn."""
     spiked: Rows
-    """Real, but far from what is usual (n): errors are told without them as well."""
+    """Real, but far from what is usual (n): errors are reported without them as well."""
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -122,7 +122,7 @@ class Plan:
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
-    than an estimator's `least_labels` (none, if it has no such number), the start answers alone.
+    than an estimator's `least_labels` (none, if it has no such number), the start predicts alone.
     Counts above what a split trains on are left out of it."""
     starts: Mapping[str, Model] = field(default_factory=dict)
     """By estimator, a model of another device; it then also learns from that."""

@@ -25,7 +25,8 @@ class KeptRuns:
 
     def __init__(self, folder: Path, settings: Sequence[object]) -> None:
         """Keeps them in `folder`, which is made; `settings` are what all runs have in common."""
-        self.folder, self.settings = folder, tuple(settings)
+        self.folder = folder
+        self.settings = tuple(settings)
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, run: Sequence[object], count: int) -> Estimate | None:

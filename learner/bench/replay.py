@@ -1,7 +1,7 @@
 """Whole campaigns against recorded labels: how good is a learner after a strategy's first labels?
 
 A campaign holds whole architectures out, as `evaluate` does, and may choose from all others, runs
-that died included: these cost a label and tell a bound only. It begins without any label; after
+that died included: these cost a label and give a bound only. It begins without any label; after
 each round the learner is fitted anew and judged on what was held out. The same seed divides alike
 for all strategies, so their errors are compared in pairs.
 """
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
-"""Labels after which the learner is fitted, judged and asked what next."""
+"""Labels after which the learner is fitted and judged, and the next ones chosen."""
 STEPS = 55
 """Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
 
@@ -47,7 +47,7 @@ class Point:
     """In percent, on the architectures held out."""
     median_ape: float
     seconds: float | None
-    """Of steps measured until then, warm-up included; None where the labels do not tell."""
+    """Of steps measured until then, warm-up included; None where the labels are no times."""
     died: int
     """Labels that were spent on runs that died."""
 
@@ -64,9 +64,9 @@ class Bench:
     estimator: Estimator | None = None
     """The learner that is judged; by default the quick one (`learner.acquisition.joint`)."""
     knows_physics: bool = True
-    """Whether the learner stands on the prior, so that a strategy may ask what that knows."""
+    """Whether the learner stands on the prior, so that a strategy may use what that knows."""
     times: bool = False
-    """Whether the values are step times in ms, which tell what a measurement takes."""
+    """Whether the values are step times in ms, which are what a measurement takes."""
 
     @property
     def capacity(self) -> float | None:
@@ -105,7 +105,8 @@ class _View:
     """What a strategy may see of the pool, and the learner that learns from its choices."""
 
     def __init__(self, bench: Bench, pool: IntArray) -> None:
-        self._bench, self._pool = bench, pool
+        self._bench = bench
+        self._pool = pool
         self._workloads = bench.samples.at(pool)
         self._families = bench.samples.families[pool].tolist()
         self._embeddings = bench.embeddings[pool]
@@ -126,8 +127,8 @@ class _View:
         generator: np.random.Generator,
         strategy: str,
     ) -> AcquisitionRequest:
-        """What is asked; predictions of the whole pool, and gradients of the learner that is
-        judged, only where they are needed."""
+        """The next request; with predictions of the whole pool, and gradients of the learner that
+        is judged, only where they are needed."""
         capacity = self._bench.capacity
         guards = strategy == "ours" and capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
@@ -157,7 +158,7 @@ class _View:
         )
 
     def _uncertainty(self, estimate: Estimate | None) -> Array | None:
-        """What the quick learner knows of it; of a purely learned one what that says by itself."""
+        """By the quick learner; a purely learned one states its own."""
         if estimate is None or self._bench.knows_physics:
             return None if estimate is None else estimate.log_std_of_mean
         return self._model.predict(self._workloads).log_std_of_mean

@@ -22,7 +22,7 @@ from trappm.learner.stats.kernels import matern32
 ROWS_AT_ONCE = 4096
 NEED_GRADIENTS = OFFERED_NEED_GRADIENTS | {"badge"}
 NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
-"""Strategies that ask what runs are expected to cost, or how sure that is."""
+"""Strategies that need the expected cost of runs, or how sure that is."""
 
 
 class Coreset:

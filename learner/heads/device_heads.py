@@ -1,7 +1,7 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
     memory                  simulated step (`learner.physics.memory_prior`), or rules on the graph
-    step time               simulated kernels (`step_time`) where they have been traced,
+    step time               simulated kernels (`step_time_prior`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
     power, energy, others   terms of the graph
 
@@ -106,13 +106,13 @@ class Heads:
             InputError: there is no memory head.
         """
         if "memory_mib" not in self.heads:
-            raise InputError("there are no labels of memory to tell what fits")
+            raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
         """As `learner.heads.metric_head.Head.gradients`, of one metric after the other (n, g).
 
-        Each metric has the same say. Workloads that different heads predict have no direction in
+        Each metric has the same weight. Workloads that different heads predict have no direction in
         common.
         """
         traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
@@ -229,9 +229,9 @@ def train_heads(
         generator: all randomness comes from it.
         above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
             NaN elsewhere. Networks leave them out.
-        spec: of the device; without one kernels say nothing of step time.
+        spec: of the device; without one kernels predict no step time.
         init: heads of another device to start from (TraPPM, Table V): constants are refitted close
-            to that device's, and what its residual says is taken by the share that proves right.
+            to that device's, and its residual is added by the share that proves right.
         on_progress: called with parts done and parts in all.
 
     Raises:

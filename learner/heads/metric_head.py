@@ -35,7 +35,8 @@ TRANSFER_TIGHTNESS = 0.15
 """On a new device single constants of the prior move this much less than on an unknown one."""
 SHARE_STEP = 0.05
 RESIDUAL_DEVIATION = 0.08
-"""How far a residual moves the logarithm, for its say among gradients."""
+"""How far a residual moves the logarithm, for its weight among gradients: `AMPLITUDES[1]` of
+`learner.acquisition.joint`."""
 
 
 class _Kept(Protocol):
@@ -150,7 +151,7 @@ class Ours:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Head[Prior]:
-        """Fits a head; no label at all is enough, where prior or start say something.
+        """Fits a head; no label at all is enough, where the prior or the start predicts something.
 
         Raises:
             InputError: shapes that differ, values that are not positive, or a start of another

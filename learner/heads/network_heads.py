@@ -2,8 +2,8 @@
 
 Everything happens in the logarithm, so that an error is relative and no sample loses its size.
 There are several networks (`regressor`; a deep ensemble, Lakshminarayanan et al. 2017).
-Each is trained without one fold of the architectures, and the errors that it makes there say how
-wide an interval must be.
+Each is trained without one fold of the architectures, and its errors there show how wide an
+interval must be.
 """
 
 from __future__ import annotations

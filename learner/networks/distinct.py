@@ -137,7 +137,8 @@ class DistinctSAGEConv(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = in_channels
+        self.out_channels = out_channels
         self.lin_l = nn.Linear(in_channels, out_channels)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 

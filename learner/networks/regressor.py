@@ -136,7 +136,7 @@ def last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> npt.
 def network_outputs(
     network: nn.Module, data: Sequence[Data], max_nodes: int
 ) -> npt.NDArray[np.float64]:
-    """What a frozen network says of these graphs (n, outputs)."""
+    """Outputs of a frozen network for these graphs (n, outputs)."""
     with torch.no_grad():
         outputs: list[Any] = [
             network(batch).numpy() for batch in batches(data, max_nodes, range(len(data)))

@@ -1,7 +1,7 @@
 """The prior of any metric from the graph alone: the terms of `learner.physics.graph_terms` by node.
 
 For metrics that nothing simulates (power, energy), and for step time where a workload's kernels
-have not been traced. A new metric is an entry in `physics.PRIORS`.
+have not been traced. A new metric is an entry in `graph_terms.PRIORS`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A step's time is about the sum of its kernels' times, so the prior of a metric is
 `sum_k exp(theta_k) * term_k(graph)`. The terms are in the metric's unit for a made-up reference
-device; the coefficients say how this device differs from it. They have log-normal priors, which
+device; the coefficients are how this device differs from it. They have log-normal priors, which
 keeps them positive and lets a handful of labels fit them, and they are fitted to the *relative*
 error with a robust likelihood, since some runs surprise everybody. A new device starts from the
 coefficients of a known one, which is most of what transfers.
@@ -120,7 +120,7 @@ def fit_coefficients(
 
     Student-t errors of the logarithm, their scale fitted beside, by iteratively reweighted, damped
     Gauss-Newton steps. A label of which only a bound is known pulls while the sum stays below the
-    bound, and says nothing above it.
+    bound, and has no effect above it.
 
     Args:
         terms: (n, k).

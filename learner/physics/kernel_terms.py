@@ -1,4 +1,4 @@
-"""The kernels of workloads as arrays from which `step_time` computes how long they take.
+"""The kernels of workloads as arrays, from which `kernel_times` computes how long they take.
 
 Nothing here is fitted: sizes, classes, and what follows from them for a device of so many units
 and so much cache.
@@ -165,7 +165,7 @@ class _Parts:
 
 
 _KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
-"""A fit asks for the same workloads again and again."""
+"""A fit needs the same workloads many times."""
 
 
 def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:

@@ -30,7 +30,7 @@ from trappm.learner.physics.kernel_terms import (
 )
 
 STEP_MS = 0.1
-"""What a step costs beside its kernels, before labels say better."""
+"""What a step costs beside its kernels, before there are labels."""
 MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
 BOUND = 6.0

@@ -16,7 +16,7 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
     Args:
         metric: its column, such as `memory_mib`. One without terms is taken for work, as most
             costs are.
-        spec: of the device; None where nobody has listed it, so that kernels tell no time.
+        spec: of the device; None where nobody has listed it, so that kernels predict no time.
         kernels: whether the workloads come with their kernels.
     """
     if metric == "memory_mib":

@@ -1,7 +1,7 @@
 """The physical prior of a step's time: kernels one by one, with constants of the device.
 
 `kernel_times` has the formula. Its constants start from a specification sheet, so the prior
-says something without any label; labels move them, each as far as its own prior lets it. A new
+predicts without any label; labels move them, each as far as its own prior lets it. A new
 device starts from another one's: what a kernel reaches of the peak is much the same on both, the
 peaks are not. docs/step_time.md has each term's reason.
 """
@@ -107,7 +107,7 @@ class StepTimePrior:
         tightness: float = 1.0,
         near: Self | None = None,
     ) -> Self:
-        """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
+        """Constants fitted to labels; bounds (`log_above`) hardly constrain a time and are unused.
 
         Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
         each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
@@ -269,7 +269,7 @@ def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tenso
     """How far the constants of each group may move, from how far labels moved them (c).
 
     Evidence maximisation (MacKay 1992, "Bayesian interpolation"): a group's variance is the sum of
-    its squared shifts over the number of its constants that labels determined. `GROUPS` only says
+    its squared shifts over the number of its constants that labels determined. `GROUPS` only has
     where that begins, with the weight of `PSEUDO_CONSTANTS`. Common constants stay as they are.
 
     Args:

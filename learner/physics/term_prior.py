@@ -1,6 +1,6 @@
 """Priors that are sums of physical terms with log-normal constants: `sum_k exp(theta_k) * term_k`.
 
-`physics` says how such a sum is fitted. A prior of this kind is its terms, their spreads,
+`graph_terms` has how such a sum is fitted. A prior of this kind is its terms, their spreads,
 and the features that a residual should see.
 """
 

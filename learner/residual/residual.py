@@ -53,7 +53,8 @@ WEIGHT_STEP = 0.1
 UNKNOWN_NOISE = 0.2
 """Deviation of the logarithm where there are no labels: between memory's and step time's."""
 UNKNOWN_VOTES = 0.5
-"""Of so many labels, beside fewer than `LEAST_FOR_PROCESS`: that one or two agree says little."""
+"""The guess counts as so many labels beside fewer than `LEAST_FOR_PROCESS`: one or two labels that
+agree prove little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ def fit_residual(
     if known.sum() >= LEAST_FOR_TREES and process is not None:
         others = [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
         seen = np.column_stack([features, unseen["process"]])
-        # A bound below the process's prediction says nothing that trees could learn.
+        # A bound below the process's prediction has nothing that trees could learn.
         telling = known | (bounds > unseen["process"])
         values = np.where(known, log_residual, bounds)
         trees, unseen["trees"] = _grow_across(seen, values, telling, [folds, *others], generator)
@@ -238,7 +239,7 @@ def _weighted(unseen: Mapping[str, Array], weights: Mapping[str, float], n: int)
 
 
 def _noise(errors: Array) -> float:
-    """Robust deviation of errors, which few of them tell only in part."""
+    """Robust deviation of errors; few of them are completed by `UNKNOWN_NOISE`."""
     count = len(errors)
     if not count:
         return UNKNOWN_NOISE

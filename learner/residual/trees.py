@@ -1,4 +1,4 @@
-"""Boosted trees as plain arrays: grown by XGBoost, kept and asked without it.
+"""Boosted trees as plain arrays: grown by XGBoost, kept and evaluated without it.
 
 A snapshot holds tensors only, and whoever predicts should not need the library that trained; so
 the trees leave XGBoost through its documented JSON format and are walked in NumPy.
@@ -20,14 +20,14 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 ROWS_AT_ONCE = 256
-"""Rows that are asked together: beyond it the working arrays leave the cache."""
+"""Rows that are evaluated together: beyond it the working arrays leave the cache."""
 MAX_DEPTH = 64
 """Of a stored tree; a deeper one is damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How trees are grown, in XGBoost's words."""
+    """How trees are grown, in XGBoost's terms."""
 
     rounds: int
     max_depth: int
@@ -43,7 +43,7 @@ class Trees:
     """Several boosted models over the same features; all nodes in one row, children by index."""
 
     feature: npt.NDArray[np.int32]
-    """Which feature a node asks for (nodes); 0 at leaves."""
+    """The feature that a node splits by (nodes); 0 at leaves."""
     threshold: npt.NDArray[np.float32]
     """Values below it go left (nodes); at leaves what is added to the prediction."""
     left: npt.NDArray[np.int32]
@@ -54,11 +54,11 @@ class Trees:
     first: npt.NDArray[np.int32]
     """Index of the first tree of each model (models)."""
     start: Array
-    """What each model says before its first tree (models)."""
+    """What each model predicts before its first tree (models)."""
     depth: int
 
     def predict(self, features: Array) -> Array:
-        """What each model says of n rows of features: (n, models)."""
+        """Predictions of each model for n rows of features: (n, models)."""
         points = features.astype(np.float32)
         predictions = np.empty((len(points), len(self.first)))
         for begin in range(0, len(points), ROWS_AT_ONCE):

@@ -1,7 +1,7 @@
-"""What heads see of a workload, as hashes: a snapshot of other features must not answer.
+"""Hashes of the features that heads see: a snapshot of other features must not predict.
 
 Constants and trees know their features by place only, so a kind of operator or kernel that came
-between would silently change what they say.
+between would silently change their predictions.
 """
 
 from __future__ import annotations

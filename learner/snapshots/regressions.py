@@ -1,6 +1,6 @@
 """Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
 
-Errors are those that the manifests tell, each on architectures that its own heads had not seen.
+Errors are those in the manifests, each on architectures that its own heads had not seen.
 They are of different draws where campaigns differ, so only a clear step back counts.
 """
 
@@ -75,7 +75,7 @@ def regressions(
 
 
 def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
-    """Mean absolute percentage errors that a manifest tells, by head.
+    """Mean absolute percentage errors in a manifest, by head.
 
     Campaigns judge the phases of a device together: their errors count for training.
     """

@@ -1,7 +1,7 @@
 """Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
 
 Heads are kept by device and phase, each with the settings (precision, layout, optimizer) that its
-labels had. `manifest` says what the files are; a snapshot is written beside its place and moved
+labels had. `manifest` describes the files; a snapshot is written beside its place and moved
 there in one step, and never changed. Whoever loads it checks every byte against the manifest first.
 """
 
@@ -76,7 +76,7 @@ class Snapshot:
     """The card behind a device's key, where measurements have named it."""
 
     def card(self, device: str) -> str:
-        """What this device is looked up by where its memory or speed on paper is asked for."""
+        """The key under which the catalogue has this device's memory and speed."""
         return self.cards.get(device, device)
 
     def trained(self, device: str, phase: Phase) -> TrainedHeads:
@@ -100,7 +100,7 @@ class Snapshot:
     def predict(
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN
     ) -> Predictions:
-        """What the heads of this device and phase say of the workloads.
+        """Predictions of the heads of this device and phase.
 
         Raises:
             SnapshotError: there are no heads for them.
@@ -116,7 +116,7 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The frozen encoder, read when it is first asked for: physical heads need none.
+        """The frozen encoder, read when it is first needed: physical heads need none.
 
         Raises:
             SnapshotError: there is none, or it does not fit this version.
@@ -197,7 +197,7 @@ def _contents(
 
 
 def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, Any]:
-    """What the manifest says of each device's heads, by device and phase."""
+    """The manifest's entries for heads, by device and phase."""
     return {
         device: {
             phase.value: {

@@ -1,14 +1,14 @@
-"""How sure a prediction may be: intervals that hold on new architectures, and where knowledge ends.
+"""Calibration of predictions by errors on held-out architectures, and how far from labels they are.
 
 A model's errors on architectures that it has not seen (its out-of-fold errors), each divided by the
 deviation that the model stated, are kept as quantiles. A new error is one more of them (split
 conformal prediction, Vovk et al. 2005; by folds, Vovk 2015; with normalised errors, Papadopoulos et
-al. 2008), so an interval between two of the quantiles holds as often as it says, and it is wide
-where the model's deviation is: far from what it has seen. The same quantiles tell how probable it
-is that a value exceeds a limit, such as a device's memory. Both sides have quantiles of their own:
-memory surprises upwards only. A run out of memory is an error of at least so much, and counts as
-such in the product-limit estimate of the quantiles (Kaplan and Meier 1958): without it, the larger
-a surprise, the rarer it would be seen.
+al. 2008), so an interval between two of the quantiles holds as often as it promises, and it is wide
+where the model's deviation is: far from labels. Few errors are completed by those of a Student-t
+distribution. The same quantiles give the probability that a value exceeds a limit, such as a
+device's memory. Both sides have quantiles of their own: memory surprises upwards only. A run out of
+memory is an error of at least so much, and counts as such in the product-limit estimate of the
+quantiles (Kaplan and Meier 1958): without it, the larger a surprise, the rarer it would be seen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEVELS = np.concatenate([[0.002, 0.005], np.linspace(0.01, 0.99, 99), [0.995, 0.
 """Of the quantiles that are kept."""
 TAIL = 2.0
 """Beyond them the probability falls with this power of the distance, as for Student-t errors: a
-few surprises in thousands of runs have no end that labels could tell."""
+few surprises in thousands of runs have no end that labels could show."""
 PSEUDO_ERRORS = 20.0
 """Few errors are completed by so many of a Student-t distribution with 4 degrees of freedom."""
 
@@ -133,7 +133,7 @@ def _student_votes(architectures: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Familiarity:
-    """Where the labelled architectures lie, to tell a workload that is like none of them."""
+    """Where the labelled architectures lie, to recognise a workload that is like none of them."""
 
     points: npt.NDArray[np.float16]
     """Scaled features of labelled workloads (m, f)."""
@@ -169,7 +169,7 @@ class Familiarity:
         """With the widening under which errors on folds not seen are most probable (Student-t).
 
         A residual that is unsure everywhere alike is too sure of architectures unlike all labels,
-        as those of a new family are: the folds hold enough that stand alone to tell.
+        as those of a new family are: enough architectures in the folds stand alone to show it.
 
         Args:
             errors, deviations: of the labels that this was fitted to (n), without their folds.

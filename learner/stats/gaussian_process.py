@@ -1,4 +1,4 @@
-"""A Gaussian process that believes no single label too much: the residual at few labels.
+"""A Gaussian process with Student-t noise, robust to wild labels: the residual at few labels.
 
 The covariance is Matern 3/2 over groups of features, each group with a relevance of its own, and a
 linear part. Noise is Student-t (`learner.stats.student_t`), since some runs surprise everybody.
@@ -187,7 +187,7 @@ def fit_process(
     missed = np.maximum(variances(points, covariance) - (labels.inner**2).sum(axis=1), 0.0)
     unseen = _across_folds(labels, folds, missed)
     posterior = _posterior(labels)
-    # What weights of the features say, said by the landmarks themselves: half of the numbers.
+    # In terms of the landmarks instead of their features, since one root less is kept.
     spread = posterior.spread
     explained = root @ (np.eye(len(spread)) - spread @ spread.T) @ root.T
     process = GaussianProcess(

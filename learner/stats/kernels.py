@@ -34,7 +34,7 @@ class Coordinates:
     def fit(cls, features: Array, groups: Sequence[int]) -> Self:
         middle = features.mean(axis=0) if len(features) else np.zeros(features.shape[1])
         deviation = features.std(axis=0) if len(features) else np.zeros(features.shape[1])
-        # A column that never varied says nothing yet: what differs there later must not run away.
+        # A column that never varied is left out: what differs there later must not run away.
         scale = np.where(deviation < 1e-9, np.inf, deviation * group_norms(groups))
         return cls(middle, scale, tuple(groups))
 

@@ -59,7 +59,7 @@ class Sheet:
     phase: Phase
     metric: str
     usable: str | None = None
-    """A file that tells which rows judge."""
+    """A file of the rows that judge."""
 
 
 SHEETS = (
@@ -168,7 +168,7 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
 
 
 def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: int) -> Samples:
-    """Step times with their kernels, which are all that the prior of time asks for."""
+    """Step times with their kernels, which are all that the prior of time needs."""
     keys = kernel_keys(measurements, cache, processes, _show)
     rows = []
     for measurement in measurements:

@@ -1,7 +1,7 @@
 """Labels from any file that the importers read, by what is in it, without recording them.
 
 A sheet of GPUMemNet or timm is known by its columns; everything else is an export or JSON lines of
-the profiler. timm's sheets tell in their names what was measured: one whose name does not is read
+the profiler. timm's sheets have in their names what was measured: one whose name does not is read
 by the name of another file, beside which it is given.
 """
 
@@ -46,7 +46,7 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
 
     Args:
         path: of the file.
-        named_like: a sheet whose name tells what was measured, where that of `path` does not.
+        named_like: a sheet whose name has what was measured, where that of `path` does not.
 
     Raises:
         InputError: the file cannot be read, a row of it cannot be, or there are too many.

@@ -130,7 +130,7 @@ def area(places: Array, values: Array) -> Array:
 
 
 def standard_error(values: Array) -> float | None:
-    """Of the mean; None of a single value, which does not tell how values scatter."""
+    """Of the mean; None of a single value, which does not show how values scatter."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
@@ -162,7 +162,7 @@ def jackknife_error(
     own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
 ) -> float | None:
     """Standard error of `seconds_to_same_error`, which is not a mean of splits: from what it
-    becomes without each of them (jackknife). None where one of those cannot be told."""
+    becomes without each of them (jackknife). None where one of those is not known."""
     n = len(own)
     without = [
         seconds_to_same_error([*own[:i], *own[i + 1 :]], [*base[:i], *base[i + 1 :]])
@@ -255,7 +255,7 @@ def half_band(row: StrategyRow) -> Array:
 
 
 def draw(rows: Sequence[StrategyRow], path: Path, title: str, baseline: str = BASELINE) -> None:
-    """Error against labels and, where labels tell it, seconds, with bands of 95 % (PNG).
+    """Error against labels and, where labels are times, seconds, with bands of 95 % (PNG).
 
     Raises:
         InputError: the file cannot be written.
