@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trappm.cluster.runtime import here, ray_runtime
-from trappm.learner.bench.tuning import OnTrial, Tuning, progress, run_trials
+from trappm.learner.bench.tuning import OnTrial, StudyReport, Tuning, progress, run_trials
 from trappm.profiler.errors import CampaignError, one_line
 from trappm.store import Home, StoreAccess
 
@@ -14,7 +12,7 @@ POLL_S = 2.0
 
 def tune_on_ray(
     tuning: Tuning, total: int, *, workers: int, address: str | None, on_trial: OnTrial
-) -> dict[str, Any]:
+) -> StudyReport:
     """As `run_trials`, by so many workers at once; a trial or two may be too many.
 
     Workers on other nodes need a database that they can reach, so with SQLite all stay on this

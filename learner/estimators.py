@@ -34,16 +34,9 @@ class Surroundings:
 
 
 def _prior(given: Surroundings) -> Prior:
-    from trappm.learner.physics.device_specs import spec_of
-    from trappm.learner.physics.graph_prior import GraphPrior
-    from trappm.learner.physics.memory_prior import MemoryPrior
-    from trappm.learner.physics.step_time_prior import StepTimePrior
+    from trappm.learner.physics.starting_prior import prior_on_card
 
-    if given.metric == "memory_mib":
-        return MemoryPrior.on(spec_of(given.card))
-    if given.metric == "step_time_ms":
-        return StepTimePrior(spec_of(given.card))
-    return GraphPrior(given.metric)
+    return prior_on_card(given.metric, given.card)
 
 
 def _ours(given: Surroundings) -> Estimator:

@@ -244,7 +244,7 @@ class CampaignLearner:
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         """Calls it the latest one unless it regressed; None, or why another one stays so."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
-        return None if promotion.moved else promotion.told
+        return None if promotion.moved else promotion.message
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
         """A device's heads under each phase that its labels had; one fit serves both."""
@@ -296,7 +296,7 @@ class CampaignLearner:
                 continue
             predicted, low, high = (
                 values[:, column]
-                for values in (predictions.mean, predictions.low, predictions.high)
+                for values in (predictions.median, predictions.low, predictions.high)
             )
             errors[metric] = dict(accuracy(measured, predicted, low, high))
             pairs += [
@@ -346,7 +346,7 @@ def _step_times(
 ) -> npt.NDArray[np.float64] | None:
     """In ms (n), without a head for them those of the prior; None where there is neither."""
     if predictions is not None and "step_time_ms" in predictions.metrics:
-        return predictions.mean[:, predictions.metrics.index("step_time_ms")]
+        return predictions.median[:, predictions.metrics.index("step_time_ms")]
     said = knowledge.estimates.get("step_time_ms")
     return None if said is None else said.median
 

@@ -369,7 +369,7 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
     assert len(np.unique(requests[0].points, axis=0)) == len(pool)
 
 
-@pytest.mark.parametrize("strategy", ["ours", "badge", "lcmd-gradients"])
+@pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients"])
 def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     tmp_path, monkeypatch, strategy
 ):
