@@ -187,7 +187,7 @@ def _run(
 ) -> End:
     import ray
 
-    from trappm.cluster.actors.actors import CampaignActor
+    from trappm.cluster.actors.campaign_actor import CampaignActor
 
     options = {**here(), "max_concurrency": 4}
     if address is None:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from trappm.cluster.actors.learner_actor import LearnerActor
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.runtime import first_line, here
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
@@ -31,7 +32,7 @@ class LearnerProxy:
 
     Args:
         tell: is told that it died.
-        learner: the class of the actor, if it is not `cluster.actors.actors.LearnerActor`.
+        learner: the class of the actor.
         arguments: of that class.
     """
 
@@ -39,12 +40,10 @@ class LearnerProxy:
         self,
         *,
         tell: Callable[[str], None],
-        learner: type[Any] | None = None,
+        learner: type[Any] = LearnerActor,
         **arguments: Any,
     ) -> None:
-        from trappm.cluster.actors.actors import LearnerActor
-
-        self._class = ray.remote(learner or LearnerActor)
+        self._class = ray.remote(learner)
         self._arguments = arguments
         self._tell = tell
         self._pool: Sequence[tuple[Configuration, bytes]] = ()

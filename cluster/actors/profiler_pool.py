@@ -6,15 +6,12 @@ measurement: another profiler is recruited, and the campaign decides what it mea
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import (
     RayActorError,
@@ -23,6 +20,7 @@ from ray.exceptions import (
 )
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
+from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
 from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
 from trappm.cluster.runtime import (
     CAMPAIGN_ACTOR,
@@ -59,19 +57,6 @@ STARTS = 3
 MANY = 1 << 30
 
 
-def this_process() -> tuple[int, float]:
-    """What `kill_process` knows this process by."""
-    return os.getpid(), psutil.Process().create_time()
-
-
-def kill_process(pid: int, began: float) -> None:
-    """Ends a process of this node, whatever state it is in, unless its id is another's by now."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if process.create_time() == began:
-            process.kill()
-
-
 @dataclass(eq=False)
 class _Profiler:
     """A profiler actor; its worker is known once it has joined."""
@@ -99,7 +84,7 @@ class RayCrew:
         may_grow: nodes that nobody sees yet may join.
         campaign_id: of the campaign that it works for.
         tell: is told of nodes that are there and cannot measure.
-        profiler: the class of the actors, if it is not `cluster.actors.actors.ProfilerActor`.
+        profiler: the class of the actors.
     """
 
     def __init__(
@@ -109,10 +94,8 @@ class RayCrew:
         may_grow: bool,
         campaign_id: str = "",
         tell: Callable[[str], None] = lambda message: None,
-        profiler: type[Any] | None = None,
+        profiler: type[Any] = ProfilerActor,
     ) -> None:
-        from trappm.cluster.actors.actors import ProfilerActor
-
         self._devices = devices
         self._may_grow = may_grow
         self._campaign_id = campaign_id
@@ -121,7 +104,7 @@ class RayCrew:
         self._failed_starts: Counter[str] = Counter()
         self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
-        self._class = ray.remote(profiler or ProfilerActor)
+        self._class = ray.remote(profiler)
         self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
         self._needed_at = dict.fromkeys(devices, time.monotonic())
         self._profilers: dict[str, _Profiler] = {}

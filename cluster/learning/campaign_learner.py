@@ -1,6 +1,6 @@
 """What the learner does for a campaign: encode its pool, train its heads, choose, publish.
 
-Plain Python without Ray: `actors.LearnerActor` puts it into a process of its own. Everything that
+Plain Python without Ray: `actors.learner_actor` puts it into a process of its own. Everything that
 is random comes from the campaign's seed, so the same labels give the same heads and choices.
 """
 

@@ -1,7 +1,7 @@
 """What the campaign loop asks of whoever does the work, free of Ray.
 
-The loop in `campaign` is driven through these two interfaces. `ray_crew` provides them with actors;
-tests drive the same loop with a crew of their own.
+The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
+Ray actors; tests drive the same loop with workers of their own.
 """
 
 from __future__ import annotations

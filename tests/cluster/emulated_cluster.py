@@ -37,12 +37,13 @@ import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import trappm.cluster.actors.actors  # noqa: E402
+import trappm.cluster.actors.campaign_actor  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
-from trappm.cluster.actors.actors import CampaignActor  # noqa: E402
+from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
 from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
-from trappm.cluster.actors.profiler_pool import RayCrew, this_process  # noqa: E402
+from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
+from trappm.cluster.actors.profiler_pool import RayCrew  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
 from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
@@ -329,7 +330,7 @@ def processes(name):
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.actors.actors.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.actors.campaign_actor.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
