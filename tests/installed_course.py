@@ -75,7 +75,7 @@ def main() -> None:
             snapshots=home.snapshots, kernels=KernelCache(home.kernel_profiles),
         ).run()  # fmt: skip
         told = {
-            "trained_on": learner.report["labels"],
+            "trained_on": learner.report.labels,
             "state": str(store.campaign_state(record.id)),
             "grew_trees": "xgboost" in sys.modules,
             "trappm": str(Path(sys.modules["trappm"].__file__ or "")),

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.actors.learner_actor import LearnerActor
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.runtime import first_line, here
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
@@ -61,8 +62,8 @@ class LearnerProxy:
         self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
         self._pool, self._profiles = pool, {"steps": steps, "kernels": kernels}
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
-        report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
+        report: TrainingReport = self._call("fit", labels, on_progress=on_progress)
         self._labels = labels
         return report
 

@@ -19,9 +19,8 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trappm.cluster.campaign.news import CampaignStopped, Teller
 from trappm.cluster.campaign.planner import PURPOSES, Planner
@@ -29,10 +28,12 @@ from trappm.cluster.campaign.progress import Pace, Progress, measurement_line, r
 from trappm.cluster.campaign.publish import publish
 from trappm.cluster.campaign.resume import course_so_far, waiting
 from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.campaign.stop_check import Ending
-from trappm.cluster.learning.learner_thread import LeftOut, Thinker, training_labels
+from trappm.cluster.campaign.stop_check import StopCheck
+from trappm.cluster.learning.learner_thread import Thinker, training_labels
+from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     CanaryMeasured,
     Close,
     Command,
@@ -51,7 +52,6 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Seen,
     Settled,
-    Spent,
     Stopped,
     Tick,
 )
@@ -105,16 +105,22 @@ class Campaign:
         self._canaries = Canaries(store, campaign_id, spec.canary)
         self._planner = Planner(store, campaign_id, spec)
         self._thinker = Thinker(learner, self._teller, self._pace, self._chosen, self._learned)
-        self._ending = Ending(store, campaign_id, spec)
+        self._stop_check = StopCheck(store, campaign_id, spec)
         self._events: deque[Event] = deque()
         self._roster = Roster(
-            store, campaign_id, self.protocol.name, crew, self._canaries, self._ending, self._taken
+            store,
+            campaign_id,
+            self.protocol.name,
+            crew,
+            self._canaries,
+            self._stop_check,
+            self._taken,
         )
         self._leases: dict[str, Assignment] = {}
         self._unwritten: list[Finished] = []
         """Measurements that came back, for the next transaction."""
         self._ended: Counter[str] = Counter()
-        self._report: dict[str, Any] = {}
+        self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
         self._notes: deque[tuple[str, str]] = deque()
         self._next_tick = 0.0
@@ -150,7 +156,7 @@ class Campaign:
                 self._thinker.prepare(self.store, self._planner.pool, kernels)
                 self._drive()
                 self._write_notes()
-                errors = self._report.get("devices", {})
+                errors = self._report.devices
                 snapshot_id = publish(
                     self.store, self._thinker, self._teller, self.id, self.snapshots, errors
                 )
@@ -185,9 +191,9 @@ class Campaign:
     # The loop.
 
     def _drive(self) -> None:
-        self._ending.recall()
+        self._stop_check.recall()
         known = course_so_far(self.store, self.id, self.spec, LEASE_S)
-        self._ended, self._report = known.ended, dict(known.report)
+        self._ended, self._report = known.ended, known.report
         self._machine = known.machine(self._canaries.is_due)
         self._handle(Tick())
         while not self._machine.is_over:
@@ -211,8 +217,8 @@ class Campaign:
         self._follow(self._roster.share())
         self._handle(Seen(self.crew.answering()))
         self._handle(Tick())
-        if told := self._ending.look_at_clock():
-            self._tell(news=told)
+        if line := self._stop_check.check_clock():
+            self._tell(news=line)
             self._handle(Enough())
         self._show_counts()
 
@@ -258,11 +264,11 @@ class Campaign:
             case Learn(initial_ended):
                 self._learn(initial_ended)
             case Close(number):
-                self.store.close_round(self.id, number, self._report if number else {})
+                self.store.close_round(self.id, number, self._report.to_json() if number else {})
                 if number:
                     self._tell(news=round_line(number, self._report))
-            case Spent(rule, told):
-                self._tell(news=self._ending.hold(rule, told))
+            case BudgetSpent(stop):
+                self._tell(news=self._stop_check.record(stop))
 
     def _follow(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -374,7 +380,7 @@ class Campaign:
         self._planned(device, number, self._planner.chosen(device, choices))
 
     def _planned(self, device: str, number: int, assignments: Sequence[PlannedAssignment]) -> None:
-        if self._ending.has_come:  # nobody will measure it
+        if self._stop_check.holds:  # nobody will measure it
             self._handle(Planned(device, number, []))
             return
         self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
@@ -382,10 +388,10 @@ class Campaign:
         left = self.store.assignments(self.id, device=device, state="open", round_number=number)
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in left]))
 
-    def _learned(self, report: dict[str, Any], initial_ended: bool) -> None:
+    def _learned(self, report: TrainingReport, initial_ended: bool) -> None:
         source = self.spec.devices.source
-        has_heads = source in report["devices"]
-        if initial_ended and not has_heads and not self._ending.has_come:
+        has_heads = source in report.devices
+        if initial_ended and not has_heads and not self._stop_check.holds:
             outcomes = self.store.outcome_counts(self.id).get(source, {})
             told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
@@ -393,10 +399,10 @@ class Campaign:
                 f"(attempts: {told}); when the machine is quiet, go on with: "
                 f"trappm campaign resume {self.id}"
             )
-        left_out = [asdict(one) for one in self._left_out]
-        self._report, enough = self._ending.ask({**report, "left_out": left_out})
-        self._tell(news=enough)
-        self._handle(Learned(has_heads, self._ending.has_come))
+        report = replace(report, left_out=self._left_out)
+        self._report, line = self._stop_check.check_errors(report)
+        self._tell(news=line)
+        self._handle(Learned(has_heads, self._stop_check.holds))
 
     # Telling what happens.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.profiler.records import Measurement
 
 LINES_KEPT = 1_000
@@ -97,10 +96,10 @@ def measurement_line(measurement: Measurement) -> str:
     return f"{measurement.device}  {measurement.configuration}  {result}"
 
 
-def round_line(number: int, report: Mapping[str, Any]) -> str:
+def round_line(number: int, report: TrainingReport) -> str:
     """One line for a round, when its heads have been judged."""
     parts = []
-    for device, by_metric in report.get("devices", {}).items():
+    for device, by_metric in report.devices.items():
         errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
         parts.append(f"{device}: {', '.join(errors)}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"

@@ -6,6 +6,7 @@ then the store ends the campaign and registers them, unless it was stopped; then
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def publish(
     teller: Teller,
     campaign_id: str,
     snapshots: Path,
-    errors: dict[str, Any],
+    errors: Mapping[str, Any],
 ) -> str | None:
     """Finishes a campaign: publishes the heads with these errors, the latest unless they regressed.
 

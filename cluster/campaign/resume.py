@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.campaign.stop_check import rule_held
+from trappm.cluster.campaign.stop_check import rule_held, training_reports
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import Course, Waiting, Worker
 from trappm.cluster.scheduler.spend import Allowance
@@ -27,7 +27,7 @@ class CourseSoFar:
     closed: Sequence[int]
     ended: Counter[str]
     """Assignments that need no measurement any more, by device."""
-    report: Mapping[str, Any]
+    report: TrainingReport
     """The latest; empty before the first training."""
     enough: bool
     """A stop rule held."""
@@ -66,7 +66,7 @@ def course_so_far(
         next_rounds={device: first_unplanned(device) for device in course.devices},
         closed=closed,
         ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
-        report=next((r.report for r in reversed(rounds) if r.report), {}),
+        report=next(reversed(training_reports(store, campaign_id)), TrainingReport()),
         enough=rule_held(store, campaign_id) is not None,
         allowance=_allowance(store, campaign_id, spec),
     )
@@ -94,10 +94,9 @@ def course_of(spec: CampaignSpec, lease_s: float) -> Course:
     experiment with them is to be repeatable.
     """
     devices = spec.devices.keys
-    shares = (spec.evaluation, spec.initial, *[spec.rounds] * spec.rounds.count)
     return Course(
         devices=devices,
-        shares={device: [share.on(device, spec.devices) for share in shares] for device in devices},
+        shares={device: spec.shares(device) for device in devices},
         max_attempts=spec.max_attempts,
         keeps_host_quiet=any(is_cpu_device(d) or d.startswith("replay:") for d in devices),
         lease_s=lease_s,

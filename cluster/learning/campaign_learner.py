@@ -6,23 +6,25 @@ is random comes from the campaign's seed, so the same labels give the same heads
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
+from trappm.cluster.learning.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.bench.errors import accuracy
+from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
@@ -34,6 +36,8 @@ from trappm.learner.workload import Workload
 from trappm.profiler.records import METRICS, Configuration, Phase
 
 IntArray = npt.NDArray[np.int64]
+Errors = dict[str, Accuracy]
+"""By metric."""
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""
@@ -89,15 +93,11 @@ class CampaignLearner:
         """Of the pool, in its order (n, width)."""
         return self._pool.embeddings
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 
-        A run that ran out of memory teaches the memory head what it needs at least.
-
-        Returns:
-            labels: training labels by device; devices: error by device and metric on the evaluation
-            set; transfer: for devices other than the source, the error from scratch beside it;
-            evaluation: each prediction beside its measurement.
+        A run that ran out of memory teaches the memory head what it needs at least. Heads that
+        started from the source's are judged beside heads from scratch.
         """
         labels = [
             label
@@ -107,34 +107,33 @@ class CampaignLearner:
         self._training_labels = [label for label in labels if label.role == "train"]
         self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
-        report: dict[str, Any] = {
-            "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
-        }  # fmt: skip
-        devices = sorted(counts, key=lambda device: (device != self._source, device))
-        devices = [device for device in devices if counts[device] >= LEAST_TRAINING_LABELS]
+        devices = [device for device in counts if counts[device] >= LEAST_TRAINING_LABELS]
+        devices.sort(key=lambda device: (device != self._source, device))
         trainings = max(1, 2 * len(devices) - 1)
+        parts = (_part(on_progress, number, trainings) for number in itertools.count())
+        errors: dict[str, Errors] = {}
+        transfer: dict[str, dict[str, TransferErrors]] = {}
+        evaluation: list[Judgement] = []
         for device in devices:
             training = [x for x in self._training_labels if x.device == device]
-            evaluation = [x for x in labels if x.device == device and x.role == "evaluate"]
+            held_out = [x for x in labels if x.device == device and x.role == "evaluate"]
             init = None if device == self._source else self._heads.get(self._source)
-            first = max(0, 2 * devices.index(device) - 1)
-            progress = _part(on_progress, first, trainings)
-            self._heads[device] = self._train(training, init, progress)
-            errors, pairs = self._judge(self._heads[device], evaluation)
-            report["devices"][device] = errors
-            report["evaluation"] += pairs
+            self._heads[device] = self._train(training, init, next(parts))
+            errors[device], judgements = self._judge(self._heads[device], held_out)
+            evaluation += judgements
             if init is not None:
-                progress = _part(on_progress, first + 1, trainings)
-                scratch, _ = self._judge(self._train(training, None, progress), evaluation)
-                report["transfer"][device] = {
-                    metric: {
-                        "transferred": errors[metric]["mape"],
-                        "from_scratch": scratch[metric]["mape"],
-                    }
-                    for metric in errors
+                scratch, _ = self._judge(self._train(training, None, next(parts)), held_out)
+                transfer[device] = {
+                    metric: TransferErrors(errors[device][metric]["mape"], scratch[metric]["mape"])
+                    for metric in errors[device]
                     if metric in scratch
                 }
-        return report
+        return TrainingReport(
+            labels=dict(counts),
+            devices=cast("Mapping[str, Mapping[str, Mapping[str, float | None]]]", errors),
+            transfer=transfer,
+            evaluation=evaluation,
+        )
 
     def choose(self, request: ChoiceRequest) -> list[Choice]:
         """Picks what to measure next on a device, with reasons; without any label as well."""
@@ -279,7 +278,7 @@ class CampaignLearner:
 
     def _judge(
         self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    ) -> tuple[Errors, list[Judgement]]:
         """Errors by metric, and each prediction beside what was measured."""
         if not labels:
             return {}, []
@@ -287,8 +286,8 @@ class CampaignLearner:
         workloads = self._pool.workloads(self._cards[labels[0].device])
         predictions = heads.predict([workloads[i] for i in at])
         targets = _targets(labels)
-        errors: dict[str, Any] = {}
-        pairs = []
+        errors: Errors = {}
+        judgements = []
         for column, metric in enumerate(predictions.metrics):
             measured = targets[:, list(METRICS).index(metric)]
             known = np.flatnonzero(~np.isnan(measured)).tolist()
@@ -298,21 +297,21 @@ class CampaignLearner:
                 values[:, column]
                 for values in (predictions.mean, predictions.low, predictions.high)
             )
-            errors[metric] = dict(accuracy(measured, predicted, low, high))
-            pairs += [
-                {
-                    "device": labels[i].device,
-                    "configuration_id": labels[i].configuration_id,
-                    "architecture": self._pool.configurations[at[i]].architecture,
-                    "metric": metric,
-                    "measured": float(measured[i]),
-                    "predicted": float(predicted[i]),
-                    "low": float(low[i]),
-                    "high": float(high[i]),
-                }
+            errors[metric] = accuracy(measured, predicted, low, high)
+            judgements += [
+                Judgement(
+                    device=labels[i].device,
+                    configuration_id=labels[i].configuration_id,
+                    architecture=self._pool.configurations[at[i]].architecture,
+                    metric=metric,
+                    measured=float(measured[i]),
+                    predicted=float(predicted[i]),
+                    low=float(low[i]),
+                    high=float(high[i]),
+                )
                 for i in known
             ]
-        return errors, pairs
+        return errors, judgements
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose])

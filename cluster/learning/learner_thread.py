@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from trappm.cluster.campaign.news import Teller
 from trappm.cluster.campaign.progress import Pace
+from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Learner, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
@@ -21,7 +22,7 @@ from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
 
 OnChosen = Callable[[str, int, Sequence[Choice]], None]
-OnLearned = Callable[[dict[str, Any], bool], None]
+OnLearned = Callable[[TrainingReport, bool], None]
 
 
 class Thinker:
@@ -98,7 +99,7 @@ class Thinker:
         begin = time.monotonic()
         on_progress = self._teller.on_progress("learning", is_shown=is_alone)
 
-        def learned(report: dict[str, Any]) -> None:
+        def learned(report: TrainingReport) -> None:
             self._pace.learned(time.monotonic() - begin)
             self._on_learned(report, initial_ended)
 
@@ -138,23 +139,6 @@ class Thinker:
 
     def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         self._asked = self._thread.submit(question), answer
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Labels that heads do not learn from, and are not judged by."""
-
-    device: str
-    fingerprint: str
-    """Of the stack that they were measured on."""
-    labels: int
-    why: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.device}: {self.labels} labels are left out of learning, since they are of "
-            f"another device than most here: {self.why}"
-        )
 
 
 @dataclass(frozen=True)

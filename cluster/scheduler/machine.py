@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     CanaryMeasured,
     Close,
     Command,
@@ -46,7 +47,6 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Seen,
     Settled,
-    Spent,
     Stopped,
     Waiting,
     Worker,
@@ -407,7 +407,7 @@ class Machine:
             return
         if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
-            self._commands.append(Spent(stop.rule, stop.told))
+            self._commands.append(BudgetSpent(stop))
 
     def _begin_no_more(self) -> None:
         """What runs still ends; what waits, and rounds that nobody has planned, are no more."""

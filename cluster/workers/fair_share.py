@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
-
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.profiler.errors import TrappmError
+from trappm.cluster.campaign.spec import budget_of
+from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
@@ -114,8 +112,8 @@ class Claims:
     def _wanted(self, record: CampaignRecord) -> tuple[int, Mapping[str, int]]:
         """A campaign's priority, and how many measurements it has to come on each of its devices.
 
-        The file of one that another version launched may be beyond this one: then it counts with
-        the default priority, and with what it has planned so far.
+        A file that this version cannot read counts with the default priority, and with what the
+        campaign has planned so far.
         """
         counts = self._store.assignment_counts(record.id)
         ended = {
@@ -123,10 +121,10 @@ class Claims:
             for device, states in counts.items()
         }
         try:
-            spec = CampaignSpec.model_validate(record.spec)
-        except (ValidationError, TrappmError):
+            budget = budget_of(record)
+        except CampaignError:
             return 1, {d: sum(states.values()) - ended[d] for d, states in counts.items()}
-        return spec.priority, {
-            device: max(0, spec.budget(device) - ended.get(device, 0))
-            for device in spec.devices.keys
+        return budget.priority, {
+            device: max(0, budget.budget(device) - ended.get(device, 0))
+            for device in budget.devices.keys
         }

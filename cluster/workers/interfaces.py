@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.fair_share import Claim
 from trappm.profiler.records import Configuration, Measurement
@@ -190,7 +191,7 @@ class Learner(Protocol):
         and kernel profiles; pre-trains the encoder on all of it."""
         ...
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         """Trains the heads of all devices and reports their errors on the evaluation set."""
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from trappm.cluster.campaign.stop_check import Ending
+from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Settled, Worker
 from trappm.cluster.workers.canary_gate import Canaries
 from trappm.cluster.workers.fair_share import Claims
@@ -32,7 +32,7 @@ class Roster:
         protocol: the name of the one that it measures by.
         crew: provides the workers.
         canaries: forget who is gone.
-        ending: once it has come, no labels are taken over any more.
+        stop_check: once a rule holds, no labels are taken over any more.
         on_taken: told how many assignments of a device have labels from earlier campaigns.
     """
 
@@ -43,11 +43,15 @@ class Roster:
         protocol: str,
         crew: Crew,
         canaries: Canaries,
-        ending: Ending,
+        stop_check: StopCheck,
         on_taken: Callable[[str, int], None],
     ) -> None:
-        self._store, self._id, self._protocol = store, campaign_id, protocol
-        self._crew, self._canaries, self._ending = crew, canaries, ending
+        self._store = store
+        self._id = campaign_id
+        self._protocol = protocol
+        self._crew = crew
+        self._canaries = canaries
+        self._stop_check = stop_check
         self._on_taken = on_taken
         self._known: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
@@ -120,7 +124,7 @@ class Roster:
     def _adopt(self, worker: Worker) -> Iterator[Event]:
         """What was measured before, on the same device and stack, is not measured again."""
         stack = worker.device, worker.fingerprint
-        if stack not in self._adopted and not self._ending.has_come:
+        if stack not in self._adopted and not self._stop_check.holds:
             yield Settled(self._take_over(*stack))
             self._adopted.add(stack)
 

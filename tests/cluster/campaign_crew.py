@@ -15,8 +15,8 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.spec import CampaignSpec, parse_spec
-from trappm.cluster.launch import spec_of
+from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
@@ -206,7 +206,7 @@ class FakeLearner:
             self.pool[x.configuration_id].architecture for x in labels if x.role == "evaluate"
         }
         devices = {x.device: {} for x in labels if x.role == "train"}
-        return {"devices": devices, "labels": {}, "evaluation": []}
+        return TrainingReport(devices=devices)
 
     def choose(self, request):
         assert not set(request.candidates) & set(request.known)

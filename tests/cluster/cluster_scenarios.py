@@ -59,7 +59,7 @@ from trappm.cluster.actors.learner_proxy import LearnerProxy
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.scheduler.stop_rules import StopRules
-from trappm.reports.campaign_report import campaign_state
+from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
 
@@ -274,7 +274,7 @@ def head_restarted(url):
             launch(url, record.id, plan)
             wait_until(lambda: attempts(store, record.id) >= 20)
         wait_until(lambda: not runs(store.campaign(record.id)))
-        between = campaign_state(store.campaign(record.id))
+        between = live_state(store.campaign(record.id))
         begin = time.monotonic()
         with emulated(NODES):
             before = attempts(store, record.id)

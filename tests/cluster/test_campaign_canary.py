@@ -8,7 +8,7 @@ import math
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device, spec
 
-from trappm.cluster.launch import spec_of
+from trappm.cluster.campaign.spec import spec_of
 from trappm.cluster.workers.canary_gate import Canaries
 from trappm.cluster.workers.roster import CanaryStopError
 from trappm.profiler.errors import InputError

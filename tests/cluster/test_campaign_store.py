@@ -18,10 +18,10 @@ import trappm.cluster.campaign.loop
 import trappm.store.db.engine
 import trappm.store.repositories.owners
 from trappm.cluster.campaign.resume import course_so_far
-from trappm.cluster.campaign.stop_check import Ending
+from trappm.cluster.campaign.stop_check import StopCheck
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
-from trappm.reports import live_campaign
-from trappm.reports.campaign_report import campaign_rows
+from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
 
 AWAY_S = 1.0
@@ -180,9 +180,9 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     counted = labels_by_device(store, run.id).total()
     monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
     monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
-    assert [row["labels"] for row in campaign_rows(store)] == [counted] == [9]
-    assert sum(d["done"] for d in live_campaign.facts(store, run.id)["devices"].values()) == 9
-    report, _ = Ending(store, run.id, run.spec).ask({"devices": {}, "evaluation": []})
-    assert report["spent"]["labels"] == 9
+    assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
+    assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
+    report, _ = StopCheck(store, run.id, run.spec).check_errors(TrainingReport())
+    assert report.spent.labels == 9
     known = course_so_far(store, run.id, run.spec, lease_s=60.0)
     assert known.allowance.labels == 9

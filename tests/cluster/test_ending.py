@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
 import pytest
 from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device
@@ -11,9 +12,10 @@ import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.stop_check
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
-from trappm.cluster.campaign.stop_check import end_of
+from trappm.cluster.learning.training_report import Judgement
 from trappm.profiler.errors import InputError
-from trappm.reports.campaign_report import campaign_facts, print_status
+from trappm.reports.campaign_facts import campaign_facts
+from trappm.reports.campaign_report import print_status
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"
@@ -29,13 +31,15 @@ class Judging(FakeLearner):
     def fit(self, labels, on_progress):
         report = super().fit(labels, on_progress)
         error = self.errors[min(len(self.fits), len(self.errors)) - 1]
-        pairs = [
-            {"device": device, "metric": "step_time_ms", "architecture": f"a{i}",
-             "measured": 100.0, "predicted": 100.0 + error}
+        judgements = [
+            Judgement(
+                device=device, metric="step_time_ms", architecture=f"a{i}",
+                measured=100.0, predicted=100.0 + error,
+            )
             for device in BUDGET
             for i in range(4)
         ]  # fmt: skip
-        return {**report, "evaluation": pairs}
+        return replace(report, evaluation=judgements)
 
 
 def after_initial(labels):
@@ -61,12 +65,12 @@ def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, r
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id)["cpu-2t"] == after_initial(rounds)
     assert store.campaign(run.id).state == "finished"
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["holds"]) == (rule, True)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.holds) == (rule, True)
     (event,) = [e for e in store.events(run.id) if e.kind == "enough"]
-    assert event.message["message"] == f"enough ({rule}): {end['told']}"
+    assert event.message["message"] == f"enough ({rule}): {end.reason}"
     assert event.message["message"] in crew.told
-    assert end["unmeasured"] == 0
+    assert end.unmeasured == 0
 
 
 def test_rules_that_never_hold_change_nothing(store):
@@ -74,8 +78,8 @@ def test_rules_that_never_hold_change_nothing(store):
     run = campaign(store, FakeCrew(), Judging([9.0, 8.0, 7.0]), stop=rules)
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["labels"], end["holds"]) == ("rounds", ALL, False)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.labels, end.holds) == ("rounds", ALL, False)
 
 
 @pytest.mark.parametrize("stop_after", [5, 12, 13])
@@ -110,7 +114,7 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
     facts = campaign_facts(store, run.id)
     left = len(store.assignments(run.id)) - labels
-    assert (facts["end"]["rule"], facts["end"]["unmeasured"]) == ("labels", left)
+    assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     print_status(facts)
     told = capsys.readouterr().out
     assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
@@ -167,9 +171,9 @@ def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, mo
     assert count <= len(crew.starts) <= count + 4
     assert labels_by_device(store, run.id).total() == len(crew.starts)
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["holds"]) == ("clock", True)
-    assert end["unmeasured"] == len(store.assignments(run.id)) - len(crew.starts)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.holds) == ("clock", True)
+    assert end.unmeasured == len(store.assignments(run.id)) - len(crew.starts)
 
 
 def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
@@ -192,8 +196,8 @@ def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
     run = campaign(store, FakeCrew())
     store.plan_round(run.id, 0, "evaluation", [])
     store.close_round(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["told"], end["holds"]) == ("target", "it is reached", True)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.reason, end.holds) == ("target", "it is reached", True)
 
 
 def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, capsys):
@@ -202,9 +206,8 @@ def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, cap
     with pytest.raises(CampaignStopped):
         run.run()
     facts = campaign_facts(store, run.id)
-    assert (facts["end"]["rule"], facts["end"]["labels"]) == ("GPU-hours", 16)
+    assert (facts.end.rule, facts.end.labels) == ("GPU-hours", 16)
     launched = store.campaign(run.id).created_at
-    at = datetime.datetime.fromisoformat(facts["end"]["at"])
-    assert at > datetime.datetime.fromisoformat(launched)
+    assert facts.end.at > datetime.datetime.fromisoformat(launched)
     print_status(facts)
     assert "it will end by GPU-hours" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from virtual_cluster import Ledger, VirtualCluster, Weather
 
 from trappm.cluster.scheduler.machine import LONGEST_STEP_S, Machine
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     CanaryMeasured,
     Close,
     Course,
@@ -33,14 +34,13 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Seen,
     Settled,
-    Spent,
     Stopped,
     Tick,
     Waiting,
     Worker,
 )
 from trappm.cluster.scheduler.spend import Allowance
-from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.cluster.scheduler.stop_rules import Stop, StopRules
 from trappm.cluster.scheduler.worker_table import RESTART_S
 from trappm.profiler.records import Outcome
 
@@ -238,7 +238,9 @@ def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
     assert len(of(told, Measure)) == 1
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
-    assert of(desk.commands, Spent) == [Spent("labels", "4 of 4 labels are spent")]
+    assert of(desk.commands, BudgetSpent) == [
+        BudgetSpent(Stop("labels", "4 of 4 labels are spent"))
+    ]
     assert limited.labels == 4
     assert desk.machine.is_over
 
@@ -250,8 +252,8 @@ def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
     assert limited.seconds == 6.0
-    (spent,) = of(desk.commands, Spent)
-    assert spent.rule == "GPU-hours"
+    (spent,) = of(desk.commands, BudgetSpent)
+    assert spent.stop.rule == "GPU-hours"
 
 
 def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst():

@@ -16,6 +16,7 @@ import numpy as np
 
 from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     Close,
     Course,
     Dismiss,
@@ -32,7 +33,6 @@ from trappm.cluster.scheduler.messages import (
     Publish,
     Quarantine,
     Seen,
-    Spent,
     Tick,
     Waiting,
     Worker,
@@ -298,10 +298,10 @@ class VirtualCluster:
         elif kind is Close:
             assert command.round_number not in self.ledger.closed
             self.ledger.closed.append(command.round_number)
-        elif kind is Spent:
+        elif kind is BudgetSpent:
             assert not self.ledger.enough
             assert not self.ledger.holder, "something runs that might fail"
-            self.ledger.enough = command.rule
+            self.ledger.enough = command.stop.rule
         elif kind is Publish:
             self.publications += 1
 

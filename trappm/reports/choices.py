@@ -62,7 +62,7 @@ def explain(
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
-    from trappm.cluster.launch import spec_of
+    from trappm.cluster.campaign.spec import spec_of
 
     campaign = store.campaign(campaign_id)
     spec = spec_of(campaign)
