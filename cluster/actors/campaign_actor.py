@@ -18,14 +18,14 @@ from typing import Any
 import ray
 
 from trappm.cluster.actors.learner_proxy import LearnerProxy
-from trappm.cluster.actors.profiler_pool import RayCrew
+from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.profiles.kernel_profiles import KernelCache
-from trappm.cluster.workers.interfaces import Crew, Learner
+from trappm.cluster.workers.interfaces import Learner, Workers
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
@@ -106,7 +106,7 @@ class CampaignActor:
                 store=store,
                 campaign_id=self._campaign_id,
                 spec=self._spec,
-                crew=self._crew(),
+                workers=self._workers(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
                 kernels=KernelCache(self._home.kernel_profiles),
@@ -120,12 +120,12 @@ class CampaignActor:
                 return False
             return True
 
-    def _crew(self) -> Crew:
-        return RayCrew(
+    def _workers(self) -> Workers:
+        return ProfilerPool(
             self._spec.devices.keys,
             may_grow=self._may_grow,
             campaign_id=self._campaign_id,
-            tell=self._note_crew,
+            tell=self._note_worker,
         )
 
     def _learner(self) -> Learner:
@@ -148,7 +148,7 @@ class CampaignActor:
             lines = (*self._progress.lines, message)
             self._progress = Progress(stage="label store", lines=lines, lines_told=len(lines))
 
-    def _note_crew(self, message: str) -> None:
+    def _note_worker(self, message: str) -> None:
         if self._campaign is not None:
             self._campaign.note("node", message)
 

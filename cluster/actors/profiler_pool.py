@@ -1,4 +1,4 @@
-"""The campaign's crew, provided by Ray actors.
+"""The campaign's workers, provided by Ray actors.
 
 A worker that dies is news, not the end. Ray neither starts its actor again nor repeats its
 measurement: another profiler is recruited, and the campaign decides what it measures.
@@ -73,7 +73,7 @@ class _Profiler:
     """Its id on its node, and when it began."""
 
 
-class RayCrew:
+class ProfilerPool:
     """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
     On nodes that come, profilers start within a second or so. Where the cluster may grow, one more
@@ -124,7 +124,7 @@ class RayCrew:
 
     # Who is there.
 
-    def workers(self) -> Sequence[Worker]:
+    def joined(self) -> Sequence[Worker]:
         self._recruit()
         return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 

@@ -19,7 +19,7 @@ class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not 
     """The campaign was asked to stop and has put everything down where resume finds it."""
 
 
-class Teller:
+class News:
     """The progress of a campaign: told by its loop and its learner's thread, watched by others.
 
     Args:

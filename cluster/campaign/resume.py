@@ -11,7 +11,7 @@ from trappm.cluster.campaign.stop_check import rule_held, training_reports
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import Course, Waiting, Worker
-from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.spend import Spend
 from trappm.profiler.records import is_cpu_device
 from trappm.store import Assignment, Store
 
@@ -31,7 +31,7 @@ class CourseSoFar:
     """The latest; empty before the first training."""
     enough: bool
     """A stop rule held."""
-    allowance: Allowance
+    spend: Spend
 
     def machine(self, canary_is_due: Callable[[Worker], bool]) -> Machine:
         return Machine(
@@ -41,7 +41,7 @@ class CourseSoFar:
             next_rounds=self.next_rounds,
             closed=self.closed,
             enough=self.enough,
-            allowance=self.allowance,
+            spend=self.spend,
         )
 
 
@@ -68,17 +68,17 @@ def course_so_far(
         ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
         report=next(reversed(training_reports(store, campaign_id)), TrainingReport()),
         enough=rule_held(store, campaign_id) is not None,
-        allowance=_allowance(store, campaign_id, spec),
+        spend=_spend(store, campaign_id, spec),
     )
 
 
-def _allowance(store: Store, campaign_id: str, spec: CampaignSpec) -> Allowance:
+def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
     """What may still be spent, by what the store knows to be spent."""
     if spec.stop is None or not spec.stop.have_budget:
-        return Allowance()
+        return Spend()
     seconds = store.measuring_seconds_by_device(campaign_id)
     attempts = store.outcome_counts(campaign_id)
-    return Allowance(
+    return Spend(
         spec.stop,
         labels=store.label_counts(campaign_id).get(campaign_id, 0),
         seconds=sum(seconds.values()),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trappm.cluster.campaign.news import Teller
+from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
 from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
@@ -25,7 +25,7 @@ OnChosen = Callable[[str, int, Sequence[Choice]], None]
 OnLearned = Callable[[TrainingReport, bool], None]
 
 
-class Thinker:
+class LearnerThread:
     """Asks the learner one thing at a time, and hands on its answers when the loop asks for them.
 
     Args:
@@ -36,13 +36,13 @@ class Thinker:
     def __init__(
         self,
         learner: Learner,
-        teller: Teller,
+        news: News,
         pace: Pace,
         on_chosen: OnChosen,
         on_learned: OnLearned,
     ) -> None:
         self._learner = learner
-        self._teller = teller
+        self._news = news
         self._pace = pace
         self._on_chosen = on_chosen
         self._on_learned = on_learned
@@ -59,7 +59,7 @@ class Thinker:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._teller.stop.set()  # the learner hears of it with its next progress
+            self._news.stop.set()  # the learner hears of it with its next progress
         self._thread.shutdown()
 
     @property
@@ -76,14 +76,14 @@ class Thinker:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
         templates = store.graph_templates(pairs)
-        self._teller.tell("encoder", total=0)
+        self._news.tell("encoder", total=0)
         self._learner.set_pool(
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
-            self._teller.on_progress("encoder"),
+            self._news.on_progress("encoder"),
             steps=store.step_profiles(pairs),
             kernels=kernels,
         )
-        self._teller.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+        self._news.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
     def choose(self, request: ChoiceRequest, number: int) -> None:
         """Begins to choose a device's part of the round of this number."""
@@ -95,9 +95,9 @@ class Thinker:
     def learn(self, labels: Sequence[TrainingLabel], initial_ended: bool, is_alone: bool) -> None:
         """Begins to train; its progress is shown if nothing else goes on."""
         if is_alone:
-            self._teller.tell("learning", total=0)
+            self._news.tell("learning", total=0)
         begin = time.monotonic()
-        on_progress = self._teller.on_progress("learning", is_shown=is_alone)
+        on_progress = self._news.on_progress("learning", is_shown=is_alone)
 
         def learned(report: TrainingReport) -> None:
             self._pace.learned(time.monotonic() - begin)

@@ -18,7 +18,7 @@ from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryR
 from trappm.store import Store
 
 
-class Canaries:
+class CanaryGate:
     """The canaries of a campaign's workers.
 
     Args:

@@ -74,7 +74,7 @@ class ProfiledGraph:
         )
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Profilers: they make graphs, and measure one task each at a time."""
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
@@ -85,7 +85,7 @@ class Crew(Protocol):
         """Kernel profiles, in the order of completion."""
         ...
 
-    def workers(self) -> Sequence[Worker]:
+    def joined(self) -> Sequence[Worker]:
         """Those that have joined."""
         ...
 

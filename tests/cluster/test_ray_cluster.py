@@ -1,6 +1,6 @@
 """Campaigns on an emulated Ray cluster of several nodes, while its nodes and workers fail.
 
-Each is a program of its own (`cluster_scenarios`), with the real Ray, crew, machine and store.
+Each is a program of its own (`cluster_scenarios`), with the real Ray, workers, machine and store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The crew of Ray actors, without Ray: what the emulated cluster cannot bring about at will."""
+"""The pool of profiler actors without Ray: what the emulated cluster cannot bring about."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from trappm.cluster.actors.profiler_pool import RayCrew, _Profiler
+from trappm.cluster.actors.profiler_pool import ProfilerPool, _Profiler
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.interfaces import Finished
 from trappm.profiler.errors import DeviceError
@@ -18,13 +18,13 @@ def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost():
     with mock.patch("trappm.cluster.actors.profiler_pool.ray") as ray:
         ray.nodes.return_value = []
         ray.wait.return_value = [], []
-        crew = RayCrew(["a100"], may_grow=True)
+        workers = ProfilerPool(["a100"], may_grow=True)
         gone, task = Worker("a100-host-0", "a100", "host", "stack"), mock.Mock()
-        crew.start(gone, task, mock.Mock())
-        assert crew.wait(timeout_s=0) == [
+        workers.start(gone, task, mock.Mock())
+        assert workers.wait(timeout_s=0) == [
             Finished(gone, task, None, "the profiler was gone already")
         ]
-        assert not crew.wait(timeout_s=0)
+        assert not workers.wait(timeout_s=0)
 
 
 def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while():
@@ -34,14 +34,14 @@ def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while():
     ):
         ray.nodes.return_value = []
         clock.monotonic.return_value = 0.0
-        crew = RayCrew(["a100"], may_grow=True)
+        workers = ProfilerPool(["a100"], may_grow=True)
         idle = Worker("a100-host-0", "a100", "host", "stack")
-        crew._profilers[idle.name] = _Profiler(mock.Mock(), "a100", "host", worker=idle)
+        workers._profilers[idle.name] = _Profiler(mock.Mock(), "a100", "host", worker=idle)
         there = {}
         for now, to_come in ((5.0, 3), (10.0, 0), (14.0, 0), (16.0, 0)):
             clock.monotonic.return_value = now
-            crew.want({"a100": to_come})
-            there[now] = list(crew.workers())
+            workers.want({"a100": to_come})
+            there[now] = list(workers.joined())
         assert there == {5.0: [idle], 10.0: [idle], 14.0: [idle], 16.0: []}
 
 
@@ -65,13 +65,13 @@ class StartsThatFail:
         )
         ray.get.side_effect = error
 
-    def pass_by(self, crew, seconds):
+    def pass_by(self, workers, seconds):
         """How many profilers are started in this time, and what is told."""
         before = self.actor.call_count
         for _ in range(seconds):
             self.now += 1.0
-            crew.workers()
-            crew.wait(timeout_s=0)
+            workers.joined()
+            workers.wait(timeout_s=0)
         return self.actor.call_count - before
 
 
@@ -86,28 +86,28 @@ def failing():
 
 def test_a_profiler_that_cannot_be_started_is_tried_more_and_more_seldom_and_told(failing):
     told = []
-    crew = RayCrew(["a100"], may_grow=True, tell=told.append)
-    crew.want({"a100": 100})
-    assert failing.pass_by(crew, 60) <= 6 * 4  # on four GPUs
-    assert failing.pass_by(crew, 600) <= 11 * 4
+    workers = ProfilerPool(["a100"], may_grow=True, tell=told.append)
+    workers.want({"a100": 100})
+    assert failing.pass_by(workers, 60) <= 6 * 4  # on four GPUs
+    assert failing.pass_by(workers, 600) <= 11 * 4
     assert 5 < len(told) < 20
     assert "No module named 'timm'" in told[0]
     assert "the next one is started in 2 s" in told[0]
     assert "in 60 s" in told[-1]
-    assert "a100" in crew.awaited()  # once it is mended, it goes on
-    crew._failed_starts["a100"] = 5_000  # as it is after some days
-    failing.pass_by(crew, 61)
+    assert "a100" in workers.awaited()  # once it is mended, it goes on
+    workers._failed_starts["a100"] = 5_000  # as it is after some days
+    failing.pass_by(workers, 61)
     assert "in 60 s" in told[-1]
 
     worker = {"host": "n", "gpus": ["0"], "fingerprint": "stack", "process": (1, 1.0)}
     failing.ray.get.side_effect = lambda reference: worker
-    failing.pass_by(crew, 61)
-    assert crew.workers()
+    failing.pass_by(workers, 61)
+    assert workers.joined()
 
 
 def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campaign(failing):
-    crew = RayCrew(["a100"], may_grow=False)
-    crew.want({"a100": 100})
+    workers = ProfilerPool(["a100"], may_grow=False)
+    workers.want({"a100": 100})
     with pytest.raises(DeviceError, match=r"profiler of a100 cannot be started: .*'timm'"):
-        failing.pass_by(crew, 60)
+        failing.pass_by(workers, 60)
     assert failing.actor.call_count <= 3 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from campaign_crew import BUDGET, FakeCrew, campaign
+from campaign_crew import BUDGET, FakeWorkers, campaign
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
@@ -23,7 +23,7 @@ from trappm.store.db.models import CampaignRow
 @pytest.fixture
 def finished(store):
     """A campaign whose source drifted for a while."""
-    run = campaign(store, FakeCrew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]}), canary=CANARY)
+    run = campaign(store, FakeWorkers(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]}), canary=CANARY)
     run.run()
     return run
 
@@ -54,7 +54,7 @@ def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):
 
 def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    run = campaign(store, FakeCrew())  # begun, with this process for its owner
+    run = campaign(store, FakeWorkers())  # begun, with this process for its owner
     assert campaign_rows(store)[0].state == "running"
     with store._writing() as session:
         row = session.get(CampaignRow, run.id)
@@ -91,8 +91,8 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
 
 
 def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, capsys):
-    crew = FakeCrew(stop_after=7)
-    run = campaign(store, crew, stop={"price_per_gpu_hour": 3600.0})
+    workers = FakeWorkers(stop_after=7)
+    run = campaign(store, workers, stop={"price_per_gpu_hour": 3600.0})
     with pytest.raises(CampaignStopped):
         run.run()
     cost = campaign_facts(store, run.id).cost
@@ -102,14 +102,14 @@ def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, cap
     assert cost.gpu_hours == pytest.approx(spent / 3600)
     print_status(campaign_facts(store, run.id))
     assert f"(money: {spent:,.2f})" in capsys.readouterr().out
-    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    campaign(store, FakeWorkers(), campaign_id=run.id).run()
     cost = campaign_facts(store, run.id).cost
     assert cost.money == pytest.approx(sum(BUDGET.values()))
     assert cost.money_to_come == 0.0
 
 
 def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
-    run = campaign(store, FakeCrew())
+    run = campaign(store, FakeWorkers())
     facts = campaign_facts(store, run.id)
     assert facts.minutes_to_go is None
     assert {device.done for device in facts.devices.values()} == {0}
