@@ -244,12 +244,12 @@ def _follow(
     stopping = False
     while True:
         try:
-            told: dict[str, Any] = answer(actor.progress.remote(life, seen))
-            life, seen = told["life"], told["lines_seen"]
-            watch(Progress(**told["progress"]))
-            if told["ended"]:
+            status: dict[str, Any] = answer(actor.progress.remote(life, seen))
+            life, seen = status["life"], status["lines_seen"]
+            watch(Progress(**status["progress"]))
+            if status["ended"]:
                 return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
-            if leave and told["begun"]:
+            if leave and status["begun"]:
                 return End.LEFT
             time.sleep(POLL_S)
         except KeyboardInterrupt:
@@ -276,5 +276,5 @@ def _follow(
             ) from error
 
 
-def _same_work(one: CampaignSpec, other: CampaignSpec) -> bool:
-    return one.model_copy(update={"seed": 0}) == other.model_copy(update={"seed": 0})
+def _same_work(first: CampaignSpec, second: CampaignSpec) -> bool:
+    return first.model_copy(update={"seed": 0}) == second.model_copy(update={"seed": 0})

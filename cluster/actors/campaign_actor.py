@@ -79,7 +79,7 @@ class CampaignActor:
             "life": self._life,
             "begun": self._campaign is not None or ended,
             "ended": ended,
-            "lines_seen": progress.lines_told,
+            "lines_seen": progress.line_count,
             "progress": asdict(replace(progress, lines=lines)),
         }
 
@@ -146,7 +146,7 @@ class CampaignActor:
             self._campaign.note("store", message)
         else:  # it is not open yet
             lines = (*self._progress.lines, message)
-            self._progress = Progress(stage="label store", lines=lines, lines_told=len(lines))
+            self._progress = Progress(stage="label store", lines=lines, line_count=len(lines))
 
     def _note_worker(self, message: str) -> None:
         if self._campaign is not None:

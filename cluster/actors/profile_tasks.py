@@ -83,7 +83,7 @@ def _each(
                 yield from ray.get(reference)
             except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
                 more, given_up = after_death(job)
-                waiting |= {task.remote(one): one for one in more}
+                waiting |= {task.remote(next_job): next_job for next_job in more}
                 yield from given_up
             except RayError as error:
                 raise CampaignError(

@@ -66,7 +66,7 @@ class _Profiler:
     node_id: str | None
     """Where it was put; None: wherever Ray finds a GPU of its kind."""
     worker: Worker | None = None
-    asked_at: float = 0.0
+    checked_at: float = 0.0
     """When it was asked last whether it is still there."""
     is_leaving: bool = False
     process: tuple[int, float] = (0, 0.0)
@@ -110,7 +110,7 @@ class ProfilerPool:
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
-        self._asked: dict[Any, _Profiler] = {}
+        self._checks: dict[Any, _Profiler] = {}
         self._not_begun: list[Finished] = []
         """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
@@ -215,7 +215,7 @@ class ProfilerPool:
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
         # A second thread answers while the first measures.
         actor = self._class.options(max_concurrency=2, **options).remote(device)
-        profiler = _Profiler(actor, device, node_id, asked_at=time.monotonic())
+        profiler = _Profiler(actor, device, node_id, checked_at=time.monotonic())
         self._joining[actor.describe.remote()] = profiler
 
     def _welcome(self, reference: Any) -> None:
@@ -260,7 +260,7 @@ class ProfilerPool:
         count, why = self._failed_starts[device], last_line(error)
         if count == STARTS and not self._may_grow:
             raise DeviceError(f"the profiler of {device} cannot be started: {why}")
-        pause_s = min(RECRUIT_S * 2.0 ** min(count, 10), REFUSED_S)
+        pause_s = pause_after(count)
         self._refused_until[device] = time.monotonic() + pause_s
         self._tell(
             f"{device}: a profiler ended before it could measure ({why}); "
@@ -273,10 +273,10 @@ class ProfilerPool:
     def answering(self) -> Sequence[Worker]:
         """Asks everybody now and then; who is gone though it had nothing to do is found so."""
         seen = []
-        if self._asked:
-            answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        if self._checks:
+            answered, _ = ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
             for reference in answered:
-                profiler = self._asked.pop(reference)
+                profiler = self._checks.pop(reference)
                 worker = profiler.worker
                 assert worker is not None  # noqa: S101  (it has joined)
                 try:
@@ -286,11 +286,11 @@ class ProfilerPool:
                     is_busy = any(worker is busy for busy, _ in self._running.values())
                     if not is_busy and self._profilers.get(worker.name) is profiler:
                         del self._profilers[worker.name]
-        now, waiting = time.monotonic(), set(self._asked.values())
+        now, waiting = time.monotonic(), set(self._checks.values())
         for profiler in self._profilers.values():
-            if profiler not in waiting and now - profiler.asked_at > ASK_S:
-                profiler.asked_at = now
-                self._asked[profiler.actor.is_there.remote()] = profiler
+            if profiler not in waiting and now - profiler.checked_at > ASK_S:
+                profiler.checked_at = now
+                self._checks[profiler.actor.is_there.remote()] = profiler
         return seen
 
     def dismiss(self, worker: Worker) -> None:
@@ -300,7 +300,7 @@ class ProfilerPool:
             # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
             kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
             kill.remote(*profiler.process)
-        self._asked = {r: p for r, p in self._asked.items() if p is not profiler}
+        self._checks = {r: p for r, p in self._checks.items() if p is not profiler}
         self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
 
     # What they measure.
@@ -344,6 +344,11 @@ class ProfilerPool:
             if profiler is not None:
                 ray.kill(profiler.actor)  # if only its answer was lost
             return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until another profiler is started after so many in a row that could not be."""
+    return min(RECRUIT_S * 2.0 ** min(failures, 10), REFUSED_S)
 
 
 def _ready(references: Sequence[Any]) -> Sequence[Any]:

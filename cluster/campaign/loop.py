@@ -286,9 +286,9 @@ class Campaign:
 
     def _learn(self, initial_ended: bool) -> None:
         known = training_labels(self.store, self.id)
-        for one in known.left_out:
-            if one not in self._left_out:
-                self.note("stack", str(one))
+        for left_out in known.left_out:
+            if left_out not in self._left_out:
+                self.note("stack", str(left_out))
         self._left_out = known.left_out
         self._learner.learn(known.labels, initial_ended, is_alone=not self._machine.measuring)
 
@@ -307,18 +307,20 @@ class Campaign:
             return
         self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
         settled = self._membership.taken_over(device)
-        left = self.store.assignments(self.id, device=device, state="open", round_number=number)
-        self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in left]))
+        to_measure = self.store.assignments(
+            self.id, device=device, state="open", round_number=number
+        )
+        self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in to_measure]))
 
     def _learned(self, report: TrainingReport, initial_ended: bool) -> None:
         source = self.spec.devices.source
         has_heads = source in report.devices
         if initial_ended and not has_heads and not self._stop_check.holds:
             outcomes = self.store.outcome_counts(self.id).get(source, {})
-            told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+            attempts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
                 f"the initial draw gave too few labels on {source} to learn from "
-                f"(attempts: {told}); when the machine is quiet, go on with: "
+                f"(attempts: {attempts}); when the machine is quiet, go on with: "
                 f"trappm campaign resume {self.id}"
             )
         report = replace(report, left_out=self._left_out)

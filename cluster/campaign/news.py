@@ -43,7 +43,7 @@ class News:
             before = self.progress
             if news:
                 values["lines"] = (*before.lines, news)[-LINES_KEPT:]
-                values["lines_told"] = before.lines_told + 1
+                values["line_count"] = before.line_count + 1
             if stage is not None and stage != before.stage:
                 values = {"done": 0, "total": 0, "current": ()} | values
             self.progress = replace(before, stage=stage or before.stage, **values)

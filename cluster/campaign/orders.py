@@ -54,8 +54,8 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
         )
     count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
     if count:
-        told = f"{count} assignments wait again whose last attempt ended as {outcome}"
-        store.log_event(campaign.id, "order", {"message": told})
+        message = f"{count} assignments wait again whose last attempt ended as {outcome}"
+        store.log_event(campaign.id, "order", {"message": message})
     return store.campaign(campaign.id), count
 
 

@@ -78,7 +78,7 @@ class Planner:
                     "take is learned from labels alone, without its data sheet"
                 )
         keys = self._kernel_keys()
-        found = self.known_kernels(kept)  # which removes what is damaged
+        profiles = self.known_kernels(kept)  # which removes what is damaged
         missing = kept.missing(keys)
         if missing:
             news.tell("kernels", done=len(keys) - len(missing), total=len(keys))
@@ -87,15 +87,15 @@ class Planner:
             if traced.is_final:
                 kept.put(traced)
             if traced.profile is not None:
-                found[traced.key] = traced.profile
+                profiles[traced.key] = traced.profile
             refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
             news.tell(done=news.progress.done + 1, news=refusal and refusal + traced.refusal)
-        return found
+        return profiles
 
     def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
         """Those that were traced before."""
-        found = {key: kept.read(key) for key in self._kernel_keys()}
-        return {key: profile for key, profile in found.items() if profile is not None}
+        profiles = {key: kept.read(key) for key in self._kernel_keys()}
+        return {key: profile for key, profile in profiles.items() if profile is not None}
 
     def _kernel_keys(self) -> list[KernelKey]:
         if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):

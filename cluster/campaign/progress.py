@@ -26,12 +26,12 @@ class Progress:
     """What is being measured right now."""
     lines: tuple[str, ...] = field(default=(), repr=False)
     """The latest news, `LINES_KEPT` at most; a watcher prints those that it has not seen."""
-    lines_told: int = 0
+    line_count: int = 0
     """How many lines of news there were in all."""
 
     def lines_after(self, seen: int) -> tuple[str, ...]:
         """Those of the latest lines that somebody who has seen so many in all has not."""
-        unseen = max(0, self.lines_told - seen)
+        unseen = max(0, self.line_count - seen)
         return self.lines[max(0, len(self.lines) - unseen) :]
 
 
@@ -78,10 +78,10 @@ class Pace:
         total = 0.0
         for device, times in self._measured.items():
             each = (times if times.count else self._everything).mean
-            left = self._spec.budget(device) - ended[device]
-            total += each * left / max(1, workers[device])
-        rounds_left = 2 + self._spec.rounds.count - max(number, 1)
-        return total + rounds_left * self._learned.mean
+            to_come = self._spec.budget(device) - ended[device]
+            total += each * to_come / max(1, workers[device])
+        rounds_to_come = 2 + self._spec.rounds.count - max(number, 1)
+        return total + rounds_to_come * self._learned.mean
 
 
 def measurement_line(measurement: Measurement) -> str:

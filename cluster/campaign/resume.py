@@ -57,8 +57,8 @@ def course_so_far(
     planned |= {(device, number) for device in course.devices for number in closed}
 
     def first_unplanned(device: str) -> int:
-        left = (n for n in range(course.rounds) if (device, n) not in planned)
-        return next(left, course.rounds)
+        unplanned = (n for n in range(course.rounds) if (device, n) not in planned)
+        return next(unplanned, course.rounds)
 
     return CourseSoFar(
         course=course,

@@ -123,7 +123,7 @@ class CampaignSpec(CampaignBudget):
 
     @field_validator("pool", mode="before")
     @classmethod
-    def _one_pool(cls, pool: object) -> object:
+    def _named_or_own_pool(cls, pool: object) -> object:
         if isinstance(pool, dict) and "name" in pool:
             raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
         return pool

@@ -216,8 +216,8 @@ class CampaignLearner:
             return None
         if isinstance(heads, Heads) and "memory_mib" in heads.metrics:
             return heads.out_of_memory(workloads, capacity)
-        said = knowledge.estimates.get("memory_mib")
-        return None if said is None else probability_above(said, USABLE_SHARE * capacity)
+        estimate = knowledge.estimates.get("memory_mib")
+        return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves encoder and heads as a snapshot in the registry; its id, folder and manifest.
@@ -346,8 +346,8 @@ def _step_times(
     """In ms (n), without a head for them those of the prior; None where there is neither."""
     if predictions is not None and "step_time_ms" in predictions.metrics:
         return predictions.mean[:, predictions.metrics.index("step_time_ms")]
-    said = knowledge.estimates.get("step_time_ms")
-    return None if said is None else said.median
+    estimate = knowledge.estimates.get("step_time_ms")
+    return None if estimate is None else estimate.median
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:

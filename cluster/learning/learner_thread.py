@@ -47,7 +47,7 @@ class LearnerThread:
         self._on_chosen = on_chosen
         self._on_learned = on_learned
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._asked: tuple[Future[Any], Callable[[Any], None]] | None = None
+        self._pending: tuple[Future[Any], Callable[[Any], None]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class LearnerThread:
     @property
     def is_busy(self) -> bool:
         """An answer is still to be handed on."""
-        return self._asked is not None
+        return self._pending is not None
 
     def prepare(
         self,
@@ -111,13 +111,13 @@ class LearnerThread:
         Raises:
             TrappmError: the learner failed.
         """
-        if self._asked is None:
+        if self._pending is None:
             return
-        future, answer = self._asked
+        future, answer = self._pending
         if patience_s:
             wait([future], timeout=patience_s)
         if future.done():
-            self._asked = None
+            self._pending = None
             answer(future.result())
 
     def publish(
@@ -138,7 +138,7 @@ class LearnerThread:
         return self._learner.promote(registry, snapshot_id)
 
     def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        self._asked = self._thread.submit(question), answer
+        self._pending = self._thread.submit(question), answer
 
 
 @dataclass(frozen=True)

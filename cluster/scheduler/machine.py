@@ -104,8 +104,8 @@ class Machine:
         self._time = 0.0
         self._now: float | None = None
         self._commands: list[Command] = []
-        for one in waiting:
-            self._add(one)
+        for assignment in waiting:
+            self._add(assignment)
         if enough:
             self._begin_no_more()
 
@@ -179,8 +179,8 @@ class Machine:
             case Planned(device, number, assignments):
                 if not self._is_ending:
                     self._rounds.next[device] = number + 1
-                    for one in assignments:
-                        self._add(one)
+                    for assignment in assignments:
+                        self._add(assignment)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
                     # Rounds that are short beside a training: more of them before the next one.
                     self._learner.add(self._plans([device]))
@@ -202,28 +202,28 @@ class Machine:
 
     # Assignments and who measures them.
 
-    def _add(self, one: Waiting) -> None:
-        self._rounds.add(one)
-        self._queues[one.device].push(one)
+    def _add(self, assignment: Waiting) -> None:
+        self._rounds.add(assignment)
+        self._queues[assignment.device].push(assignment)
 
-    def _end(self, one: Measured) -> None:
-        worker, running = one.worker, self._workers.running(one.worker)
-        self._spend.spend(worker.device, one.seconds)
-        if running is None or running.id != one.assignment_id:
+    def _end(self, event: Measured) -> None:
+        worker, running = event.worker, self._workers.running(event.worker)
+        self._spend.spend(worker.device, event.seconds)
+        if running is None or running.id != event.assignment_id:
             # Late: its lease was lost before. The result is kept, and may settle the assignment.
-            if is_final(one.outcome):
-                waited = self._settle([one.assignment_id])
-                self._spend.labels += one.is_label * waited
+            if is_final(event.outcome):
+                waited = self._settle([event.assignment_id])
+                self._spend.labels += event.is_label * waited
                 if not waited:  # whoever measures it now need not succeed any more
-                    self._settled_late[one.assignment_id] = one.is_label
+                    self._settled_late[event.assignment_id] = event.is_label
             return
         self._workers.free(worker)
         self._spend.end(worker.device)
-        self._spend.labels += one.is_label
-        if is_final(one.outcome):
+        self._spend.labels += event.is_label
+        if is_final(event.outcome):
             self._ended(running.round_number, running.device)
         else:
-            self._fail(running, worker, one.outcome)
+            self._fail(running, worker, event.outcome)
 
     def _lose(self, worker: Worker, why: str) -> None:
         running = self._workers.leave(worker, self._time)
@@ -232,18 +232,20 @@ class Machine:
             self._commands.append(GiveUp(running.id, why))
             self._fail(running, worker, None)
 
-    def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
-        failures, hosts = one.failures + 1, (*one.hosts, worker.host)
-        if one.id in self._settled_late:
-            self._spend.labels += self._settled_late.pop(one.id)
-            self._ended(one.round_number, one.device)
+    def _fail(self, assignment: Waiting, worker: Worker, outcome: Outcome | None) -> None:
+        failures, hosts = assignment.failures + 1, (*assignment.hosts, worker.host)
+        if assignment.id in self._settled_late:
+            self._spend.labels += self._settled_late.pop(assignment.id)
+            self._ended(assignment.round_number, assignment.device)
         elif failures >= attempts_allowed(outcome, self.course.max_attempts):
-            self._commands.append(Quarantine(one.id, one.device, failures, hosts))
-            self._ended(one.round_number, one.device)
+            self._commands.append(Quarantine(assignment.id, assignment.device, failures, hosts))
+            self._ended(assignment.round_number, assignment.device)
         elif self._is_ending:
-            self._ended(one.round_number, one.device)
+            self._ended(assignment.round_number, assignment.device)
         else:
-            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
+            self._queues[assignment.device].push(
+                replace(assignment, failures=failures, hosts=hosts)
+            )
 
     def _settle(self, assignment_ids: Iterable[str]) -> int:
         """These need no measurement any more; how many of them were waiting for one."""
@@ -294,18 +296,18 @@ class Machine:
         worker = seat.worker
         if self.course.keeps_host_quiet and self._workers.busy[worker.host]:
             return
-        one = None
+        assignment = None
         if self._canary_is_due(worker):
             self._commands.append(MeasureCanary(worker))
         else:
             hosts = self._workers.hosts[worker.device]
-            one = self._queues[worker.device].pop_for(worker.host, hosts)
-            if one is None:
+            assignment = self._queues[worker.device].pop_for(worker.host, hosts)
+            if assignment is None:
                 return
-            self._commands.append(Measure(worker, one.id))
+            self._commands.append(Measure(worker, assignment.id))
             self._spend.begin(worker.device)
         seat.seen_at = self._time
-        self._workers.begin(seat, one)
+        self._workers.begin(seat, assignment)
         self._workers.look_at(seat, self._time + self.course.lease_s / 3)
 
     # The learner: what to measure next, and what has been learned.
@@ -344,7 +346,7 @@ class Machine:
             return []  # what is planned is to be measured first
         if self._has_learned():
             return choices
-        initial_ended = self._rounds.left(1, self.course.devices[0]) == 0
+        initial_ended = self._rounds.unended(1, self.course.devices[0]) == 0
         if self._learner.has_tried and not self._learner.has_heads and not initial_ended:
             return []  # there were too few labels: wait for all of the initial draw
         return [Learn(initial_ended), *choices]
@@ -390,7 +392,7 @@ class Machine:
     def _begin_no_more(self) -> None:
         """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
         self._is_ending = True
-        self._rounds.end_early(one for _, one in self.leases())
+        self._rounds.end_early(assignment for _, assignment in self.leases())
         self._queues = {device: RankedQueue() for device in self.course.devices}
         self._learner.drop_all()
 

@@ -52,18 +52,18 @@ def fair_shares(gpus: int, claims: Mapping[str, Claim]) -> dict[str, int]:
         gpus: that there are of this kind.
         claims: by campaign.
     """
-    left = dict(claims)
+    unserved = dict(claims)
     shares: dict[str, int] = {}
     while True:
-        total = sum(claim.priority for claim in left.values())
-        content = [c for c in left if left[c].wanted * total <= gpus * left[c].priority]
+        total = sum(claim.priority for claim in unserved.values())
+        content = [c for c in unserved if unserved[c].wanted * total <= gpus * unserved[c].priority]
         if not content:
             break
-        shares |= {c: left.pop(c).wanted for c in content}
+        shares |= {c: unserved.pop(c).wanted for c in content}
         gpus -= sum(shares[c] for c in content)
-    shares |= {c: gpus * left[c].priority // total for c in left}
-    gpus -= sum(shares[c] for c in left)
-    for c in in_turn(left)[:gpus]:
+    shares |= {c: gpus * unserved[c].priority // total for c in unserved}
+    gpus -= sum(shares[c] for c in unserved)
+    for c in in_turn(unserved)[:gpus]:
         shares[c] += 1
     return shares
 

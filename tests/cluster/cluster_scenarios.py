@@ -229,7 +229,8 @@ def paused_and_resumed_at_once(url):
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         order_stop(store, record.id, CampaignState.PAUSED)
-        time.sleep(3.0)
+        actor = ray.get_actor(f"{runtime.CAMPAIGN_ACTOR}{record.id}")
+        wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
         assert store.campaign_state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)
         for count in (20, 60):

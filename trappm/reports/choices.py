@@ -179,17 +179,19 @@ def _map(
 def print_explanation(facts: Mapping[str, Any], most: int) -> None:
     """Tables of what was chosen and what is wanted next, and the map as text."""
     columns = ["configuration", "round", "state", *_REASONS.values()]
-    rows = [[x["configuration"], x["round"], x["state"], *_told(x)] for x in facts["chosen"][:most]]
+    rows = [
+        [x["configuration"], x["round"], x["state"], *_reasons(x)] for x in facts["chosen"][:most]
+    ]
     if rows:
         print_table(f"chosen on {facts['device']} by {facts['strategy']}", columns, rows)
     if facts["wanted"]:
-        rows = [[x["configuration"], *_told(x)] for x in facts["wanted"]]
+        rows = [[x["configuration"], *_reasons(x)] for x in facts["wanted"]]
         print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
     console().print(_drawing(facts["map"]), markup=False, soft_wrap=True)
 
 
-def _told(one: Mapping[str, Any]) -> list[Any]:
-    return [one["reason"].get(name) for name in _REASONS]
+def _reasons(choice: Mapping[str, Any]) -> list[Any]:
+    return [choice["reason"].get(name) for name in _REASONS]
 
 
 def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
@@ -199,10 +201,13 @@ def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
     plotext.theme("clear")
     plotext.plot_size(76, 22)
     for kind in KINDS:
-        some = [p for p in points if p["kind"] == kind]
-        if some:
+        points_of_kind = [p for p in points if p["kind"] == kind]
+        if points_of_kind:
             plotext.scatter(
-                [p["x"] for p in some], [p["y"] for p in some], marker=_MARKS[kind], label=kind
+                [p["x"] for p in points_of_kind],
+                [p["y"] for p in points_of_kind],
+                marker=_MARKS[kind],
+                label=kind,
             )
     plotext.title("the pool in the embedding space, first two principal components")
     text: str = plotext.uncolorize(plotext.build())
@@ -218,13 +223,13 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     figure = new_figure(8, 6)
     axes = figure.subplots()
     for kind in KINDS:
-        some = [p for p in facts["map"] if p["kind"] == kind]
+        points_of_kind = [p for p in facts["map"] if p["kind"] == kind]
         axes.scatter(
-            [p["x"] for p in some],
-            [p["y"] for p in some],
+            [p["x"] for p in points_of_kind],
+            [p["y"] for p in points_of_kind],
             s=10 if kind in KINDS[:2] else 36,
             color=_COLOURS[kind],
-            label=f"{kind} ({len(some)})",
+            label=f"{kind} ({len(points_of_kind)})",
         )
     axes.legend()
     axes.set_title(f"campaign {facts['campaign']} on {facts['device']}: embedding space")
