@@ -305,15 +305,15 @@ def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
                 yield lost if len(self.traced) == 2 else key
 
     options = {"devices": {"source": "a100", "target": "v100"}}
-    workers = [("w1", "a100"), ("w2", "v100")]
-    workers = Unlucky(workers=workers, stop_after=3)
+    names = [("w1", "a100"), ("w2", "v100")]
+    workers = Unlucky(workers=names, stop_after=3)
     run = campaign(store, workers, **options)
     with pytest.raises(CampaignStopped):
         run.run()
     damaged = KernelCache(Path(workers.kernels.name))
     damaged.put(TracedKernels(workers.traced[0], b"no profile", ""))
     (Path(workers.kernels.name) / f"{workers.traced[0].file_name}.txt").unlink()
-    again = FakeWorkers(workers=workers)
+    again = FakeWorkers(workers=names)
     again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert again.traced == workers.traced[:2]
