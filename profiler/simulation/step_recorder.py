@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.graphs.module_graph import on_meta
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
-from trappm.profiler.simulation.step_profile import SavedBytes
+from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import (
     TRACED_BATCH_SIZES,
     ConvolutionKind,
@@ -136,6 +137,11 @@ def loss_of(output: Any, target: Tensor) -> Tensor:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Numbers every storage at its birth and logs its death."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for torch.compile, which would take a tenth of the time."""
+        return False
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.closed = False
@@ -150,6 +156,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
         self._count = 0
         # Parameters and buffers are there before the step begins.
         self._static = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
@@ -209,12 +216,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             return args[0]
         if func is _ATEN.convolution.default:
-            output = func(*args, **kwargs)
+            (output,) = self._convolved(func, args)
             self.see(output)
             self._workspace(Pass.FORWARD, args[0], args[1], output, args[8])
             return output
         if func is _ATEN.convolution_backward.default:
-            return self._convolution_backward(func, args, kwargs)
+            return self._convolution_backward(func, args)
         allocations = ALLOCATIONS.get(func)
         if allocations is not None:
             with self:
@@ -227,8 +234,25 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.see(tensor)
         return output
 
-    def _convolution_backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        gradients = func(*args, **kwargs)
+    def _convolved(self, func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What a convolution gives; PyTorch's slow search for its shape is done once for each kind.
+
+        Networks repeat theirs, and so do files that are long to cost time.
+        """
+        kind = (func, *map(_as_key, args))
+        known = self._convolutions.get(kind)
+        if known is None:
+            output = func(*args)
+            several = output if isinstance(output, tuple) else (output,)
+            self._convolutions[kind] = [
+                None if t is None else (t.shape, t.stride(), t.dtype) for t in several
+            ]
+            return several
+        make = args[0].new_empty_strided
+        return tuple(t and make(t[0], t[1], dtype=t[2]) for t in known)
+
+    def _convolution_backward(self, func: Any, args: Sequence[Any]) -> Any:
+        gradients = self._convolved(func, args)
         groups, wanted = args[9], args[10]
         for index, kind in ((0, Pass.DATA_GRADIENT), (1, Pass.WEIGHT_GRADIENT)):
             if wanted[index]:
@@ -249,6 +273,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
         touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
         self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
+
+
+def _as_key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
@@ -289,3 +319,30 @@ def _references_to_the_last() -> tuple[int, int]:
     with Watch():  # type: ignore[no-untyped-call]
         both.backward()  # type: ignore[no-untyped-call]
     return seen[0]
+
+
+def step_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> StepProfile:
+    """Traces a training step of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        batch_sizes: as `trace_step`.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
+        UnsupportedModelError: the step cannot be traced; the reason is told.
+    """
+    module = on_meta(model, input_size)
+    parameters = list(module.parameters())
+    trace, saved_bytes = trace_step(module, input_size, batch_sizes)
+    return StepProfile(
+        trace=trace,
+        saved_bytes=saved_bytes,
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
+    )

@@ -1,0 +1,327 @@
+"""Questions in SQL: what can be read is read, and no trick that we know writes."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url
+from store_samples import configuration, contents, measurement
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.host.procfs import memory_status_kib
+from trappm.store import Store
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def asked(store):
+    for batch_size in (1, 2, 3):
+        store.record(measurement(configuration(batch_size), step_ms=float(batch_size)))
+    return store
+
+
+def is_postgresql(url: str) -> bool:
+    return make_url(url).get_backend_name() == "postgresql"
+
+
+def rows(store, statement, **options):
+    frame, more = store.query_sql(statement, **options)
+    assert not more
+    return frame.values.tolist()
+
+
+def test_reading_statements_are_answered(asked, database_url):
+    with Store.open_to_read(database_url) as readable:
+        for store in (asked, readable):
+            assert rows(store, "SELECT count(*) FROM labels") == [[3]]
+            assert rows(store, "VALUES (1, 'a%b'), (2, NULL);") == [[1, "a%b"], [2, None]]
+            assert rows(store, "SELECT 1 WHERE 1 = 0") == []
+            assert rows(
+                store,
+                "WITH slow AS (SELECT * FROM labels WHERE step_time_ms >= 2) -- comment\n"
+                "SELECT c.batch_size, s.step_time_ms FROM slow s"
+                " JOIN configurations c ON c.id = s.configuration_id ORDER BY 1",
+            ) == [[2, 2.0], [3, 3.0]]
+            assert rows(
+                store,
+                "SELECT batch_size, rank() OVER (ORDER BY batch_size DESC) FROM configurations"
+                " UNION SELECT 9, 9 ORDER BY 1",
+            ) == [[1, 3], [2, 2], [3, 1], [9, 9]]
+            assert rows(
+                store,
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5)"
+                " SELECT sum(i), abs(min(random())) >= 0 FROM n",
+            )[0][0] == 15  # fmt: skip
+
+
+def test_values_of_every_kind_come_as_something_to_print(asked):
+    frame, _ = asked.query_sql(
+        "SELECT m.step_samples_ms, m.missing, m.power_w, m.id, m.id, avg(m.duration_s)"
+        " FROM measurements m GROUP BY m.id ORDER BY m.id LIMIT 1"
+    )
+    assert list(frame.columns)[:5] == ["step_samples_ms", "missing", "power_w", "id", "id_2"]
+    samples, missing, power, first, second, mean = frame.iloc[0]
+    assert samples == "<12 bytes>"
+    assert json.loads(missing) == {"power_w": "no meter", "energy_j": "no meter"}
+    assert power is None
+    assert first == second
+    assert mean == 3.25
+
+
+def test_rows_beyond_the_limit_are_told(asked):
+    frame, more = asked.query_sql("SELECT id FROM labels ORDER BY id", limit=2)
+    assert (len(frame), more) == (2, True)
+    frame, more = asked.query_sql("SELECT id FROM labels ORDER BY id", limit=3)
+    assert (len(frame), more) == (3, False)
+
+
+def test_endless_statements_are_stopped(asked):
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    )
+    with pytest.raises(InputError, match=r"stopped after 0\.2 s"):
+        asked.query_sql(endless, timeout_s=0.2)
+    assert rows(asked, "SELECT count(*) FROM labels") == [[3]]
+
+
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 99)"
+TOO_MUCH = [
+    # One call that goes over the text again and again, and lets nobody in meanwhile.
+    ("SELECT replace(hex(zeroblob(20000000)), hex(zeroblob(1000000)) || '1', '')", "0.5 s"),
+    (" ".join([MANY, "SELECT sum(length(randomblob(60000000))) FROM n"]), "0.5 s"),
+    (" ".join([MANY, "SELECT hex(zeroblob(4000000)) FROM n"]), "more than 64 MiB"),
+    (" ".join([MANY, "SELECT length(group_concat(hex(zeroblob(4000000)))) FROM n"]), "too big"),
+    # What is sorted stays off the disk.
+    (" ".join([MANY, "SELECT a.i, randomblob(1000000) AS b FROM n a, n ORDER BY b"]), "GiB"),
+    (" ".join(["SELECT 1, ", *["hex(zeroblob(30000000)), "] * 30, "2"]), "GiB"),
+]
+
+
+@pytest.mark.parametrize(("statement", "reason"), TOO_MUCH)
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_what_a_single_call_and_an_answer_take_is_bounded(asked, statement, reason):
+    with pytest.raises(InputError, match=reason):
+        asked.query_sql(statement, timeout_s=0.5 if reason == "0.5 s" else 10 * TIMEOUT_S)
+
+
+WRITES = [
+    "",
+    "   -- nothing",
+    "INSERT INTO events (campaign_id, at, kind, message) VALUES ('a', '2026-01-01', 'k', '{}')",
+    "UPDATE labels SET step_time_ms = 1",
+    "DELETE FROM labels",
+    "DELETE FROM labels RETURNING id",
+    "WITH gone AS (DELETE FROM labels RETURNING id) SELECT * FROM gone",
+    "WITH x AS (SELECT 1) DELETE FROM assignment_labels",
+    "DROP TABLE assignment_labels",
+    "CREATE TABLE mine (a INTEGER)",
+    "CREATE TEMP TABLE mine (a INTEGER)",
+    "CREATE TABLE mine AS SELECT * FROM labels",
+    "ALTER TABLE labels ADD COLUMN a INTEGER",
+    "CREATE INDEX mine ON labels (power_w)",
+    "CREATE VIEW mine AS SELECT 1",
+    "SELECT 1; DELETE FROM assignment_labels",
+    "SELECT 1; COMMIT; DELETE FROM labels; SELECT 1",
+    "SELECT 1; ROLLBACK; BEGIN; DELETE FROM labels; COMMIT",
+    "COMMIT",
+    "ROLLBACK",
+    "BEGIN",
+    "SAVEPOINT a",
+    "VACUUM",
+    "ANALYZE",
+    "REINDEX",
+    "EXPLAIN ANALYZE DELETE FROM labels",
+    "SELECT 1 \0; DELETE FROM labels",
+    "SELECT '\udc80'",
+    "nonsense",
+]
+SQLITE_WRITES = [
+    "REPLACE INTO labels SELECT * FROM labels",
+    "ATTACH DATABASE '{file}' AS other",
+    "ATTACH DATABASE ':memory:' AS other",
+    "VACUUM INTO '{file}'",
+    "PRAGMA query_only = OFF",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA user_version = 7",
+    "PRAGMA writable_schema = ON",
+    "SELECT * FROM pragma_journal_mode('delete')",
+    "SELECT * FROM pragma_wal_checkpoint",
+    "SELECT load_extension('{file}')",
+    "SELECT writefile('{file}', 'x')",
+    "SELECT edit('x')",
+    "SELECT fts3_tokenizer('a', x'00')",
+    "CREATE VIRTUAL TABLE mine USING fts5(a)",
+    "CREATE TEMP TRIGGER mine AFTER INSERT ON labels BEGIN SELECT 1; END",
+    "SELECT hex(zeroblob(1000000000))",
+    "DETACH DATABASE main",
+]
+POSTGRESQL_WRITES = [
+    "SELECT 1; SET TRANSACTION READ WRITE; DELETE FROM labels",
+    "SET TRANSACTION READ WRITE",
+    "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
+    "SELECT set_config('transaction_read_only', 'off', false)",
+    "SELECT pg_catalog.set_config('role', 'none', true)",
+    "SELECT U&\"\\0073et_config\"('role', 'none', true)",
+    "SELECT 1 WHERE set_config('role', 'none', true) = 'none'",
+    "SELECT (SELECT set_config('role', 'none', true)), 1",
+    "WITH a AS MATERIALIZED (SELECT set_config('role', 'none', true)) SELECT * FROM a",
+    "SELECT * FROM (VALUES (1)) v ORDER BY set_config('role', 'none', true)",
+    "SELECT * FROM labels, LATERAL set_config('role', 'none', true)",
+    "SELECT query_to_xml('SELECT set_config(''role'', ''none'', true)', true, true, '')",
+    "SELECT * FROM ts_stat('SELECT pg_catalog.set_config(''role'', ''none'', true)::tsvector')",
+    "SELECT pg_read_file('/etc/passwd')",
+    "SELECT pg_ls_dir('/')",
+    "SELECT lo_import('/etc/passwd')",
+    "SELECT lo_from_bytea(0, 'x')",
+    "SELECT lo_export(1, '{file}')",
+    "SELECT nextval('labels_id_seq')",
+    "SELECT setval('labels_id_seq', 1)",
+    "SELECT pg_terminate_backend(pg_backend_pid())",
+    "SELECT pg_reload_conf()",
+    "SELECT pg_switch_wal()",
+    "SELECT pg_advisory_lock(1)",
+    "SELECT pg_notify('a', 'b')",
+    "SELECT pg_create_logical_replication_slot('a', 'pgoutput')",
+    "SELECT * FROM labels FOR UPDATE",
+    "SELECT * INTO mine FROM labels",
+    "COPY labels TO '{file}'",
+    "COPY labels TO PROGRAM 'cat > {file}'",
+    "COPY (SELECT 1) TO STDOUT",
+    "DO $$ BEGIN DELETE FROM labels; END $$",
+    "CALL mine()",
+    "PREPARE mine AS DELETE FROM labels",
+    "EXECUTE mine",
+    "DECLARE mine CURSOR FOR SELECT 1",
+    "LOCK TABLE labels",
+    "TRUNCATE labels CASCADE",
+    "NOTIFY a",
+    "LISTEN a",
+    "DISCARD ALL",
+    "RESET ROLE",
+    "SET ROLE NONE",
+    "LOAD 'auto_explain'",
+    "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "SELECT 1; END; DELETE FROM labels; --",
+    "SELECT 1; END -- ",
+    "SELECT 1; END /*",
+    "SELECT $1",
+]
+
+
+def test_no_trick_writes(asked, database_url, tmp_path):
+    before = contents(database_url)
+    target = tmp_path / "written"
+    mine = POSTGRESQL_WRITES if is_postgresql(database_url) else SQLITE_WRITES
+    with Store.open_to_read(database_url) as readable:
+        stores = cycle([asked, readable])  # opened to read or not: a question only reads
+        for statement, store in zip([*WRITES, *mine], stores, strict=False):
+            with pytest.raises(InputError) as caught:
+                store.query_sql(statement.replace("{file}", str(target)), timeout_s=TIMEOUT_S)
+            assert "\n" not in str(caught.value), statement
+    assert contents(database_url) == before
+    assert not target.exists()
+    assert rows(asked, "SELECT count(*) FROM labels") == [[3]]
+
+
+def test_no_trick_leaves_anything_in_sqlite(tmp_path):
+    path = tmp_path / "labels.db"
+    with Store.open(f"sqlite:///{path}") as store:
+        store.record(measurement())
+    before = path.read_bytes()
+    with Store.open_to_read(f"sqlite:///{path}") as readable:
+        for statement in [*WRITES, *SQLITE_WRITES]:
+            with pytest.raises(InputError):
+                readable.query_sql(statement.replace("{file}", str(tmp_path / "written")))
+    assert path.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} <= {"labels.db", "labels.db-wal", "labels.db-shm"}
+
+
+def test_a_superuser_asks_as_a_role_that_may_only_read(asked, database_url):
+    if not is_postgresql(database_url):
+        pytest.skip("SQLite has no roles")
+    ((user, is_superuser, read_only),) = rows(
+        asked,
+        "SELECT current_user, current_setting('is_superuser'),"
+        " current_setting('transaction_read_only')",
+    )
+    assert (user, is_superuser, read_only) == ("pg_read_all_data", "off", "on")
+
+
+def test_a_user_without_rights_reads_what_they_may(asked, database_url, postgresql_server):
+    if not is_postgresql(database_url):
+        pytest.skip("SQLite has no users")
+    owner = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    with owner.connect() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS reader")
+        connection.exec_driver_sql("CREATE ROLE reader LOGIN PASSWORD 'w'")
+        connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO reader")
+        connection.exec_driver_sql("GRANT SELECT ON labels, alembic_version TO reader")
+    url = make_url(database_url).set(username="reader", password="w")  # noqa: S106
+    with Store.open_to_read(url.render_as_string(hide_password=False)) as readable:
+        assert rows(readable, "SELECT count(*), current_user FROM labels") == [[3, "reader"]]
+        with pytest.raises(InputError, match="permission denied"):
+            readable.query_sql("SELECT * FROM measurements")
+        with pytest.raises(InputError, match="refused"):
+            readable.query_sql("DELETE FROM labels")
+    with owner.connect() as connection:
+        connection.exec_driver_sql("DROP OWNED BY reader")
+        connection.exec_driver_sql("DROP ROLE reader")
+    owner.dispose()
+
+
+def test_the_walls_stand_each_by_itself(asked, database_url, monkeypatch):
+    """Without the check of functions, the READ ONLY transaction and the role still hold."""
+    if not is_postgresql(database_url):
+        pytest.skip("only PostgreSQL needs the check")
+    monkeypatch.setattr("trappm.store.query.sql._volatile_functions", lambda *_: [])
+    before = contents(database_url)
+    for statement, reason in [
+        ("SELECT pg_read_file('/etc/passwd')", "permission denied"),
+        ("SELECT lo_from_bytea(0, 'x')", "permission denied|read-only transaction"),
+        ("SELECT nextval('labels_id_seq')", "permission denied|read-only transaction"),
+        ("SELECT set_config('transaction_read_only', 'off', true)", "read-write mode"),
+        ("DELETE FROM labels", "syntax error"),
+        ("SELECT 1; SELECT 2", "multiple commands"),
+    ]:
+        with pytest.raises(InputError, match=reason):
+            asked.query_sql(statement)
+    assert contents(database_url) == before
+
+
+def test_what_is_refused_is_told_in_one_line_with_the_reason(asked, database_url):
+    with pytest.raises(InputError, match=r"refused: .*no_such_table.*one SELECT or VALUES"):
+        asked.query_sql("SELECT * FROM no_such_table")
+    if is_postgresql(database_url):
+        with pytest.raises(InputError, match="it calls set_config, which can do more than read"):
+            asked.query_sql("SELECT set_config('role', 'none', true)")
+    else:
+        with pytest.raises(InputError, match="not authorized"):
+            asked.query_sql("PRAGMA user_version")
+
+
+def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, database_url):
+    series = (
+        "generate_series(1, 9000) AS n(i)"
+        if is_postgresql(database_url)
+        else "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
+        " SELECT i FROM n)"
+    )
+    large = "repeat('x', 1000000)" if is_postgresql(database_url) else "printf('%01000000d', 0)"
+    with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
+        asked.query_sql(" ".join(("SELECT", large, "FROM", series)))
+    frame, more = asked.query_sql(f"SELECT i FROM {series}", limit=3000)  # noqa: S608
+    assert (frame.i.tolist(), more) == (list(range(1, 3001)), True)
+
+
+@pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
+def test_a_giant_value_stays_on_the_server(asked):
+    rows(asked, "SELECT 1")  # with what that imports
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
+    before = memory_status_kib()["VmHWM"]
+    with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
+        asked.query_sql("SELECT repeat('x', 300000000)")
+    assert memory_status_kib()["VmHWM"] - before < 100 << 10
