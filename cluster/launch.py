@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of, without_refused
-from trappm.cluster.campaign.ownership import begin
+from trappm.cluster.campaign.ownership import ENDED, begin
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.campaign.spec import CampaignSpec, spec_of
 from trappm.cluster.runtime import (
@@ -54,9 +54,6 @@ class End(enum.Enum):
     """The campaign is paused or cancelled."""
     LEFT = enum.auto()
     """The campaign goes on without this process."""
-
-
-ENDED = frozenset({"finished", "cancelled"})
 
 
 def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord, CampaignSpec]:

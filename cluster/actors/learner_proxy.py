@@ -13,8 +13,9 @@ from trappm.cluster.actors.learner_actor import LearnerActor
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.runtime import first_line, here
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration
 
 POLL_S = 0.2
@@ -60,7 +61,8 @@ class LearnerProxy:
         kernels: Mapping[KernelKey, bytes] | None = None,
     ) -> None:
         self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
-        self._pool, self._profiles = pool, {"steps": steps, "kernels": kernels}
+        self._pool = pool
+        self._profiles = {"steps": steps, "kernels": kernels}
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         report: TrainingReport = self._call("fit", labels, on_progress=on_progress)

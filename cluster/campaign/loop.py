@@ -57,7 +57,7 @@ from trappm.cluster.workers.interfaces import Choice, Finished, Learner, Workers
 from trappm.cluster.workers.membership import CanaryStopError, Membership
 from trappm.cluster.workers.rehearsal import rehearsal_line
 from trappm.profiler.errors import CampaignError, StoreError
-from trappm.store import CampaignState, NotOwnerError, PlannedAssignment, Store
+from trappm.store import AssignmentState, CampaignState, NotOwnerError, PlannedAssignment, Store
 
 LEASE_S = 180.0
 """How long a worker may be silent."""
@@ -308,7 +308,7 @@ class Campaign:
         self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
         settled = self._membership.taken_over(device)
         to_measure = self.store.assignments(
-            self.id, device=device, state="open", round_number=number
+            self.id, device=device, state=AssignmentState.OPEN, round_number=number
         )
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in to_measure]))
 

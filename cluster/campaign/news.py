@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trappm.cluster.campaign.progress import LINES_KEPT, Progress
-from trappm.cluster.workers.interfaces import OnProgress
+from trappm.profiler.progress import OnProgress
 
 LOOK_S = 1.0
 """How often it is asked whether an order to stop has come from elsewhere."""

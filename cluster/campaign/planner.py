@@ -15,10 +15,10 @@ from trappm.learner.physics.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.records import Configuration, Outcome
-from trappm.store import Assignment, PlannedAssignment, Store
-from trappm.store.records import Role
+from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
+from trappm.store.records import Purpose, Role
 
-PURPOSES = ("evaluation", "initial", "acquired")
+PURPOSES = tuple(Purpose)
 
 
 class Planner:
@@ -111,7 +111,7 @@ class Planner:
             PlannedAssignment(
                 configuration=candidates[index],
                 device=device,
-                role="evaluate",
+                role=Role.EVALUATE,
                 rank=rank,
                 reason={"strategy": "uniform draw"},
             )
@@ -150,7 +150,7 @@ class Planner:
             PlannedAssignment(
                 configuration=by_id[choice.configuration_id],
                 device=device,
-                role="train",
+                role=Role.TRAIN,
                 rank=rank,
                 reason=dict(choice.reason),
             )
@@ -167,5 +167,7 @@ class Planner:
 def _taught(assigned: Iterable[Assignment]) -> list[str]:
     """What training learns from, now or later: all but what is held out or was given up."""
     return sorted(
-        a.configuration.id for a in assigned if a.role == Role.TRAIN and a.state != "failed"
+        a.configuration.id
+        for a in assigned
+        if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.learning.training_report import TrainingReport
-from trappm.profiler.records import Measurement
+from trappm.profiler.records import Measurement, Outcome
 
 LINES_KEPT = 1_000
 """So many lines of news are kept for watchers; the store keeps what happened."""
@@ -39,7 +39,8 @@ class _Mean:
     """Of numbers that come one by one; 0 of none."""
 
     def __init__(self) -> None:
-        self.count, self._sum = 0, 0.0
+        self.count = 0
+        self._sum = 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -56,7 +57,8 @@ class Pace:
     def __init__(self, spec: CampaignSpec) -> None:
         self._spec = spec
         self._measured = {device: _Mean() for device in spec.devices.keys}
-        self._everything, self._learned = _Mean(), _Mean()
+        self._everything = _Mean()
+        self._learned = _Mean()
 
     def measured(self, device: str, seconds: float) -> None:
         self._measured[device].add(seconds)
@@ -92,7 +94,7 @@ def measurement_line(measurement: Measurement) -> str:
         memory = measurement.memory_mib
         result = f"{measurement.step.median_ms:,.1f} ms"
         result += "" if memory is None else f", {memory:,.0f} MiB"
-        result += "" if measurement.outcome == "ok" else f"  {measurement.outcome}"
+        result += "" if measurement.outcome is Outcome.OK else f"  {measurement.outcome}"
     return f"{measurement.device}  {measurement.configuration}  {result}"
 
 

@@ -13,7 +13,10 @@ from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import Course, Waiting, Worker
 from trappm.cluster.scheduler.spend import Spend
 from trappm.profiler.records import is_cpu_device
-from trappm.store import Assignment, Store
+from trappm.store import Assignment, AssignmentState, Store
+from trappm.store.records import RoundState
+
+ENDED = frozenset({AssignmentState.DONE, AssignmentState.FAILED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def course_so_far(
     course = course_of(spec, lease_s)
     rounds = store.rounds(campaign_id)
     assignments = store.assignments(campaign_id)
-    closed = [r.number for r in rounds if r.state == "closed"]
+    closed = [r.number for r in rounds if r.state is RoundState.CLOSED]
     planned = {(a.device, a.round_number) for a in assignments}
     planned |= {(device, number) for device in course.devices for number in closed}
 
@@ -62,10 +65,10 @@ def course_so_far(
 
     return CourseSoFar(
         course=course,
-        waiting=[waiting(a) for a in assignments if a.state == "open"],
+        waiting=[waiting(a) for a in assignments if a.state is AssignmentState.OPEN],
         next_rounds={device: first_unplanned(device) for device in course.devices},
         closed=closed,
-        ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
+        ended=Counter(a.device for a in assignments if a.state in ENDED),
         report=next(reversed(training_reports(store, campaign_id)), TrainingReport()),
         enough=rule_held(store, campaign_id) is not None,
         spend=_spend(store, campaign_id, spec),

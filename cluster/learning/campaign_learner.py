@@ -20,7 +20,7 @@ import torch
 from trappm.cluster.learning.encoded_pool import EncodedPool
 from trappm.cluster.learning.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
@@ -33,7 +33,9 @@ from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Phase
+from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
 Errors = dict[str, Accuracy]
@@ -104,7 +106,7 @@ class CampaignLearner:
             for label in labels
             if label.memory_above_mib is not None or any(v is not None for v in label.values)
         ]
-        self._training_labels = [label for label in labels if label.role == "train"]
+        self._training_labels = [label for label in labels if label.role == Role.TRAIN]
         self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
         devices = [device for device in counts if counts[device] >= LEAST_TRAINING_LABELS]
@@ -116,7 +118,7 @@ class CampaignLearner:
         evaluation: list[Judgement] = []
         for device in devices:
             training = [x for x in self._training_labels if x.device == device]
-            held_out = [x for x in labels if x.device == device and x.role == "evaluate"]
+            held_out = [x for x in labels if x.device == device and x.role == Role.EVALUATE]
             init = None if device == self._source else self._heads.get(self._source)
             self._heads[device] = self._train(training, init, next(parts))
             errors[device], judgements = self._judge(self._heads[device], held_out)

@@ -20,6 +20,7 @@ from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
+from trappm.store.records import Role
 
 OnChosen = Callable[[str, int, Sequence[Choice]], None]
 OnLearned = Callable[[TrainingReport, bool], None]
@@ -124,7 +125,7 @@ class LearnerThread:
         self, registry: Path, campaign_id: str, labels: Sequence[TrainingLabel], errors: Any
     ) -> dict[str, Any]:
         """Publishes a snapshot; its id, folder and manifest."""
-        evaluated = Counter(label.device for label in labels if label.role == "evaluate")
+        evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
         fields = {
             "campaign": campaign_id,
             "errors": errors,

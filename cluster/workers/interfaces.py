@@ -7,7 +7,7 @@ Ray actors; tests drive the same loop with workers of their own.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.fair_share import Claim
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.store import Assignment, Store
 
 if TYPE_CHECKING:
     from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
-
-OnProgress = Callable[[int, int], None]
-"""Called with steps done and steps in all."""
 
 
 @dataclass(frozen=True)

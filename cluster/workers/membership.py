@@ -16,7 +16,7 @@ from trappm.cluster.workers.fair_share import Claims
 from trappm.cluster.workers.interfaces import Workers
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import stack_fingerprint
-from trappm.store import Store
+from trappm.store import AssignmentState, Store
 
 
 class CanaryStopError(CampaignError):
@@ -146,4 +146,7 @@ class Membership:
         return sorted(before - self._open(device))
 
     def _open(self, device: str) -> set[str]:
-        return {a.id for a in self._store.assignments(self._id, device=device, state="open")}
+        return {
+            a.id
+            for a in self._store.assignments(self._id, device=device, state=AssignmentState.OPEN)
+        }

@@ -8,7 +8,7 @@ wide an interval must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,10 +37,10 @@ from trappm.learner.networks.regressor import (
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Graph
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int, int], None]
 
 COVERAGE = 0.9
 """Share of new architectures whose value an interval should contain."""

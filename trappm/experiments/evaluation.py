@@ -6,7 +6,7 @@ Reports are plain values, ready for JSON; the runs beside them are for plots.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,9 @@ from trappm.learner.estimator import Estimator, Model
 from trappm.learner.estimators import ESTIMATORS, Surroundings, estimator_named
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
 from trappm.store import Home, LabelFilter, Store
-
-Watch = Callable[[int, int, str], None]
 
 WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
 """Estimators that cannot start from another device's model."""

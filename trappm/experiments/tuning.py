@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.bench.tuning import Tuning, run_trials
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import PRESETS
+from trappm.profiler.progress import Watch
 from trappm.store import Home, Store
-
-Watch = Callable[[int, int, str], None]
 
 
 def tune(

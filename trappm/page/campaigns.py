@@ -34,7 +34,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         InputError: there is no such campaign.
     """
     known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
-    shown = known.to_json(exclude={"spec", "rounds", "assignments"})
+    shown = known.to_json(exclude={"spec", "rounds", "assignments", "events"})
     reports = [(r, report.to_json()) for r, report in known.trained]
     return shown | {
         "strategy": known.spec.get("strategy"),
@@ -57,7 +57,10 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         "transfer": reports[-1][1]["transfer"] if reports else {},
         "predicted": reports[-1][1]["evaluation"][:MOST_POINTS] if reports else [],
         "pace": _pace(store, campaign_id),
-        "events": shown["events"][::-1],
+        "events": [
+            {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
+            for e in reversed(known.events)
+        ],
     }
 
 

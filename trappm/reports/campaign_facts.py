@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.campaign.ownership import ENDED, runs
 from trappm.cluster.campaign.spec import CampaignBudget, budget_of
 from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
-from trappm.store.records import Purpose, RoundState
+from trappm.store.records import EventRecord, Purpose, RoundState
 
 if TYPE_CHECKING:
     from trappm.profiler.measuring.canary import CanaryReading
@@ -28,7 +28,6 @@ WINDOW_MIN = 10.0
 """Rates are those of the last so many minutes."""
 INTERRUPTED = "interrupted"
 """The state of a campaign that the store calls running, but whose process is gone."""
-ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +124,6 @@ class Working:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventFacts:
-    """Something that happened."""
-
-    at: str
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class CampaignFacts:
     """Everything that is shown of one campaign."""
 
@@ -161,7 +151,7 @@ class CampaignFacts:
     end: CampaignEnd | None
     cost: Cost
     working: Sequence[Working]
-    events: Sequence[EventFacts]
+    events: Sequence[EventRecord]
     """The latest, in their order."""
 
     @property
@@ -257,10 +247,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
             )
             for a in store.assignments(campaign_id, state=AssignmentState.LEASED)
         ],
-        events=[
-            EventFacts(at=e.at, kind=e.kind, message=e.message.get("message", ""))
-            for e in store.events(campaign_id, last=latest_events)
-        ],
+        events=store.events(campaign_id, last=latest_events),
     )
 
 

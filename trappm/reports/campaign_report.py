@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.profiler.records import METRICS
-from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, EventFacts, standing
+from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
 from trappm.store import AssignmentState
+from trappm.store.records import EventRecord
 from trappm.terminal.tables import console, scatter, table
 
 MINIMUM_FOR_A_PLOT = 3
@@ -67,9 +68,10 @@ def print_report(facts: CampaignFacts) -> None:
         out.print("  trappm predict resnet18 --batch-size 4 --input-size 96")
 
 
-def event_line(event: EventFacts) -> str:
+def event_line(event: EventRecord) -> str:
     """One line for an event, with its time."""
-    return f"{event.at[:19].replace('T', ' ')} UTC  {event.kind}: {event.message}"
+    at, message = event.at[:19].replace("T", " "), event.message.get("message", "")
+    return f"{at} UTC  {event.kind}: {message}"
 
 
 def errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:

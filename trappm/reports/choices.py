@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trappm.profiler.errors import InputError
+from trappm.store import AssignmentState
+from trappm.store.records import Role
 from trappm.terminal.png_figures import new_figure, save_png
 from trappm.terminal.tables import console, print_table
 
@@ -73,7 +75,7 @@ def explain(
             f"it does on: {', '.join(spec.devices.keys)}"
         )
     assigned = store.assignments(campaign.id, device=chosen_device)
-    acquired = [a for a in assigned if a.role == "train"]
+    acquired = [a for a in assigned if a.role is Role.TRAIN]
     pool = store.campaign_pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
@@ -153,15 +155,15 @@ def _map(
     directions = components(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
-    states = {a.configuration.id: str(a.state) for a in assigned}
+    states = {a.configuration.id: a.state for a in assigned}
 
     def kind(configuration: Configuration, held_out: bool) -> str:
         if configuration.id in wanted:
             return "wanted"
         state = states.get(configuration.id)
-        if state in {"open", "leased"}:
+        if state in {AssignmentState.OPEN, AssignmentState.LEASED}:
             return "pending"
-        if state == "done":
+        if state is AssignmentState.DONE:
             return "labelled"
         return "held out" if held_out else "pool"
 
