@@ -1,4 +1,4 @@
-"""What a model is and what a step of it costs: the ground floor of the house.
+"""What a model is and what a step of it costs; no other room of ours is imported here.
 
 `records` are the types that everybody speaks in. The static profile (`static`, `onnx_files.reader`,
 `features`) makes a graph of a model without running it; the dynamic profile (`isolation`, `step`,

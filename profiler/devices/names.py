@@ -1,4 +1,4 @@
-"""Names that devices go by, to tell a misspelt one from one that is only not here."""
+"""Names of devices, to tell a misspelt one from one that is not on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each ONNX operator does, said in PyTorch: the vocabulary of modules rebuilt from files.
+"""What each ONNX operator does, in PyTorch: for modules that are rebuilt from files.
 
 Tensors lie on the meta device; what is known by value (shapes, axes, scales) is a NumPy array.
 Of several ways to compute the same, the one is taken whose memory in training is that of the

@@ -1,4 +1,4 @@
-"""From questions to answers: snapshots, what was answered before, the thread and the processes.
+"""From questions to answers: snapshots, remembered answers, the thread and the processes.
 
 An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
 What is not remembered goes to the thread that evaluates heads (`batching`), and a model without

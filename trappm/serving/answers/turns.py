@@ -1,4 +1,4 @@
-"""Work that callers wait for: it ends with the last of them, and nobody keeps others out."""
+"""Work that callers wait for: it ends with the last of them, and clients take turns."""
 
 from __future__ import annotations
 
