@@ -2,7 +2,7 @@
 
 The module lies on the meta device and runs in inference mode, in which PyTorch hands every operator
 to a dispatch mode whole (a linear layer, an attention), before it takes it apart. Each call becomes
-the ONNX nodes that our exporter would have written for it (`function_rules`), so that a
+the ONNX nodes that PyTorch's exporter would have written for it (`operators.table`), so that a
 model by its name and the same model as a file have one graph; docs/static_profile.md lists where
 they differ. As in `reader`, only what depends on the pixels is in the graph: the rest
 is folded away, and its weights count at the node that uses the result.

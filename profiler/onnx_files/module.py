@@ -1,9 +1,9 @@
 """A trainable module rebuilt from an ONNX file: the way to the training step of anyone's file.
 
-    ONNX file -> steps -> put together (`patterns`) -> run in PyTorch (`functions`)
+    ONNX file -> steps -> put together (`operators.patterns`) -> run in PyTorch (`operators`)
 
 The module lies on the meta device: it is made of the shapes in the file, so the file may have no
-weights, or have lost them. All floats are fp32. What a file does not tell stays unknown: which
+weights, or have lost them. All floats are fp32. What a file leaves open stays unknown: which
 operators ran in place, and what an exporter folded into something else, such as batch norms that
 became part of convolutions.
 """

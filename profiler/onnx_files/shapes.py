@@ -1,7 +1,7 @@
 """Finds the shape of every tensor of an ONNX model, for any shape of the image.
 
-Node by node: arithmetic on shapes is computed (`onnx_fold`), common operators have rules
-(`rules`), and ONNX's own inference answers for all others. At a second shape of the image only
+Node by node: arithmetic on shapes is computed (`folding`), common operators have rules
+(`shape_rules`), and ONNX's own inference answers for all others. At a second shape of the image only
 what hangs on the difference is done again. No tensor of the model is ever allocated, whatever its
 shape, and ONNX is given single nodes only, so no file can make it work without end.
 """
