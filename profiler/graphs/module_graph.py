@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
         self._set(images, Value(tuple(images.shape), depends=True))
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """What is known of a tensor; one that nobody made here is a buffer or a constant."""
+        """The value of a tensor; one that no operator made is a buffer or a constant."""
         return self._values.get(id(tensor)) or Value(tuple(tensor.shape))
 
     def _set(self, tensor: torch.Tensor, value: Value) -> None:

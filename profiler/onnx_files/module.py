@@ -149,7 +149,7 @@ def _factors(steps: Iterable[Step]) -> set[str]:
 
 
 def _last_uses(steps: Sequence[Step], outputs: Iterable[str]) -> Iterator[list[str]]:
-    """For each step, the names that nobody needs after it."""
+    """For each step, the names that no later step needs."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
         last.update(dict.fromkeys((*step.inputs, *step.outputs), number))

@@ -21,7 +21,7 @@ from trappm.profiler.onnx_files.operators.data_movement import MOVES
 from trappm.profiler.onnx_files.operators.patterns import IN_PLACE
 
 _MAX_CHAIN = 1000
-"""Tensors that one operator takes pair by pair; nobody's model sums as many."""
+"""Tensors that one operator takes pair by pair; no real model sums as many."""
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:

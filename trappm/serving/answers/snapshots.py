@@ -1,7 +1,7 @@
 """The snapshots that answer, and the change to newer ones while questions are being answered.
 
 A question takes the snapshots along that were in force when it came. A new one is loaded beside
-them and put in force in one step, so that nobody waits for it and nothing is dropped.
+them and put in force in one step, so that no question waits for it or is dropped.
 """
 
 from __future__ import annotations
