@@ -131,7 +131,7 @@ class _Inquiry:
     file: GraphTemplate | None
     """What a file holds; None for an architecture."""
     input_size: int | None
-    """As asked for."""
+    """In pixels, as the caller gave it."""
     what: Configuration
     """To measure, of an architecture; of a file only batch size and settings count."""
 
@@ -186,7 +186,7 @@ class _Inquiry:
         if pairs:
             profiles = store.step_profiles([own, *pairs])
             step = profiles.get(own)
-        else:  # nobody has profiled it yet
+        else:  # it has no profile yet
             labels = store.labels_of([own], self.what, device)
             if labels:
                 return labels
