@@ -115,41 +115,40 @@ class Heads:
         Each metric has the same weight. Workloads that different heads predict have no direction in
         common.
         """
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
         blocks = []
         for metric in self.metrics:
-            plain, better = self.heads.get(metric), self.of_kernels.get(metric)
-            for head, rows in ((better, traced), (plain, ~traced if better else traced | True)):
-                at = np.flatnonzero(rows)
-                if head is not None and len(at):
-                    part = head.gradients([workloads[i] for i in at.tolist()])
-                    block = np.zeros((len(workloads), part.shape[1]), np.float32)
-                    block[at] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
-                    blocks.append(block)
+            for rows, head in self._by_head(metric, workloads):
+                part = head.gradients([workloads[i] for i in rows.tolist()])
+                block = np.zeros((len(workloads), part.shape[1]), np.float32)
+                block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
+                blocks.append(block)
         return np.hstack(blocks)
 
     def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
-        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
-        if better is not None and (plain is None or traced.all()):
-            return better.predict(workloads)
-        assert plain is not None  # noqa: S101  (a metric has one of them)
-        if better is None:
-            return plain.predict(workloads)
-        parts = [
-            (rows, head.predict([workloads[i] for i in np.flatnonzero(rows).tolist()]))
-            for head, rows in ((better, traced), (plain, ~traced))
-            if rows.any()
-        ]
-        if len(parts) == 1:
-            return parts[0][1]
-        names = ("median", "low", "high", "log_std", "log_std_of_mean", "outside")
+        by_head = self._by_head(metric, workloads)
+        if len(by_head) == 1:
+            return by_head[0][1].predict(workloads)
+        parts = [(rows, h.predict([workloads[i] for i in rows.tolist()])) for rows, h in by_head]
         joined: dict[str, Any] = {}
-        for name in names:
+        for name in ("median", "low", "high", "log_std", "log_std_of_mean", "outside"):
             joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
             for rows, estimate in parts:
                 joined[name][rows] = getattr(estimate, name)
         return Estimate(**joined)
+
+    def _by_head(
+        self, metric: str, workloads: Sequence[Workload]
+    ) -> list[tuple[npt.NDArray[np.int64], Head[Prior]]]:
+        """The heads of a metric, each with the rows that it predicts: that of kernels where there
+        are some. A head for all workloads predicts the empty list, too."""
+        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
+        traced = np.array([w.kernels is not None and better is not None for w in workloads])
+        parts = []
+        if better is not None and (traced.any() or plain is None):
+            parts.append((np.flatnonzero(traced), better))
+        if plain is not None and not (parts and traced.all()):
+            parts.append((np.flatnonzero(~traced.astype(bool)), plain))
+        return parts
 
     def tensors(self) -> dict[str, Tensor]:
         return {
