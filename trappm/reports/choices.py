@@ -150,9 +150,9 @@ def _map(
     embeddings: np.ndarray[Any, np.dtype[np.float32]],
 ) -> list[dict[str, Any]]:
     """The two directions in which the embeddings differ most."""
-    from trappm.learner.acquisition.similarity import components
+    from trappm.learner.acquisition.similarity import principal_directions
 
-    directions = components(embeddings)[:, :2]
+    directions = principal_directions(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
     states = {a.configuration.id: a.state for a in assigned}
