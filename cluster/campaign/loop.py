@@ -176,9 +176,9 @@ class Campaign:
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
-        interrupted = self.store.release_leases(self.id)
-        self.store.reopen_failed(self.id)
-        if self.store.rounds(self.id):
+        interrupted = self.store.assignments.release_leases(self.id)
+        self.store.assignments.reopen_failed(self.id)
+        if self.store.rounds.all(self.id):
             repeated = f"; {interrupted} measurements were interrupted, and are repeated"
             self.note("resumed", f"it goes on{repeated if interrupted else ''}")
 
@@ -217,7 +217,7 @@ class Campaign:
         self._show_counts()
 
     def _is_ordered_to_stop(self) -> bool:
-        return self.store.campaign_state(self.id) is not CampaignState.RUNNING
+        return self.store.campaigns.state(self.id) is not CampaignState.RUNNING
 
     def _handle(self, *events: Event) -> None:
         """Tells the machine, and does what it commands; what follows from that comes after it.
@@ -250,7 +250,9 @@ class Campaign:
                 self.crew.dismiss(worker)
                 self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
             case GiveUp(assignment_id, why):
-                self.store.give_up_lease(assignment_id, why, max_attempts=self.spec.max_attempts)
+                self.store.assignments.take_back(
+                    assignment_id, why, max_attempts=self.spec.max_attempts
+                )
             case Quarantine():
                 self._quarantine(command)
             case Plan(device, number, count):
@@ -258,7 +260,7 @@ class Campaign:
             case Learn(initial_ended):
                 self._learn(initial_ended)
             case Close(number):
-                self.store.close_round(self.id, number, self._report if number else {})
+                self.store.rounds.close(self.id, number, self._report if number else {})
                 if number:
                     self._tell(news=round_line(number, self._report))
             case Spent(rule, told):
@@ -283,7 +285,7 @@ class Campaign:
         ]
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
         if results or wanted:
-            leases = self.store.record_and_lease(
+            leases = self.store.measurements.record_and_lease(
                 results, wanted, max_attempts=self.spec.max_attempts
             )
             self._unwritten.clear()
@@ -350,7 +352,7 @@ class Campaign:
             f"{hosts} {'host' if hosts == 1 else 'hosts'}"
         )
         event = {"message": told, "id": command.assignment_id}
-        self.store.log_event(self.id, "quarantined", event)
+        self.store.campaigns.log_event(self.id, "quarantined", event)
         self._ended[command.device] += 1
         self._tell(news=told)
 
@@ -377,16 +379,18 @@ class Campaign:
         if self._ending.has_come:  # nobody will measure it
             self._handle(Planned(device, number, []))
             return
-        self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
+        self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], assignments)
         settled = self._roster.taken_over(device)
-        left = self.store.assignments(self.id, device=device, state="open", round_number=number)
+        left = self.store.assignments.of_campaign(
+            self.id, device=device, state="open", round_number=number
+        )
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in left]))
 
     def _learned(self, report: dict[str, Any], initial_ended: bool) -> None:
         source = self.spec.devices.source
         has_heads = source in report["devices"]
         if initial_ended and not has_heads and not self._ending.has_come:
-            outcomes = self.store.outcome_counts(self.id).get(source, {})
+            outcomes = self.store.campaigns.outcome_counts(self.id).get(source, {})
             told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
                 f"the initial draw gave too few labels on {source} to learn from "
@@ -403,13 +407,13 @@ class Campaign:
     def _end(self, state: CampaignState, message: str) -> None:
         """In this state, unless an order has set another; nothing is with a worker any more."""
         self._write_notes()
-        now = self.store.end_campaign(self.id, state, message)
+        now = self.store.owners.end_campaign(self.id, state, message)
         self._tell(str(now), eta_s=None, current=())
 
     def _write_notes(self) -> None:
         while self._notes:
             kind, message = self._notes[0]
-            self.store.log_event(self.id, kind, {"message": message})
+            self.store.campaigns.log_event(self.id, kind, {"message": message})
             self._notes.popleft()
 
     def _show_counts(self) -> None:

@@ -45,7 +45,7 @@ class Ending:
         """Writes down that a rule holds; what is to be told of it."""
         news = f"enough ({rule}): {told}"
         event = {"message": news, "rule": rule, "told": told}
-        self._store.log_event(self._id, ENOUGH, event)
+        self._store.campaigns.log_event(self._id, ENOUGH, event)
         self.has_come = True
         return news
 
@@ -63,17 +63,17 @@ class Ending:
         Returns:
             The report, and what is to be told: that a rule holds, when it does for the first time.
         """
-        labels = self._store.label_counts(self._id).get(self._id, 0)
+        labels = self._store.campaigns.label_counts(self._id).get(self._id, 0)
         spent = {
             "labels": labels,
-            "gpu_seconds": self._store.measuring_seconds(self._id),
+            "gpu_seconds": self._store.campaigns.measuring_seconds(self._id),
             "at": datetime.now(UTC).isoformat(),
         }
         told = {**report, "spent": spent}
         rules = self._spec.stop
         if self.has_come or rules is None:
             return told, None
-        before = [r.report or {} for r in self._store.rounds(self._id)]
+        before = [r.report or {} for r in self._store.rounds.all(self._id)]
         known = [r for r in map(RoundResult.of, (*before, told)) if r is not None]
         generator = np.random.default_rng([self._spec.seed, labels])
         stop = stopped(rules, known, self._spec.devices.keys, generator)
@@ -82,9 +82,9 @@ class Ending:
 
 def rule_held(store: Store, campaign_id: str) -> Stop | None:
     """The rule that has ended a campaign, or is just ending it."""
-    told = [e.message for e in store.events(campaign_id, kind=ENOUGH)]
+    told = [e.message for e in store.campaigns.events(campaign_id, kind=ENOUGH)]
     # Earlier versions wrote it into the reports of the rounds.
-    told += [(r.report or {}).get("stop", {}) for r in store.rounds(campaign_id)]
+    told += [(r.report or {}).get("stop", {}) for r in store.rounds.all(campaign_id)]
     return next((Stop(one["rule"], one["told"]) for one in told if "rule" in one), None)
 
 
@@ -98,10 +98,10 @@ def end_of(store: Store, campaign: CampaignRecord) -> dict[str, Any] | None:
     """
     held = rule_held(store, campaign.id)
     if held is not None:
-        counts = store.assignment_counts(campaign.id).values()
+        counts = store.assignments.counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
         return {"rule": held.rule, "told": held.told, "holds": True, "unmeasured": unmeasured}
-    reports = [r.report for r in store.rounds(campaign.id) if r.report]
+    reports = [r.report for r in store.rounds.all(campaign.id) if r.report]
     launch = RoundResult(0, 0.0, datetime.fromisoformat(campaign.created_at))
     known = [r for r in map(RoundResult.of, reports) if r is not None]
     # Only these keys: reading a whole campaign file brings in torch, and status is to be quick.

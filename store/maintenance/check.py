@@ -31,7 +31,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError
 
-from trappm.store.db.engine import Database, told_as_store_error
 from trappm.store.db.models import METADATA
 from trappm.store.maintenance.contradictions import contradictions
 from trappm.store.maintenance.findings import Finding, faulty_rows
@@ -46,27 +45,19 @@ _BY_CONSTRAINT = ("CHECK constraint failed", "NULL value", "non-unique entry")
 _RESTORE = "restore a backup, or mend the rows by hand after: trappm store backup"
 
 
-class Checks(Database):
-    """The part of the store that doubts itself."""
-
-    def check(self) -> list[Finding]:
-        """Everything in the database that cannot be true; it changes nothing.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
-        with told_as_store_error(self._engine), self._engine.connect() as connection:
-            if self._engine.dialect.name == "postgresql":
-                connection.execution_options(isolation_level="REPEATABLE READ")
-            damage = list(_damage(connection))
-            differences = [] if damage else list(_differences(connection))
-            if damage or not _can_be_asked(connection):
-                return damage + differences
-            return [
-                *differences,
-                *_broken_constraints(connection),
-                *contradictions(connection),
-            ]
+def find_faults(connection: Connection) -> list[Finding]:
+    """Everything in the database that cannot be true."""
+    damage = list(_damage(connection))
+    if damage:
+        return damage
+    differences = list(_differences(connection))
+    if not _can_be_asked(connection):
+        return differences
+    return [
+        *differences,
+        *_broken_constraints(connection),
+        *contradictions(connection),
+    ]
 
 
 def _damage(connection: Connection) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.store.db.engine import Database, told_as_store_error
+from trappm.store.db.engine import store_errors
 from trappm.store.db.read_only import engine_to_read
 from trappm.store.query import sqlite_reader
 from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
@@ -36,7 +36,7 @@ from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
 if TYPE_CHECKING:
     import pandas as pd
     from psycopg import Connection
-    from sqlalchemy import Engine
+    from sqlalchemy import URL, Engine
 
 TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
@@ -54,36 +54,17 @@ _FUNCTION_IN_TREE = re.compile(r":(?:\w*funcid|aggfnoid|winfnoid|tsmhandler) ([0
 _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 
 
-class Sql(Database):
-    """The part of the store that answers questions in SQL."""
-
-    def query_sql(
-        self, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
-    ) -> tuple[pd.DataFrame, bool]:
-        """What one reading statement gives, in the dialect of the database.
-
-        Bytes are told by their number, JSON is text; a second column of one name is `name_2`.
-
-        Args:
-            statement: a SELECT or VALUES, with or without WITH.
-            limit: rows at most.
-            timeout_s: after which it is stopped.
-
-        Returns:
-            The table, and whether there were more rows than the limit.
-
-        Raises:
-            InputError: the database does not understand the statement, it is none that only
-                reads, or it takes too long.
-            StoreError: the database cannot be reached.
-        """
-        engine = engine_to_read(self._engine.url.render_as_string(hide_password=False))
-        ask = _ask_sqlite if engine.dialect.name == "sqlite" else _ask_postgresql
-        try:
-            names, rows = ask(engine, statement, limit + 1, timeout_s)
-        finally:
-            engine.dispose()
-        return _frame(names, rows[:limit]), len(rows) > limit
+def query_sql(
+    url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
+) -> tuple[pd.DataFrame, bool]:
+    """What one reading statement gives, as `store.Store.query_sql` describes."""
+    engine = engine_to_read(url.render_as_string(hide_password=False))
+    ask = _ask_sqlite if engine.dialect.name == "sqlite" else _ask_postgresql
+    try:
+        names, rows = ask(engine, statement, limit + 1, timeout_s)
+    finally:
+        engine.dispose()
+    return _frame(names, rows[:limit]), len(rows) > limit
 
 
 def _ask_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
@@ -110,7 +91,7 @@ def _ask_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float)
 
 
 def _ask_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
-    with told_as_store_error(engine), closing(engine.raw_connection()) as connection:
+    with store_errors(engine), closing(engine.raw_connection()) as connection:
         driver: Any = connection.driver_connection
         return _ask_server(driver, statement, max_rows, timeout_s)
 

@@ -23,6 +23,7 @@ from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports import live_campaign
 from trappm.reports.campaign_report import campaign_rows
 from trappm.store import Assignment, Patience, Store
+from trappm.store.repositories.labels import Labels
 
 AWAY_S = 1.0
 
@@ -43,7 +44,7 @@ class FaultyAfter(FakeCrew):
 def lock(opened):
     """Another process holds the write lock."""
     other = sqlite3.connect(
-        opened._engine.url.database, isolation_level=None, check_same_thread=False
+        opened.database.engine.url.database, isolation_level=None, check_same_thread=False
     )
     other.execute("BEGIN IMMEDIATE")
     return other.close
@@ -51,7 +52,7 @@ def lock(opened):
 
 def fill_the_disk(opened):
     """SQLite may take no more pages."""
-    pool = opened._engine.pool
+    pool = opened.database.engine.pool
     connections = [pool.connect() for _ in range(pool.checkedin())]
     drivers = [connection.dbapi_connection for connection in connections]
     for connection in connections:
@@ -82,9 +83,11 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
         run = campaign(opened, crew)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
-        counts = opened.outcome_counts(run.id)
+        counts = opened.campaigns.outcome_counts(run.id)
         assert sum(c["ok"] for c in counts.values()) == len(crew.starts) == sum(BUDGET.values())
-        away, back = [e.message["message"] for e in opened.events(run.id) if e.kind == "store"]
+        away, back = [
+            e.message["message"] for e in opened.campaigns.events(run.id) if e.kind == "store"
+        ]
     assert "full" in away or "locked" in away
     assert "answers again" in back
 
@@ -104,7 +107,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
         run = campaign(opened, crew)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
-        assert not [e for e in opened.events(run.id) if e.kind == "lost"]
+        assert not [e for e in opened.campaigns.events(run.id) if e.kind == "lost"]
     assert len(crew.starts) == sum(BUDGET.values())
 
 
@@ -120,9 +123,9 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
     monkeypatch.setattr(trappm.cluster.campaign.loop.Campaign, "_what_happened", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
-    counts = store.outcome_counts(run.id)
+    counts = store.campaigns.outcome_counts(run.id)
     assert sum(c["ok"] for c in counts.values()) > 0
-    assert store.campaign_state(run.id) == "failed"
+    assert store.campaigns.state(run.id) == "failed"
 
 
 IMPOSSIBLE = {
@@ -162,12 +165,12 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
              "rounds": {"count": 1, "source": 2}}  # fmt: skip
     run = campaign(store, crew, **small)
     run.run()
-    outcomes = store.outcome_counts(run.id)["cpu-2t"]
+    outcomes = store.campaigns.outcome_counts(run.id)["cpu-2t"]
     assert outcomes == {"ok": 3 + 4 + 2 - 1, "error": 3}
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
     assert all("cannot be recorded: " in message for message in messages.message)
-    assert store.campaign_state(run.id) == "finished"
-    assert store.check() == []
+    assert store.campaigns.state(run.id) == "finished"
+    assert store.maintenance.check() == []
 
 
 def labels_are_not_loaded(*_, **__):
@@ -178,8 +181,8 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     run = campaign(store, FakeCrew(), stop={"labels": 9})
     run.run()
     counted = labels_by_device(store, run.id).total()
-    monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
-    monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
+    monkeypatch.setattr(Labels, "of_campaign", labels_are_not_loaded)
+    monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
     assert [row["labels"] for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d["done"] for d in live_campaign.facts(store, run.id)["devices"].values()) == 9
     report, _ = Ending(store, run.id, run.spec).ask({"devices": {}, "evaluation": []})

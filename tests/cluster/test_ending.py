@@ -60,10 +60,10 @@ def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, r
     run = campaign(store, crew, Judging(errors), stop=rules)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id)["cpu-2t"] == after_initial(rounds)
-    assert store.campaign(run.id).state == "finished"
-    end = end_of(store, store.campaign(run.id))
+    assert store.campaigns.get(run.id).state == "finished"
+    end = end_of(store, store.campaigns.get(run.id))
     assert (end["rule"], end["holds"]) == (rule, True)
-    (event,) = [e for e in store.events(run.id) if e.kind == "enough"]
+    (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "enough"]
     assert event.message["message"] == f"enough ({rule}): {end['told']}"
     assert event.message["message"] in crew.told
     assert end["unmeasured"] == 0
@@ -74,7 +74,7 @@ def test_rules_that_never_hold_change_nothing(store):
     run = campaign(store, FakeCrew(), Judging([9.0, 8.0, 7.0]), stop=rules)
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
-    end = end_of(store, store.campaign(run.id))
+    end = end_of(store, store.campaigns.get(run.id))
     assert (end["rule"], end["labels"], end["holds"]) == ("rounds", ALL, False)
 
 
@@ -86,7 +86,7 @@ def test_a_stop_rule_says_the_same_after_a_restart(store, stop_after):
     again = campaign(store, FakeCrew(), Judging([9.0]), campaign_id=run.id)
     again.run()
     assert labels_by_device(store, run.id).total() == 14
-    assert [e.kind for e in store.events(run.id)].count("enough") == 1
+    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 GPUS = {"source": "a100", "target": "v100"}
@@ -106,15 +106,15 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     run = gpu_campaign(store, labels=labels)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id).total() == labels
-    assert store.campaign(run.id).state == "finished"
-    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    assert store.campaigns.get(run.id).state == "finished"
+    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
     facts = campaign_facts(store, run.id)
-    left = len(store.assignments(run.id)) - labels
+    left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts["end"]["rule"], facts["end"]["unmeasured"]) == ("labels", left)
     print_status(facts)
     told = capsys.readouterr().out
     assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
-    assert store.check() == []
+    assert store.maintenance.check() == []
 
 
 def test_labels_that_failed_are_made_up_for(store):
@@ -132,7 +132,7 @@ def test_a_budget_is_met_exactly_after_a_restart_too(store, stop_after):
     again = gpu_campaign(store, campaign_id=run.id)
     again.run()
     assert labels_by_device(store, run.id).total() == 12
-    assert [e.kind for e in store.events(run.id)].count("enough") == 1
+    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 class Clock(datetime.datetime):
@@ -166,10 +166,10 @@ def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, mo
     # The look comes once a turn, in which each of the four may have begun one more.
     assert count <= len(crew.starts) <= count + 4
     assert labels_by_device(store, run.id).total() == len(crew.starts)
-    assert {r.state for r in store.rounds(run.id)} == {"closed"}
-    end = end_of(store, store.campaign(run.id))
+    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
+    end = end_of(store, store.campaigns.get(run.id))
     assert (end["rule"], end["holds"]) == ("clock", True)
-    assert end["unmeasured"] == len(store.assignments(run.id)) - len(crew.starts)
+    assert end["unmeasured"] == len(store.assignments.of_campaign(run.id)) - len(crew.starts)
 
 
 def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
@@ -177,7 +177,7 @@ def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot
     run = campaign(store, crew, stop={"ends_at": PAST})
     assert run.run() is None
     assert crew.starts == []
-    assert store.campaign(run.id).state == "finished"
+    assert store.campaigns.get(run.id).state == "finished"
     assert crew.told[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
@@ -190,9 +190,9 @@ def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
 
 def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
     run = campaign(store, FakeCrew())
-    store.plan_round(run.id, 0, "evaluation", [])
-    store.close_round(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
-    end = end_of(store, store.campaign(run.id))
+    store.rounds.plan(run.id, 0, "evaluation", [])
+    store.rounds.close(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
+    end = end_of(store, store.campaigns.get(run.id))
     assert (end["rule"], end["told"], end["holds"]) == ("target", "it is reached", True)
 
 
@@ -203,7 +203,7 @@ def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, cap
         run.run()
     facts = campaign_facts(store, run.id)
     assert (facts["end"]["rule"], facts["end"]["labels"]) == ("GPU-hours", 16)
-    launched = store.campaign(run.id).created_at
+    launched = store.campaigns.get(run.id).created_at
     at = datetime.datetime.fromisoformat(facts["end"]["at"])
     assert at > datetime.datetime.fromisoformat(launched)
     print_status(facts)

@@ -18,7 +18,7 @@ def test_nothing_is_found_in_a_whole_store(whole_url):
     assert findings(whole_url) == {}
     engine = create_engine(whole_url)
     with engine.connect() as connection, Store.open_to_read(whole_url) as store:
-        empty = {name for name, count in store.stats().rows.items() if not count}
+        empty = {name for name, count in store.maintenance.stats().rows.items() if not count}
         assert empty == set(), "fill() must put rows into every table"
         assert connection.execute(text("SELECT count(*) FROM labels")).scalar() == 3
     engine.dispose()
@@ -66,15 +66,16 @@ def test_every_row_of_a_fault_is_counted(whole_url):
 def test_a_table_made_anew_without_its_constraints_is_told_with_its_duplicates(whole_url):
     inject(
         whole_url,
-        "CREATE TABLE made_anew AS SELECT * FROM snapshot_aliases",
-        "DROP TABLE snapshot_aliases",
-        "ALTER TABLE made_anew RENAME TO snapshot_aliases",
-        "INSERT INTO snapshot_aliases SELECT * FROM snapshot_aliases",
-        "INSERT INTO snapshot_aliases VALUES (NULL, 's1')",
+        "CREATE TABLE made_anew AS SELECT * FROM pool_members",
+        "DROP TABLE pool_members",
+        "ALTER TABLE made_anew RENAME TO pool_members",
+        "INSERT INTO pool_members SELECT * FROM pool_members WHERE pool_id = 1",
+        "INSERT INTO pool_members VALUES (NULL, 's1')",
     )
     found = findings(whole_url)
-    assert found["values of snapshot_aliases (name) that more than one row has"].example == "latest"
-    assert found["snapshot_aliases without name"].count == 1
+    twice = found["values of pool_members (pool_id, configuration_id) that more than one row has"]
+    assert twice.count == 5
+    assert found["pool_members without pool_id"].count == 1
     assert found["differences between the schema and that of this version"].count > 0
 
 
@@ -110,5 +111,5 @@ def test_what_is_recorded_meanwhile_is_no_fault(whole_url):
     """All is read at one point in time, although another connection writes between the reads."""
     with Store.open(whole_url) as writer, Store.open_to_read(whole_url) as reader:
         for batch_size in range(100, 105):
-            writer.record(measurement(configuration(batch_size)))
-            assert reader.check() == []
+            writer.measurements.record(measurement(configuration(batch_size)))
+            assert reader.maintenance.check() == []

@@ -77,7 +77,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     bound = {"capacity": 80_000.0}
-    store.record_many(
+    store.measurements.record_many(
         [
             measurement(configuration(1)),
             measurement(configuration(2), "oom", memory_detail_mib=bound),
@@ -85,13 +85,13 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
         ]
     )
     path = tmp_path / f"labels.{suffix}"
-    assert export_file(store.each_measurement(LabelFilter()), path) == 2
+    assert export_file(store.measurements.each(LabelFilter()), path) == 2
     before = contents(database_url)
     report = import_file(store, path)
     assert (report.rows, report.new) == (2, 0)
     assert report.counts == {"imported": 1, "censored": 1}
     assert contents(database_url) == before
-    assert export_file(store.each_measurement(LabelFilter(outcome="any")), path) == 3
+    assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
 
 
 def lines(tmp_path, *rows):
@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
         import_file(store, path)
     assert str(caught.value).startswith("rows.jsonl, row 2: ")
     assert "\n" not in str(caught.value)
-    assert store.labels() == []
+    assert store.labels.matching() == []
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
     with pytest.raises(InputError, match=name) as caught:
         import_file(store, path)
     assert "\n" not in str(caught.value)
-    assert store.labels() == []
+    assert store.labels.matching() == []
 
 
 def test_numbers_in_csv_are_checked_as_in_the_others(store, tmp_path):

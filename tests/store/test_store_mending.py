@@ -56,7 +56,7 @@ def test_mending_does_what_check_advises(whole_url, name):
 def test_mending_a_whole_store_changes_nothing(whole_url):
     before = contents(whole_url)
     with Store.open(whole_url) as store:
-        assert vars(store.relabel()) == {"wrong": 0, "made": 0}
+        assert vars(store.maintenance.relabel()) == {"wrong": 0, "made": 0}
     assert contents(whole_url) == before
 
 

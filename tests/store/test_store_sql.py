@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 @pytest.fixture
 def asked(store):
     for batch_size in (1, 2, 3):
-        store.record(measurement(configuration(batch_size), step_ms=float(batch_size)))
+        store.measurements.record(measurement(configuration(batch_size), step_ms=float(batch_size)))
     return store
 
 
@@ -228,7 +228,7 @@ def test_no_trick_writes(asked, database_url, tmp_path):
 def test_no_trick_leaves_anything_in_sqlite(tmp_path):
     path = tmp_path / "labels.db"
     with Store.open(f"sqlite:///{path}") as store:
-        store.record(measurement())
+        store.measurements.record(measurement())
     before = path.read_bytes()
     with Store.open_to_read(f"sqlite:///{path}") as readable:
         for statement in [*WRITES, *SQLITE_WRITES]:

@@ -25,8 +25,8 @@ MOST_POINTS = 2_000
 def rows(store: Store) -> list[dict[str, Any]]:
     """One row for each campaign, the latest first."""
     found = []
-    for campaign in store.campaigns():
-        counts = store.assignment_counts(campaign.id)
+    for campaign in store.campaigns.all():
+        counts = store.assignments.counts(campaign.id)
         found.append(
             {
                 "id": campaign.id,
@@ -47,14 +47,14 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such campaign.
     """
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     told = campaign_report.campaign_facts(store, campaign_id)
     pace = live_campaign.facts(store, campaign_id)
     stop = campaign.spec.get("stop") or {}
     reports = [(r["number"], r["purpose"], r["report"]) for r in told["rounds"] if r["report"]]
     events = [
         {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
-        for e in store.events(campaign_id)[-MOST_EVENTS:]
+        for e in store.campaigns.events(campaign_id)[-MOST_EVENTS:]
     ]
     return {
         "id": campaign.id,
@@ -88,7 +88,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
                 "configuration": str(a.configuration),
                 "attempt": a.attempts,
             }
-            for a in store.assignments(campaign_id, state="leased")
+            for a in store.assignments.of_campaign(campaign_id, state="leased")
         ],
         "canary": told["canary"],
         "snapshot": told["snapshot"],
@@ -137,7 +137,7 @@ def _pace(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
     """Attempts that ended well by the minute, for each device, over the time of the campaign."""
     from trappm.store import LabelFilter
 
-    frame = store.query_labels(
+    frame = store.labels.query(
         LabelFilter(outcome="any", campaign=campaign.id),
         columns=["device", "outcome", "started_at"],
         sort="-started_at",

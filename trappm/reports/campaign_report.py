@@ -19,7 +19,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def campaign_rows(store: Store) -> list[dict[str, Any]]:
-    labels = store.label_counts()
+    labels = store.campaigns.label_counts()
     return [
         {
             "id": campaign.id,
@@ -30,7 +30,7 @@ def campaign_rows(store: Store) -> list[dict[str, Any]]:
             "created_at": campaign.created_at,
             "finished_at": campaign.finished_at,
         }
-        for campaign in store.campaigns()
+        for campaign in store.campaigns.all()
     ]
 
 
@@ -46,29 +46,29 @@ def campaign_facts(store: Store, campaign_id: str) -> dict[str, Any]:
     from trappm.cluster.campaign.stop_check import end_of
     from trappm.cluster.workers.rehearsal import runs_nothing
 
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     devices = dict(campaign.spec.get("devices") or {})
-    snapshots = [s for s in store.snapshots() if s.campaign_id == campaign_id]
+    snapshots = [s for s in store.snapshots.all() if s.campaign_id == campaign_id]
     return {
         "id": campaign.id,
         "name": campaign.name,
         "state": campaign_state(campaign),
         "seed": campaign.seed,
         "spec": campaign.spec,
-        "assignments": store.assignment_counts(campaign_id),
-        "outcomes": store.outcome_counts(campaign_id),
+        "assignments": store.assignments.counts(campaign_id),
+        "outcomes": store.campaigns.outcome_counts(campaign_id),
         "rounds": [
             {"number": r.number, "purpose": r.purpose, "state": r.state, "report": r.report or {}}
-            for r in store.rounds(campaign_id)
+            for r in store.rounds.all(campaign_id)
         ],
-        "canary": canary_rows(store.canaries(campaign_id=campaign_id)),
+        "canary": canary_rows(store.canaries.all(campaign_id=campaign_id)),
         "rehearsal_on": [d for d in devices.values() if d and runs_nothing(d)],
         "snapshot": snapshots[0].id if snapshots else None,
         "end": end_of(store, campaign),
         "cost": cost_so_far(store, campaign),
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message}
-            for e in store.events(campaign_id, last=5)
+            for e in store.campaigns.events(campaign_id, last=5)
         ],
     }
 

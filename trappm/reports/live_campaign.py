@@ -26,15 +26,15 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
     from trappm.cluster.launch import spec_of
     from trappm.reports.campaign_report import campaign_state
 
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
     now = datetime.now(UTC)
     began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
     minutes = max((now - began).total_seconds() / 60, 1 / 60)
-    counts = store.assignment_counts(campaign_id)
-    lately = store.outcome_counts(campaign_id, since=began.isoformat())
-    at_work = store.assignments(campaign_id, state="leased")
-    reports = [(r.number, r.report) for r in store.rounds(campaign_id) if r.report]
+    counts = store.assignments.counts(campaign_id)
+    lately = store.campaigns.outcome_counts(campaign_id, since=began.isoformat())
+    at_work = store.assignments.of_campaign(campaign_id, state="leased")
+    reports = [(r.number, r.report) for r in store.rounds.all(campaign_id) if r.report]
     devices: dict[str, dict[str, Any]] = {}
     for device in spec.devices.keys:
         states = {str(state): count for state, count in counts.get(device, {}).items()}
@@ -69,7 +69,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
         ],
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
-            for e in store.events(campaign_id, last=5)
+            for e in store.campaigns.events(campaign_id, last=5)
         ],
     }
 

@@ -15,8 +15,8 @@ def cost_so_far(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
         gpu_hours, gpu_hours_to_come (None while no attempt has ended on a device that is to measure
         more), money, money_to_come (None without `stop.price_per_gpu_hour` in the campaign file).
     """
-    spent_s = store.measuring_seconds_by_device(campaign.id)
-    attempts = {d: sum(n.values()) for d, n in store.outcome_counts(campaign.id).items()}
+    spent_s = store.campaigns.measuring_seconds_by_device(campaign.id)
+    attempts = {d: sum(n.values()) for d, n in store.campaigns.outcome_counts(campaign.id).items()}
     ended = campaign.state in {"finished", "cancelled"}
     left = {} if ended else {d: n for d, n in _left(store, campaign).items() if n}
     to_come = None
@@ -47,7 +47,7 @@ def cost_line(cost: dict[str, Any]) -> str:
 
 def _left(store: Store, campaign: CampaignRecord) -> dict[str, int]:
     """By device: how many configurations of the budget have not ended."""
-    spec, counts = campaign.spec, store.assignment_counts(campaign.id)
+    spec, counts = campaign.spec, store.assignments.counts(campaign.id)
     left = {}
     for kind in ("source", "target"):  # reading the whole file brings in torch, and this is quick
         device = spec["devices"].get(kind)

@@ -97,7 +97,7 @@ def watch(
 
     home = Home.find()
     with store_to_read(home) as store:
-        campaign = store.campaign(campaign_id)
+        campaign = store.campaigns.get(campaign_id)
         if as_json:
             print_json(live_campaign.facts(store, campaign.id))
         else:
@@ -167,7 +167,7 @@ def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        facts = campaign_report.campaign_facts(store, store.campaign(campaign_id).id)
+        facts = campaign_report.campaign_facts(store, store.campaigns.get(campaign_id).id)
     if as_json:
         print_json(facts)
     else:
@@ -183,7 +183,7 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        facts = campaign_report.campaign_facts(store, store.campaign(campaign_id).id)
+        facts = campaign_report.campaign_facts(store, store.campaigns.get(campaign_id).id)
     if as_json:
         print_json(facts)
     else:

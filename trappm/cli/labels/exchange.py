@@ -54,8 +54,8 @@ def export(
         until=until,
     )
     with store_to_read() as store:
-        store.query_labels(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
-        count = export_file(store.each_measurement(wanted), file)
+        store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
+        count = export_file(store.measurements.each(wanted), file)
     what = "labels" if outcome is None else "attempts"
     typer.echo(f"{count} {what} written to {file}")
 
