@@ -12,8 +12,7 @@
     campaigns <- snapshots, events                       what it published, what happened to it
 
 Workload and record are apart: a configuration is stored once, however often it is measured. Names
-of columns carry units. Whatever changes here needs a migration too; a test compares the two. The
-table `snapshot_aliases`, which earlier versions wrote, stays as it is and is not read.
+of columns carry units. Whatever changes here needs a migration too; a test compares the two.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_migrations_make_exactly_the_schema(migrated):
 
 def test_every_revision_is_released_in_order():
     config = Config()
-    config.set_main_option("script_location", "store:migrations")
+    config.set_main_option("script_location", "trappm.store.db:migrations")
     config.set_main_option("path_separator", "os")
     scripts = ScriptDirectory.from_config(config)
     assert scripts.get_heads() == [trappm.store.db.migrate.REVISIONS[-1]]
