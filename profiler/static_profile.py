@@ -26,7 +26,8 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import GraphTemplate, Optimizer
 from trappm.profiler.simulation.memory_rules import memory_by_rules
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
-from trappm.profiler.simulation.step_profile import StepProfile, step_profile
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_recorder import step_profile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")

@@ -14,7 +14,7 @@ from sqlalchemy import URL, create_engine, make_url
 
 USER = "guarded"
 PASSWORD = "s3cret-of-a-test"  # noqa: S105
-PROGRAM = Path(__file__).parent / "cluster" / "shell_gone.py"
+PROGRAM = Path(__file__).parent / "cluster" / "actors" / "shell_gone.py"
 
 
 def guard(server: URL, database: str) -> URL:

@@ -1,4 +1,4 @@
-"""The import order of the rooms, the walls around libraries, and what quick imports may load.
+"""The shape of the house: import order, circles, walls around libraries, sizes, quick imports.
 
 The order and the walls are those of docs/architecture.md. Sources are parsed, not imported, so that
 an import inside a function counts as well.
@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,61 @@ def test_the_web_stays_in_its_folders():
             for name in _imported(node):
                 homes = FOLDERS.get(name.split(".")[0], {folder})
                 assert folder in homes, f"{path}: {name} belongs to {sorted(homes)}"
+
+
+def _module(path: Path) -> str:
+    """The dotted name of a source file of ours."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if parts[0] == "trappm" else ("trappm", *parts))
+
+
+def _imports() -> dict[str, set[str]]:
+    """Which modules of ours each of them imports, anywhere in its source."""
+    sources = {_module(path): path for path in _sources()}
+    imports: dict[str, set[str]] = {}
+    for module, path in sources.items():
+        names = {n for node in ast.walk(ast.parse(path.read_text())) for n in _imported(node)}
+        ours = {n if n in sources else n.rpartition(".")[0] for n in names}
+        imports[module] = ours & sources.keys() - {module}
+    return imports
+
+
+def test_no_circle_of_imports():
+    try:
+        TopologicalSorter(_imports()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_circle_would_be_seen():
+    assert "trappm.profiler.devices.base" in _imports()["trappm.profiler.devices.cpu"]
+    assert "trappm.profiler.steps.step" in _imports()["trappm.profiler.devices.base"]  # a late one
+
+
+MOST_MODULES = 12
+MOST_LINES = 400
+APART = {"__init__.py", "conftest.py"}  # no modules: a folder's own words and fixtures
+
+
+@pytest.mark.parametrize("top", [*MAY_IMPORT, "tests", "benchmarks"])
+def test_no_folder_has_more_than_a_dozen_modules(top):
+    for folder in [ROOT / top, *(ROOT / top).rglob("*/")]:
+        modules = [p.name for p in folder.glob("*.py") if p.name not in APART]
+        assert len(modules) <= MOST_MODULES, f"{folder}: {len(modules)}"
+
+
+@pytest.mark.parametrize("top", [*MAY_IMPORT, "benchmarks"])
+def test_no_file_is_longer_than_a_reader_wants(top):
+    lines = {p: p.read_text().count("\n") for p in (ROOT / top).rglob("*.py")}
+    assert {str(p): n for p, n in lines.items() if n > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_every_folder_says_what_it_is(room):
+    folders = {path.parent for path in _sources() if path.is_relative_to(ROOT / room)}
+    for folder in folders:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
 def test_every_room_has_sources():

@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from trappm.profiler.devices.base import Device, Findings, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.base import Device, StepDevice
 from trappm.profiler.errors import DeviceError
+from trappm.profiler.steps.meter import Findings, MemoryReading, Window
 
 __all__ = [
     "Device",

@@ -13,72 +13,12 @@ the process that measures, which does one measurement and ends.
 
 from __future__ import annotations
 
-import itertools
-import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
-
-if TYPE_CHECKING:
-    import torch
-
-Mark = Callable[[], None]
-MarkedStep = Callable[[Mark], None]
-"""A step that calls the mark after each of its parts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What a device found: the fields of a `Measurement` that come from the device."""
-
-    outcome: Outcome
-    failed_in: str | None = None
-    message: str | None = None
-    step_samples_ms: tuple[float, ...] = ()
-    step: StepSummary | None = None
-    memory_mib: float | None = None
-    memory_detail_mib: Mapping[str, float] = field(default_factory=dict)
-    power_w: float | None = None
-    energy_j: float | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    """Facts of this run, added to those of the device."""
-    provenance: Provenance = Provenance.MEASURED
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryReading:
-    """Peak memory since `watch_memory`."""
-
-    peak_mib: float | None
-    method: str
-    """What was counted, and how."""
-    detail_mib: Mapping[str, float] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why `memory_mib`, or a part of the detail, is missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """What happened on the device while the steps ran."""
-
-    seconds: float
-    """In which steps ran; pauses between them do not count."""
-    energy_j: float | None
-    energy_missing: str | None = None
-    """Why `energy_j` is None."""
-    lost_share: float | None = None
-    """Share of its CPU time in which the measurement was ready but others ran; None if unknown."""
-    disturbances: tuple[str, ...] = ()
-    """Reasons not to trust the samples, such as a foreign process or a thermal slowdown."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """For the environment record."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a fact is None."""
+from trappm.profiler.records import Configuration, Protocol, Provenance
+from trappm.profiler.steps.meter import Findings, StepMeter
 
 
 class Device(ABC):
@@ -146,11 +86,8 @@ class Device(ABC):
         """
 
 
-class StepDevice(Device):
+class StepDevice(Device, StepMeter):
     """A device that runs real steps, by the protocol of `profiler.steps.step`."""
-
-    min_warmup_s: float = 0.0
-    """How long steps run before any is timed, however few the protocol asks for."""
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -159,58 +96,3 @@ class StepDevice(Device):
         from trappm.profiler.steps.step import run_protocol
 
         return judge(run_protocol(configuration, self, protocol, enter), protocol)
-
-    def refusal(self, configuration: Configuration) -> str | None:
-        """Why this configuration cannot run here, whatever the model; None if it can."""
-        return None
-
-    @property
-    @abstractmethod
-    def torch_device(self) -> torch.device:
-        """Where torch puts the model."""
-
-    @abstractmethod
-    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
-        """Runs `count` whole steps and synchronises at the end; milliseconds of each.
-
-        It may run more than it times.
-        """
-
-    def time_parts(self, step: MarkedStep) -> list[float]:
-        """Runs one step; milliseconds of each of its parts."""
-        marks = [time.perf_counter_ns()]
-        step(lambda: marks.append(time.perf_counter_ns()))
-        return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
-
-    @abstractmethod
-    def watch_memory(self) -> None:
-        """Starts to watch the peak; what is in use now is not the measurement's."""
-
-    @abstractmethod
-    def memory(self) -> MemoryReading:
-        """The peak since `watch_memory`; ends the watch."""
-
-    def power_window_s(self, protocol: Protocol) -> float:
-        """The shortest window over which the energy meter can be believed; 0 without a meter."""
-        del protocol
-        return 0.0
-
-    @abstractmethod
-    def open_window(self, step: Callable[[], None]) -> None:
-        """Starts to watch energy and disturbances; may run steps until the meter is ready."""
-
-    def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
-        """Runs `count` more steps, which nobody times, to give the energy meter its time.
-
-        Args:
-            pauses: draws how long to pause in between, for a meter that looks only now and then.
-        """
-        del pauses
-        self.time_steps(step, count)
-
-    def run_to_tick(self, step: Callable[[], None]) -> None:
-        """Goes on with whole steps until the energy meter has just been refreshed."""
-
-    @abstractmethod
-    def close_window(self) -> Window:
-        """What happened since `open_window`."""

@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.devices.base import MemoryReading, StepDevice, Window
+from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts
 from trappm.profiler.records import Configuration, Precision, Protocol
+from trappm.profiler.steps.meter import MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch

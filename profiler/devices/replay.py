@@ -18,10 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trappm.profiler.devices.base import Device, Findings
+from trappm.profiler.devices.base import Device
 from trappm.profiler.errors import DeviceError, InputError, UnsupportedModelError
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, Provenance
+from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import summarize
 
 _MAX_BYTES = 512 << 20

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.devices.base import Device, Findings
+from trappm.profiler.devices.base import Device
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
@@ -32,6 +32,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.profiler.simulation.memory_simulation import STATES_PER_PARAMETER
+from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:

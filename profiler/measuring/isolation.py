@@ -36,6 +36,8 @@ _PRELOAD = (
     "trappm.profiler.measuring.attempt",
     "trappm.profiler.steps.stability",
     "trappm.profiler.steps.step",
+    "trappm.profiler.devices.cpu",
+    "trappm.profiler.devices.gpu.cuda",
     "filelock",
 )
 _GRACE_S = 15.0

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.stored import FLOATS, Kind, Stored, check_size
-
-if TYPE_CHECKING:
-    from trappm.profiler.onnx_files.opening import Operation
 
 _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),

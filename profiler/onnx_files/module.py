@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import Array, fold, shape_value
-from trappm.profiler.onnx_files.opening import CheckedModel, Operation
+from trappm.profiler.onnx_files.opening import CheckedModel
+from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.operators.arithmetic import FUNCTIONS
 from trappm.profiler.onnx_files.operators.call import Call, Value, torch_type
 from trappm.profiler.onnx_files.operators.patterns import Step, put_together

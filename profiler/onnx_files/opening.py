@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -26,6 +26,7 @@ from trappm.profiler.onnx_files.inputs import (
     refuse_what_is_no_weight,
     supplied_weights,
 )
+from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.stored import FLOATS, INTEGERS, Kind, Stored, check_size, constant
 
 BUFFERS_KEY = "trappm.buffers"
@@ -46,22 +47,6 @@ _MAX_NAME = 1000
 """Letters of a tensor's name in a file with functions, which copy it."""
 _MAX_EXPANDED_BYTES = 64 << 20
 """Of nodes that calls of functions may add to a file, with all that the calls hand on to them."""
-
-
-class Operation(NamedTuple):
-    """A node as Python values, which are read many times."""
-
-    operator: str
-    """With its domain in front, if that is not ONNX's own: it is another operator then."""
-    domain: str
-    """Empty for ONNX's own."""
-    inputs: tuple[str, ...]
-    """Names; empty for one left out."""
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-    node: onnx.NodeProto
-    name: str
-    """For messages."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from trappm.profiler.errors import (
 )
 from trappm.profiler.graphs.node_signature import IMAGE, Source
 from trappm.profiler.graphs.nodes import BATCH_SIZES, Node, Structure, assemble
-from trappm.profiler.onnx_files.opening import MAX_BYTES, CheckedModel, Operation, load_checked
+from trappm.profiler.onnx_files.opening import MAX_BYTES, CheckedModel, load_checked
+from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.shapes import ShapeInference
 from trappm.profiler.records import GraphTemplate
 

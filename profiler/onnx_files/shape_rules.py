@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from trappm.profiler.onnx_files.opening import Operation
+from trappm.profiler.onnx_files.operation import Operation
 
 Shape = tuple[int, ...]
 Values = Mapping[str, npt.NDArray[Any]]

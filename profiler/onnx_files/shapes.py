@@ -17,7 +17,8 @@ import onnx.shape_inference
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.folding import Array, fold, shape_value
-from trappm.profiler.onnx_files.opening import CheckedModel, Operation
+from trappm.profiler.onnx_files.opening import CheckedModel
+from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.shape_rules import UNUSUAL, Rule, Shape, rule_for
 from trappm.profiler.onnx_files.stored import MAX_ELEMENTS, MAX_RANK, value_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,6 @@ from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trappm.profiler.models.model_input import Sample
 
 __all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
 
@@ -261,37 +256,3 @@ class KernelProfile:
 _NUMBERS = "numbers"
 """One more array: what is not an array in the record."""
 _MAX_ARRAY_BYTES = 2 * len(Size) * 8 * MAX_KERNELS + 4096
-
-
-def kernel_profile(
-    model: str | nn.Module,
-    input_size: int | Sample,
-    *,
-    precision: Precision = Precision.FP32,
-    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
-    fused_attention: bool = True,
-    batch_size: int | None = None,
-) -> KernelProfile:
-    """Traces both steps of a timm architecture, or of a copy of a module.
-
-    Args:
-        model: a timm architecture, or a module of one input, batch first.
-        input_size: height and width of square images, in pixels; or the sample of a module.
-        precision, memory_format: of the configuration.
-        fused_attention, batch_size: as `kernel_recorder.trace_kernels`.
-
-    Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: a step cannot be traced; the reason is told.
-    """
-    from trappm.profiler.graphs.module_graph import on_meta
-    from trappm.profiler.simulation.kernel_recorder import trace_kernels
-
-    return trace_kernels(
-        on_meta(model, input_size),
-        input_size,
-        precision=precision,
-        memory_format=memory_format,
-        fused_attention=fused_attention,
-        batch_size=batch_size,
-    )

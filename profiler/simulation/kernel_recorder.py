@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.graphs.module_graph import on_meta
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.gpu_functions import ALLOCATIONS
@@ -339,4 +340,35 @@ def _channels_last(tensor: Tensor) -> bool:
         tensor.dim() == 4
         and not tensor.is_contiguous()
         and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def kernel_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    *,
+    precision: Precision = Precision.FP32,
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    fused_attention: bool = True,
+    batch_size: int | None = None,
+) -> KernelProfile:
+    """Traces both steps of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        precision, memory_format: of the configuration.
+        fused_attention, batch_size: as `trace_kernels`.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
+        UnsupportedModelError: a step cannot be traced; the reason is told.
+    """
+    return trace_kernels(
+        on_meta(model, input_size),
+        input_size,
+        precision=precision,
+        memory_format=memory_format,
+        fused_attention=fused_attention,
+        batch_size=batch_size,
     )

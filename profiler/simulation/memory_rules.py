@@ -3,7 +3,7 @@
 What autograd keeps follows from the operators: a convolution keeps its input, a norm its input and
 its statistics, a ReLU its output; views keep what they are views of, once. Exporters take GELU,
 SiLU and attention apart, which are found again here by the shape of their chains. How well this
-meets the exact bytes, `benchmarks/rebuilt_modules.py` tells.
+meets the exact bytes, `benchmarks/profiler/rebuilt_modules.py` tells.
 """
 
 from __future__ import annotations

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
-from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
-from trappm.profiler.simulation.step_trace import MAX_EVENTS, TRACED_BATCH_SIZES, StepTrace
-
-if TYPE_CHECKING:
-    from torch import nn
+from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
 
 _TRACE: dict[str, npt.DTypeLike] = {
     "kinds": np.int8,
@@ -118,33 +114,3 @@ class StepProfile:
             raise TrappmError(
                 f"a stored step profile is damaged ({one_line(error)}); profile the model again"
             ) from error
-
-
-def step_profile(
-    model: str | nn.Module,
-    input_size: int | Sample,
-    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> StepProfile:
-    """Traces a training step of a timm architecture, or of a copy of a module.
-
-    Args:
-        model: a timm architecture, or a module of one input, batch first.
-        input_size: height and width of square images, in pixels; or the sample of a module.
-        batch_sizes: as `step_recorder.trace_step`.
-
-    Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: the step cannot be traced; the reason is told.
-    """
-    from trappm.profiler.graphs.module_graph import on_meta
-    from trappm.profiler.simulation.step_recorder import trace_step
-
-    module = on_meta(model, input_size)
-    parameters = list(module.parameters())
-    trace, saved_bytes = trace_step(module, input_size, batch_sizes)
-    return StepProfile(
-        trace=trace,
-        saved_bytes=saved_bytes,
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
-    )

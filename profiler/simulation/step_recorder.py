@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.graphs.module_graph import on_meta
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
-from trappm.profiler.simulation.step_profile import SavedBytes
+from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import (
     TRACED_BATCH_SIZES,
     ConvolutionKind,
@@ -289,3 +290,30 @@ def _references_to_the_last() -> tuple[int, int]:
     with Watch():  # type: ignore[no-untyped-call]
         both.backward()  # type: ignore[no-untyped-call]
     return seen[0]
+
+
+def step_profile(
+    model: str | nn.Module,
+    input_size: int | Sample,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> StepProfile:
+    """Traces a training step of a timm architecture, or of a copy of a module.
+
+    Args:
+        model: a timm architecture, or a module of one input, batch first.
+        input_size: height and width of square images, in pixels; or the sample of a module.
+        batch_sizes: as `trace_step`.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
+        UnsupportedModelError: the step cannot be traced; the reason is told.
+    """
+    module = on_meta(model, input_size)
+    parameters = list(module.parameters())
+    trace, saved_bytes = trace_step(module, input_size, batch_sizes)
+    return StepProfile(
+        trace=trace,
+        saved_bytes=saved_bytes,
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
+    )

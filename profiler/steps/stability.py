@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trappm.profiler.devices.base import Findings, Window
 from trappm.profiler.records import Outcome, Protocol
+from trappm.profiler.steps.meter import Findings, Window
 from trappm.profiler.steps.sampling import summarize
 
 if TYPE_CHECKING:

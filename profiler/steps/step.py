@@ -19,9 +19,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import trappm.profiler.devices.cpu
-import trappm.profiler.devices.gpu.cuda  # noqa: F401  # both devices warm as well
-from trappm.profiler.devices.base import Mark, MemoryReading, StepDevice, Window
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.models.zoo import create_model
@@ -34,6 +31,7 @@ from trappm.profiler.records import (
     Protocol,
 )
 from trappm.profiler.steps.initial_gains import give_ordinary_gains
+from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, Window
 from trappm.profiler.steps.sampling import sample
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
@@ -69,7 +67,7 @@ class StepRun:
 
 def run_protocol(
     configuration: Configuration,
-    device: StepDevice,
+    device: StepMeter,
     protocol: Protocol,
     enter: Callable[[str], None],
 ) -> StepRun:
@@ -122,7 +120,7 @@ def run_protocol(
     )
 
 
-def _run_whole_steps(step: Step, device: StepDevice, configuration: Configuration) -> None:
+def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration) -> None:
     """Runs steps until all that a step allocates has been allocated, optimizer states included."""
     while (whole := step.count - step.skipped()) < _MEMORY_STEPS:
         if step.count >= _MOST_MEMORY_STEPS:
@@ -133,7 +131,7 @@ def _run_whole_steps(step: Step, device: StepDevice, configuration: Configuratio
         device.time_steps(step, _MEMORY_STEPS - whole)
 
 
-def _warm_up(step: Step, device: StepDevice, protocol: Protocol) -> None:
+def _warm_up(step: Step, device: StepMeter, protocol: Protocol) -> None:
     """The protocol's steps, and more on a device that takes longer to come up to speed."""
     begin = time.monotonic()
     if protocol.warmup_steps:

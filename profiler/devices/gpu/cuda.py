@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.devices.base import MarkedStep, MemoryReading, StepDevice, Window
+from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.devices.gpu.events import between_events, repeat
 from trappm.profiler.devices.gpu.neighbours import Neighbours
@@ -32,6 +32,7 @@ from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts
 from trappm.profiler.records import Configuration, Precision, Protocol
+from trappm.profiler.steps.meter import MarkedStep, MemoryReading, Window
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trappm.profiler.devices.base import Mark, MarkedStep
+from trappm.profiler.steps.meter import Mark, MarkedStep
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,180 @@
+"""What training and predicting cost a graph, beside the published code's loop.
+
+    python benchmarks/learner/learner_speed.py [--graphs 60] [--preset paper]
+    python benchmarks/learner/learner_speed.py --labels 5000     our heads, trained and asked
+
+Takes graphs from the label store (`TRAPPM_HOME`; `trappm pool build` or `trappm evaluate` makes
+them), one batch size each, so many that they are like a training set. CPU seconds of one thread are
+counted, so a machine that others use tells nearly the same; per graph, and scaled to one of 483
+nodes, the mean of the published data set, where its loop takes 0.097 s (autoencoder) and 0.109 s
+(regressor). With --labels our heads of memory and step time are trained instead, on made-up labels
+of so many configurations of those architectures, kernels traced where they are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.learner.estimator import Targets
+from trappm.learner.heads.metric_head import Ours
+from trappm.learner.networks.dataset import batches, fit_node_scaler, to_data
+from trappm.learner.networks.distinct import classes_of
+from trappm.learner.networks.gae import train_encoder
+from trappm.learner.networks.presets import preset_named
+from trappm.learner.networks.published import TrappmAsPublished, random_encoder
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
+from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.store import Home, Store
+
+PUBLISHED_NODES = 483
+PUBLISHED_S = {"autoencoder training": 0.097, "regressor training": 0.109}
+
+
+def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Graph]:
+    with Store.open_to_read(Home.find().database_url) as store:
+        frame, _ = store.query_sql(
+            "SELECT architecture, input_size FROM architecture_graphs "
+            "WHERE graph_hash IS NOT NULL ORDER BY 1, 2",
+            limit=100_000,
+        )
+        pairs = list(frame.itertuples(index=False, name=None))
+        chosen = [pairs[i] for i in generator.permutation(len(pairs))[:count]]
+        templates = store.workloads.graph_templates(chosen)
+    sizes = generator.choice([8, 16, 32, 64, 128], len(templates))
+    return [
+        GraphTemplate.from_bytes(data).at(int(size))
+        for (_, data), size in zip(sorted(templates.items()), sizes, strict=True)
+    ]
+
+
+def our_heads(count: int, architectures: int, generator: np.random.Generator) -> None:
+    """Trains our heads on labels that nearly follow their priors, and prints the CPU time."""
+    home = Home.find()
+    cache = KernelCache(home.kernel_profiles)
+    with Store.open_to_read(home.database_url) as store:
+        frame, _ = store.query_sql(
+            "SELECT architecture, input_size FROM step_profiles WHERE profile IS NOT NULL "
+            "ORDER BY 1, 2",
+            limit=100_000,
+        )
+        pairs = list(frame.itertuples(index=False, name=None))
+        chosen = [pairs[i] for i in generator.permutation(len(pairs))[:architectures]]
+        templates, steps = (
+            store.workloads.graph_templates(chosen),
+            store.workloads.step_profiles(chosen),
+        )
+    keys = {
+        pair: KernelKey(*pair, Precision.FP32, MemoryFormat.CONTIGUOUS, fused_attention=True)
+        for pair in templates
+    }
+    list(cache.make(cache.missing(list(keys.values())), processes=1))
+    workloads, groups = [], []
+    for pair, data in templates.items():
+        template, step = GraphTemplate.from_bytes(data), StepProfile.from_bytes(steps[pair])
+        kernels = cache.get(keys[pair])
+        for batch_size in range(1, 1 + -(-count // len(templates)) if kernels else 1):
+            graph = template.at(batch_size)
+            workloads.append(Workload(graph=graph, step=step, kernels=kernels))
+            groups.append(pair[0])
+    drawn = generator.permutation(len(workloads))[:count]
+    asked, names = [workloads[i] for i in drawn], [groups[i] for i in drawn]
+    print(f"{len(asked)} labels of {len(set(names))} architectures, one thread")
+    for metric, prior in (("memory", MemoryPrior()), ("step time", StepTimePrior(spec_of("a100")))):
+        first_s = cpu_seconds(lambda p=prior: p.log_values(asked))
+        logs = prior.log_values(asked) + 0.05 * generator.standard_t(4, len(asked))
+        targets = Targets(np.exp(logs), np.full(len(asked), np.nan), names)
+        heads = []
+        trained_s = cpu_seconds(
+            lambda p=prior, t=targets, h=heads: h.append(Ours(p).fit(asked, t, generator))
+        )
+        head = heads[0]
+        many_s = cpu_seconds(lambda h=head: h.predict(asked)) / len(asked)
+        singly = [cpu_seconds(lambda w=w, h=head: h.predict([w])) for w in asked[:200]]
+        print(
+            f"{metric:10} simulated for the first time {first_s:.1f} s, trained {trained_s:.1f} s; "
+            f"predicted one by one {1e3 * float(np.median(singly)):.2f} ms, in one batch "
+            f"{1 / many_s:,.0f} a second"
+        )
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--graphs", type=int, default=60)
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--labels", type=int, help="train our heads on so many labels instead")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    if given.labels:
+        our_heads(given.labels, given.graphs, generator)
+        return
+    graphs = graphs_of_the_store(given.graphs, generator)
+    preset = preset_named(given.preset)
+    nodes = float(np.mean([graph.node_count for graph in graphs]))
+    print(f"{len(graphs)} graphs of {nodes:.0f} nodes on average, preset {preset.name}, one thread")
+
+    scaler = fit_node_scaler(graphs)
+    batch = next(batches([to_data(g, scaler) for g in graphs], 10**9, range(len(graphs))))
+    distinct = [len(layer.counts) / batch.num_nodes for layer in classes_of(batch, 4).layers]
+    print("distinct nodes by layer: " + ", ".join(f"{100 * share:.0f} %" for share in distinct))
+
+    one = replace(preset.encoder, epochs=1)
+    train_encoder(graphs[:4], one, generator)  # what loads on first use does not count
+    random = random_encoder(graphs, preset.encoder, generator)
+    workloads = [Workload(graph=graph) for graph in graphs]
+    targets = Targets(
+        values=np.exp(generator.normal(5.0, 1.0, len(graphs))),
+        above=np.full(len(graphs), np.nan),
+        groups=[str(i) for i in range(len(graphs))],
+    )
+    quick = replace(preset, head=replace(preset.head, epochs=1))
+    published = TrappmAsPublished(quick, random)
+    embedding_s = cpu_seconds(lambda: published.embed(graphs))
+    model = published.fit(workloads, targets, generator)
+    epochs = 3
+    longer = TrappmAsPublished(
+        replace(preset, head=replace(preset.head, epochs=1 + epochs)), random
+    )
+    longer.embed(graphs)
+    once_s = cpu_seconds(lambda: published.fit(workloads, targets, generator))
+    more_s = cpu_seconds(lambda: longer.fit(workloads, targets, generator))
+    measured = {
+        "autoencoder training": cpu_seconds(lambda: train_encoder(graphs, one, generator)),
+        "regressor training": (more_s - once_s) / epochs,
+        "embedding, once": embedding_s,
+    }
+    print(f"{'':24}CPU ms a graph   at {PUBLISHED_NODES} nodes   graphs/s   share of published")
+    for name, seconds in measured.items():
+        each = seconds / len(graphs)
+        scaled = each * PUBLISHED_NODES / nodes
+        share = f"{100 * scaled / PUBLISHED_S[name]:.0f} %" if name in PUBLISHED_S else ""
+        print(f"{name:24}{1e3 * each:14.2f}{1e3 * scaled:15.2f}{1 / each:11.0f}   {share:>8}")
+
+    several = cpu_seconds(lambda: model.predict(workloads)) / len(graphs)
+    singly = [cpu_seconds(lambda w=w: model.predict([w])) for w in workloads]
+    print(
+        f"prediction from a cached graph: one by one {1e3 * float(np.median(singly)):.2f} ms "
+        f"(95 % below {1e3 * float(np.percentile(singly, 95)):.2f}), in one batch "
+        f"{1e3 * several:.2f} ms each, {1 / several:,.0f} a second"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""How well a training step is known from an ONNX file: by a module rebuilt from it, and by rules.
+
+    python benchmarks/profiler/rebuilt_modules.py --results FILE [--files FOLDER] [--seconds N]
+
+Of every module of timm one small model is exported (native input size, without weights), and three
+accounts of its training step are compared at batch 32: traced on the model itself, on the module
+rebuilt from the file, and estimated by rules from the graph. Goes on where it stopped; a model that
+takes over a minute to export is left out and told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+
+BATCH_SIZE = 32
+EXPORT_SECONDS = 60
+SMALL = (
+    "femto", "atto", "pico", "nano", "zepto", "xxtiny", "xxs", "xtiny", "tiny", "mini", "_xs",
+    "small", "_s", "18", "_t", "_b0", "_a0", "pt",
+)  # fmt: skip
+"""Marks of small models, smallest first."""
+
+
+def models() -> list[str]:
+    """One small model of every module of timm."""
+    from trappm.profiler.models.torchvision_shim import register_missing_operators
+
+    register_missing_operators()
+    import timm
+
+    chosen = []
+    for module in sorted(timm.list_modules()):
+        names = sorted(timm.list_models(module=module), key=lambda name: (len(name), name))
+        names = [n for n in names if not n.startswith("test_")] or names
+        if names:
+            small = (n for mark in SMALL for n in names if mark in n)
+            chosen.append(next(small, names[0]))
+    return sorted(set(chosen))
+
+
+def export(name: str, input_size: int, path: Path) -> None:
+    from trappm.profiler.onnx_files.export import export_onnx
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"export took over {EXPORT_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(EXPORT_SECONDS)
+    try:
+        export_onnx(name, input_size, path)
+    finally:
+        signal.alarm(0)
+
+
+def compare(name: str, folder: Path) -> dict[str, Any]:
+    from trappm.profiler.errors import TrappmError
+    from trappm.profiler.models import zoo
+    from trappm.profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
+    from trappm.profiler.simulation.step_recorder import step_profile
+    from trappm.profiler.static_profile import StepSource, file_profile
+
+    input_size = zoo.native_input_size(name) or 224
+    path = folder / f"{name}.onnx"
+    row: dict[str, Any] = {"model": name}
+    try:
+        original = step_profile(name, input_size)
+        if not path.exists():
+            export(name, input_size, path)
+    except TrappmError as error:
+        return {**row, "left_out": str(error)[:200]}
+    memory = original.memory(BATCH_SIZE)
+    row |= {"live": memory.live_mib, "reserved": memory.reserved_mib}
+    row["saved"] = original.saved_bytes.at(BATCH_SIZE)
+    try:
+        started = time.process_time()
+        profile = file_profile(path)
+        row["seconds"] = time.process_time() - started
+        graph = profile.graph.at(BATCH_SIZE)
+    except TrappmError as error:
+        return {**row, "left_out": str(error)[:200]}
+    if profile.step_source is StepSource.REBUILT:
+        memory = profile.memory(BATCH_SIZE)
+        row |= {"rebuilt_live": memory.live_mib, "rebuilt_reserved": memory.reserved_mib}
+        assert profile.step is not None
+        row["rebuilt_saved"] = profile.step.saved_bytes.at(BATCH_SIZE)
+    else:
+        row["refusal"] = profile.step_refusal
+    memory = memory_by_rules(graph)
+    row |= {"rules_live": memory.live_mib, "rules_reserved": memory.reserved_mib}
+    row["rules_saved"] = saved_bytes_by_rules(graph)
+    return row
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    judged = [row for row in rows if "left_out" not in row]
+    rebuilt = [row for row in judged if "rebuilt_live" in row]
+    table: dict[str, Any] = {
+        "models": len(rows),
+        "left_out": {r["model"]: r["left_out"] for r in rows if "left_out" in r},
+        "judged": len(judged),
+        "rebuilt": len(rebuilt),
+        "refused": {r["model"]: r["refusal"] for r in judged if "refusal" in r},
+        "seconds_median_p95": np.quantile([r["seconds"] for r in judged], [0.5, 0.95])
+        .round(2)
+        .tolist(),
+    }
+    for source, chosen in (("rebuilt", rebuilt), ("rules", judged)):
+        for what in ("live", "reserved", "saved"):
+            gaps = np.array([abs(r[f"{source}_{what}"] / r[what] - 1) * 100 for r in chosen])
+            worst = int(gaps.argmax())
+            table[f"{source}_{what}"] = {
+                "median_%": round(float(np.median(gaps)), 2),
+                "p95_%": round(float(np.quantile(gaps, 0.95)), 2),
+                "worst_%": [chosen[worst]["model"], round(float(gaps[worst]), 1)],
+                "share_within_1_%": round(float((gaps <= 1).mean()), 3),
+                "share_within_5_%": round(float((gaps <= 5).mean()), 3),
+            }
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines; gone on with")
+    parser.add_argument("--files", type=Path, help="keeps the ONNX files here")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then stop")
+    arguments = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
+    rows = [json.loads(line) for line in lines]
+    done = {row["model"] for row in rows}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.files or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in models():
+            if name in done or time.monotonic() - started > arguments.seconds:
+                continue
+            row = compare(name, folder)
+            rows.append(row)
+            with arguments.results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    print(json.dumps(summary(rows), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Campaigns on an emulated Ray cluster, and what happens to them: the program behind
+`test_ray_cluster` and `benchmarks/cluster/orchestration.py`.
+
+    python tests/cluster/actors/cluster_scenarios.py SCENARIO DATABASE_URL
+
+It prints what came of the campaign as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import ray
+from autoscaled_cluster import Watched, autoscaled, workers
+from emulated_cluster import (
+    A100,
+    NODES,
+    POISON,
+    V100,
+    MadeUpLearner,
+    add,
+    attempts,
+    emulated,
+    family,
+    first_after,
+    launch,
+    on,
+    play,
+    processes,
+    spec,
+    summary,
+    wait_for,
+    wait_until,
+)  # fmt: skip
+from ownership_scenarios import (
+    cancelled_while_publishing,
+    database_away,
+    mixed_stacks,
+    profilers_that_cannot_start,
+    restarted_during_an_outage,
+    two_hosts,
+)
+
+import trappm.cluster.campaign.loop
+from trappm.cluster import runtime
+from trappm.cluster.actors import profile_tasks
+from trappm.cluster.actors.learner_proxy import LearnerProxy
+from trappm.cluster.campaign.orders import order_stop
+from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.reports.campaign_report import campaign_state
+from trappm.store import CampaignState, Store
+
+
+def calm(url):
+    with emulated(NODES):
+        return play(url, spec(60))
+
+
+def budget(url):
+    rules = StopRules(labels=37)
+    with emulated(NODES):
+        return play(url, spec(60).model_copy(update={"stop": rules}))
+
+
+def busy(url):
+    gpus = int(os.environ.get("GPUS", "1"))
+    with emulated([("A100", gpus), ("A100", gpus), ("V100", gpus), ("V100", gpus)]):
+        return play(url, spec(int(os.environ["LABELS"])))
+
+
+def profiles_made(url):
+    """Where profiles are made: beside a head that measures nothing, and without such a node."""
+
+    def where(job):
+        time.sleep(0.5)  # long enough for Ray to spread them
+        return [ray.get_runtime_context().get_node_id()]
+
+    def hosts():
+        return set(profile_tasks._each(where, range(6), lambda job: ([], [])))
+
+    with emulated([("A100", 1), ("V100", 1)]) as made:
+        on_head = hosts() == {made.head_node.node_id}
+        with mock.patch.dict(vars(runtime), _nodes=lambda: ray.nodes()[:0]):
+            anywhere = hosts()
+    return {"on_head": on_head, "anywhere": len(anywhere)}
+
+
+def node_comes_late(url):
+    told = {}
+    with emulated([("A100", 1), ("V100", 1)]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 12, A100)
+            there = {host.split()[0] for _, _, host in list(recorded)}
+            moment = time.monotonic()
+            add(made, "A100", 1)
+            told["recovery_s"] = first_after(recorded, moment, besides=there)
+
+        return play(url, spec(600), faults) | told
+
+
+def autoscaled_from_nothing(url):
+    """No worker is there when the campaign begins, nor a while after it has ended."""
+    with autoscaled() as join:
+        before, watched = workers(), Watched()
+        told = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        begin = time.monotonic()
+        ray.shutdown()  # as a campaign's process does when it ends
+        join()
+        wait_until(lambda: not workers())
+        return told | {
+            "before": before, "most": watched.most, "first_s": watched.first_s,
+            "recovery_s": max(watched.first_s.values()), "empty_s": time.monotonic() - begin,
+        }  # fmt: skip
+
+
+def node_out_of_order(url):
+    """One of the nodes cannot measure."""
+    with emulated(NODES) as made:
+        Path(os.environ["TRAPPM_HOME"], made.measuring[1].node_id).touch()
+        return play(url, spec(60))
+
+
+def node_lost(url, graceful=False):
+    told = {}
+    with emulated([*NODES, ("V100", 1)]) as made:
+
+        def faults(recorded):
+            wait_for(recorded, 10)
+            told["moment"] = time.monotonic()
+            made.remove_node(made.measuring[2], allow_graceful=graceful)
+            made.remove_node(made.measuring[1], allow_graceful=graceful)
+
+        told |= play(url, spec(150), faults)
+        return told | {"recovery_s": max(told["lost_at"]) - told["moment"]}
+
+
+def worker_killed(url):
+    told = {}
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGKILL)
+            told["recovery_s"] = first_after(recorded, time.monotonic(), V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def worker_frozen(url):
+    told = {}
+    trappm.cluster.campaign.loop.LEASE_S = 30.0
+    with emulated(NODES):
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            (node,) = {host for _, d, host in recorded if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGSTOP)
+            told["recovery_s"] = first_after(recorded, time.monotonic() + 1, V100)
+
+        return play(url, spec(100), faults) | told
+
+
+def node_frozen(url):
+    """Everything on a node stands still, as when its machine sleeps, and later goes on."""
+    told = {}
+    with emulated([*NODES, ("V100", 1)]) as made, Store.open(url) as store:
+
+        def faults(recorded):
+            wait_for(recorded, 10, V100)
+            moment = time.monotonic()
+            frozen = family(made.measuring[2])
+            for process in frozen:
+                process.suspend()
+            (record,) = store.campaigns.all()
+            wait_until(lambda: any(e.kind == "lost" for e in store.campaigns.events(record.id)))
+            told["recovery_s"] = time.monotonic() - moment
+            for process in frozen:
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+
+        return play(url, spec(150), faults) | told
+
+
+def learner_killed(url):
+    with emulated(NODES), tempfile.TemporaryDirectory() as folder:
+        flag = Path(folder, "died")
+        learner = LearnerProxy(tell=print, learner=MadeUpLearner, dies_once=str(flag))
+        told = play(url, spec(60), learner=learner)
+        return told | {"died": flag.exists()}
+
+
+def campaign_killed(url):
+    """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
+    plan = spec(100)
+    with emulated(NODES), Store.open(url) as store:
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        recovery_s = []
+        for count in (20, 60):
+            wait_until(lambda count=count: attempts(store, record.id) >= count)
+            (pid,) = processes("ray::MadeUpCampaignActor")
+            os.kill(pid, signal.SIGKILL)
+            moment, before = time.monotonic(), attempts(store, record.id)
+            wait_until(lambda before=before: attempts(store, record.id) > before)
+            recovery_s.append(time.monotonic() - moment)
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
+        return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
+
+
+def paused_and_resumed_at_once(url):
+    """Before it has begun, when it has just ended, and before it has seen that it is to stop."""
+    plan = spec(100)
+    with emulated(NODES), Store.open(url) as store:
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        order_stop(store, record.id, CampaignState.PAUSED)
+        time.sleep(3.0)
+        assert store.campaigns.state(record.id) is CampaignState.PAUSED
+        launch(url, record.id, plan)
+        for count in (20, 60):
+            wait_until(lambda count=count: attempts(store, record.id) >= count)
+            order_stop(store, record.id, CampaignState.PAUSED)
+            if count == 20:
+                wait_until(lambda: not runs(store.campaigns.get(record.id)))
+            launch(url, record.id, plan)
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
+        return summary(store, record.id, plan)
+
+
+def side_by_side(url):
+    """Two campaigns, of which the second has twice the priority, on two GPUs of a kind and one."""
+    plans = [spec(240).model_copy(update={"name": "first"}),
+             spec(150).model_copy(update={"name": "second", "priority": 2})]  # fmt: skip
+    with emulated([("A100", 3), ("V100", 1)]), Store.open(url) as store:
+        records = [store.campaigns.create(p.name, p.model_dump(mode="json"), p.seed) for p in plans]
+        launch(url, records[0].id, plans[0])
+        wait_until(lambda: attempts(store, records[0].id) >= 20)
+        launch(url, records[1].id, plans[1])
+        wait_until(lambda: on(store, records[1], A100) >= 10)
+        before = [on(store, record, A100) for record in records]
+        wait_until(lambda: on(store, records[1], A100) >= 80)
+        after = [on(store, record, A100) for record in records]
+        on_v100 = [on(store, record, V100) for record in records]
+        wait_until(lambda: store.campaigns.state(records[1].id) == "finished")
+        wait_until(lambda: store.campaigns.state(records[0].id) == "finished")
+        return {
+            "campaigns": [summary(store, r.id, p) for r, p in zip(records, plans, strict=True)],
+            "meanwhile_on_a100": [late - early for early, late in zip(before, after, strict=True)],
+            "by_then_on_v100": on_v100,
+        }
+
+
+def head_restarted(url):
+    """The whole cluster goes, the campaign's process with it, and another one comes."""
+    plan = spec(100)
+    with Store.open(url) as store:
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        with emulated(NODES):
+            launch(url, record.id, plan)
+            wait_until(lambda: attempts(store, record.id) >= 20)
+        wait_until(lambda: not runs(store.campaigns.get(record.id)))
+        between = campaign_state(store.campaigns.get(record.id))
+        begin = time.monotonic()
+        with emulated(NODES):
+            before = attempts(store, record.id)
+            launch(url, record.id, plan)
+            wait_until(lambda: attempts(store, record.id) > before)
+            recovery_s = time.monotonic() - begin
+            wait_until(lambda: store.campaigns.state(record.id) == "finished")
+        told = {"between": between, "recovery_s": recovery_s}
+        return summary(store, record.id, plan) | told
+
+
+def poisoned(url):
+    with emulated([("A100", 1), ("A100", 1), ("A100", 1), ("V100", 1)]):
+        few = spec(24, architectures=("resnet18", "resnet34", "convnext_atto", POISON))
+        return play(url, few)
+
+
+def soak(url):
+    """A campaign of SOAK_MINUTES or so, while something fails every EVERY_S seconds."""
+    minutes, every_s = float(os.environ["SOAK_MINUTES"]), float(os.environ["EVERY_S"])
+    # A third of the labels is for the only V100.
+    labels = int(3 * 60 * minutes / float(os.environ["MEASURE_S"]))
+    plan = spec(labels).model_copy(update={"max_attempts": 10})
+    generator, happened = random.Random(1), Counter()
+    with emulated(NODES) as made, Store.open(url) as store:
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        launch(url, record.id, plan)
+        begin = time.monotonic()
+        wait_until(lambda: attempts(store, record.id) > 0)
+        while store.campaigns.state(record.id) == "running":
+            assert time.monotonic() - begin < 60 * (10 + 5 * minutes), "it does not come to an end"
+            name = generator.choice(sorted(SOAK_FAULTS))
+            happened[name] += SOAK_FAULTS[name](made, store, generator)
+            soon = time.monotonic() + every_s
+            while time.monotonic() < soon and store.campaigns.state(record.id) == "running":
+                time.sleep(0.5)
+        told = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
+        return summary(store, record.id, plan) | told
+
+
+def one_of(name, order):
+    """Sends a signal to one of the processes of Ray actors of this class; how many there were."""
+
+    def fault(made, store, generator):
+        there = processes(f"ray::{name}")
+        for pid in generator.sample(there, min(1, len(there))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, order)
+        return min(1, len(there))
+
+    return fault
+
+
+def lose_a_node(made, store, generator):
+    place = generator.randrange(len(made.measuring))
+    made.remove_node(made.measuring[place], allow_graceful=False)
+    made.measuring[place] = add(made, *NODES[place])
+    return 1
+
+
+def freeze_a_node(made, store, generator):
+    frozen = family(generator.choice(made.measuring))
+    for process in frozen:
+        process.suspend()
+    time.sleep(5.0)
+    for process in frozen:
+        with contextlib.suppress(psutil.Error):
+            process.resume()
+    return 1
+
+
+def lock_the_store(made, store, generator):
+    with store.database.writing():
+        time.sleep(5.0)
+    return 1
+
+
+SOAK_FAULTS = {
+    "profiler killed": one_of("MadeUpProfiler", signal.SIGKILL),
+    "profiler frozen": one_of("MadeUpProfiler", signal.SIGSTOP),
+    "learner killed": one_of("MadeUpLearner", signal.SIGKILL),
+    "campaign killed": one_of("MadeUpCampaignActor", signal.SIGKILL),
+    "node lost, another came": lose_a_node,
+    "node frozen for 5 s": freeze_a_node,
+    "label store locked for 5 s": lock_the_store,
+}
+
+SCENARIOS = {f.__name__: f for f in (
+    calm, budget, busy, profiles_made, node_comes_late, autoscaled_from_nothing,
+    node_out_of_order, node_lost,
+    node_frozen, worker_killed, worker_frozen, poisoned, learner_killed, campaign_killed,
+    paused_and_resumed_at_once, head_restarted, database_away, restarted_during_an_outage,
+    two_hosts, profilers_that_cannot_start, mixed_stacks, cancelled_while_publishing,
+    side_by_side, soak,
+)}  # fmt: skip
+
+
+if __name__ == "__main__":
+    scenario, database = sys.argv[1:]
+    sys.stdout.write(json.dumps(SCENARIOS[scenario](database)) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # whatever is still frozen

@@ -1,0 +1,363 @@
+"""A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
+
+Ray, the crew, the machine and the store are the real ones; profilers answer at once, and learners
+learn nothing. Import it in programs of their own only, since Ray reads its environment when it is
+imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+os.environ |= {
+    "RAY_AUTH_MODE": "disabled",  # everything listens on loopback, for a minute
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+os.environ.pop("TRAPPM_DATABASE", None)
+# TraPPM itself is the one that is installed, on the nodes as here.
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+os.environ["PYTHONPATH"] = sys.path[0]
+
+import psutil  # noqa: E402
+import ray  # noqa: E402
+from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import trappm.cluster.actors.actors  # noqa: E402
+import trappm.cluster.campaign.loop  # noqa: E402
+import trappm.cluster.launch  # noqa: E402
+from trappm.cluster.actors.actors import CampaignActor  # noqa: E402
+from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
+from trappm.cluster.actors.profiler_pool import RayCrew, this_process  # noqa: E402
+from trappm.cluster.campaign.loop import Campaign  # noqa: E402
+from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
+from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
+from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from trappm.cluster.workers import fair_share  # noqa: E402
+from trappm.cluster.workers.interfaces import ProfiledGraph  # noqa: E402
+from trappm.profiler.errors import DeviceError  # noqa: E402
+from trappm.store import Home, Patience, Store  # noqa: E402
+
+A100, V100 = "simulated:a100", "simulated:v100"
+NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
+"""Of most scenarios: labels, and how many GPUs each has."""
+POISON = "vgg11"
+"""The architecture that kills every profiler that it meets."""
+
+
+HOLD = "hold"
+
+
+@contextlib.contextmanager
+def held():
+    """No measurement comes to an end meanwhile."""
+    hold = Path(os.environ["TRAPPM_HOME"], HOLD)
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+def marked(what):
+    """Whether this is said of the node that this runs on."""
+    host = ray.get_runtime_context().get_node_id()
+    return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
+
+
+def mark(node, what):
+    """Says something of a node."""
+    Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
+
+
+class MadeUpProfiler:
+    """Measures nothing, and answers after `MEASURE_S` seconds; dies of poison."""
+
+    def __init__(self, device):
+        if marked("fails to start"):
+            raise ModuleNotFoundError("No module named 'timm'")
+        self._device = device
+        self._fingerprint = "another stack" if marked("another stack") else "stack"
+
+    def is_there(self):
+        pass
+
+    def describe(self):
+        host = ray.get_runtime_context().get_node_id()
+        if Path(os.environ["TRAPPM_HOME"], host).exists():
+            raise DeviceError(f"host {host}: its driver is out of order")
+        gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+        return {
+            "host": host, "gpus": gpus, "fingerprint": self._fingerprint, "process": this_process(),
+        }  # fmt: skip
+
+    def measure(self, configuration, protocol, attempt_key):
+        time.sleep(float(os.environ.get("MEASURE_S", "0")))
+        while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
+            time.sleep(0.1)
+        if configuration.architecture == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        host = ray.get_runtime_context().get_node_id()
+        made = made_up(
+            configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
+        )
+        stack = {"stack_fingerprint": self._fingerprint, "torch": f"of {self._fingerprint}"}
+        return replace(made, environment={**made.environment, **stack})
+
+
+class MadeUpLearner:
+    """Learns nothing; dies of its first choice, if there is a path to note that at."""
+
+    def __init__(self, dies_once):
+        self._learner = FakeLearner()
+        self._slow_s = float(os.environ.get("PUBLISH_S", "0"))
+        self._dies_once = dies_once and Path(dies_once)
+
+    def progress(self):
+        return 0, 0
+
+    def call(self, method, arguments, keywords):
+        if method == "choose" and self._dies_once and not self._dies_once.exists():
+            self._dies_once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if method == "publish":
+            Path(os.environ["TRAPPM_HOME"], "publishing").touch()
+            time.sleep(self._slow_s)
+        if method in {"set_pool", "fit"}:
+            keywords = {**keywords, "on_progress": lambda done, total: None}
+        return getattr(self._learner, method)(*arguments, **keywords)
+
+
+class MadeUpCampaignActor(CampaignActor):
+    """The campaign of the real actor, with a crew and a learner that make everything up."""
+
+    def _crew(self):
+        fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
+        trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
+        devices = self._spec.devices.keys
+        return MadeUpCrew(
+            devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
+        )
+
+    def _learner(self):
+        return LearnerProxy(tell=self._note_learner, learner=MadeUpLearner, dies_once=None)
+
+
+class MadeUpCrew(RayCrew):
+    """The real crew, with such profilers."""
+
+    def profile(self, pairs):
+        for architecture, size in pairs:
+            yield ProfiledGraph(architecture, size, template(), None)
+
+    def trace(self, keys):
+        for key in keys:
+            yield TracedKernels(key, None, "made up")
+
+
+def spec(
+    labels,
+    *,
+    architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto"),
+    devices=(A100, V100),
+):
+    """A campaign of about so many labels, two thirds of them on A100s."""
+    share = max(4, labels // 12)
+    groups = [{"architectures": list(architectures), "batch_sizes": list(range(1, 2 * labels)),
+               "input_sizes": [64]}]  # fmt: skip
+    return CampaignSpec.model_validate({
+        "name": "emulated", "devices": dict(zip(("source", "target"), devices, strict=True)),
+        "evaluation": {"source": share, "target": share // 2, "architecture_share": 0.3},
+        "initial": {"source": 2 * share, "target": share},
+        "rounds": {"count": 5, "source": share, "target": share // 2},
+        "pool": {"groups": groups},
+    })  # fmt: skip
+
+
+@contextlib.contextmanager
+def emulated(nodes):
+    """A cluster with a head that measures nothing, and these (label, GPUs) nodes."""
+    with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
+        Path(folder, "ray").mkdir()
+        shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
+        made = head({**shared, "num_cpus": 2, "no_monitor": True, "temp_dir": folder})
+        made.shared = shared
+        try:
+            ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
+                     log_to_driver=False)  # fmt: skip
+            made.measuring = [add(made, *node) for node in nodes]
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def head(arguments, tries=4):
+    """A cluster of a head alone; tried again where the machine is very busy, as `add` does."""
+    try:
+        return Cluster(initialize_head=True, head_node_args=arguments)
+    except Exception:  # Ray has no class of its own for it
+        if tries == 1:
+            raise
+        return head(arguments, tries - 1)
+
+
+def in_main_thread():
+    return threading.current_thread() is threading.main_thread()
+
+
+def add(made, label, gpus, tries=4):
+    """A node; on a machine that is very busy it may not be up in the half minute that Ray gives."""
+    # Ray sets a handler of signals, which it may only from the main thread; faults have their own.
+    silent = mock.patch("ray._private.utils.set_sigterm_handler")
+    try:
+        with contextlib.nullcontext() if in_main_thread() else silent:
+            return made.add_node(
+                num_cpus=1, num_gpus=gpus, labels={ACCELERATOR_LABEL: label}, wait=False,
+                **made.shared,
+            )  # fmt: skip
+    except Exception:  # Ray has no class of its own for it
+        if tries == 1:
+            raise
+        return add(made, label, gpus, tries - 1)
+
+
+def play(url, plan, faults=lambda recorded: None, learner=None):
+    """Runs a campaign on the cluster that is up; faults happen in a thread beside it.
+
+    Args:
+        faults: called with the attempts that are recorded, as they come: when, device, and host
+            with process.
+        learner: makes one that tells what happens to it by this callable.
+    """
+    patience = Patience(tell=lambda message: campaign.note("store", message))
+    with Store.open(url, patience) as store:
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        crew = MadeUpCrew(
+            plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
+            tell=lambda message: campaign.note("node", message),
+        )  # fmt: skip
+        recorded, cpu_s, lost_at = [], [], []
+        keep = Campaign._keep
+
+        def note(self, finished):
+            keep(self, finished)
+            for one in finished:
+                if one.measurement is not None:
+                    host = one.measurement.environment["host"]
+                    recorded.append((time.monotonic(), one.worker.device, host))
+                    cpu_s.append(time.process_time())
+                else:
+                    lost_at.append(time.monotonic())
+
+        Campaign._keep = note
+        campaign = Campaign(
+            store=owned(store, record.id), campaign_id=record.id, spec=plan, crew=crew,
+            snapshots=Path("unused"), learner=learner or FakeLearner(),
+            kernels=KernelCache(Home.find().kernel_profiles),
+        )  # fmt: skip
+        if isinstance(learner, LearnerProxy):
+            learner._tell = lambda message: campaign.note("learner", message)
+        beside = ThreadPoolExecutor(1).submit(faults, recorded)
+        begin = time.monotonic()
+        campaign.run()
+        seconds = time.monotonic() - begin
+        beside.result(timeout=60)
+        Campaign._keep = keep
+        return summary(store, record.id, plan) | {
+            "workers": len({host for _, _, host in recorded}),
+            "hosts": len({host.split()[0] for _, _, host in recorded}),
+            "seconds": seconds,
+            "measuring_s": recorded[-1][0] - recorded[0][0],
+            "cpu_s": cpu_s[-1] - cpu_s[0],
+            "lost_at": lost_at,
+        }
+
+
+def summary(store, campaign_id, plan):
+    """What the store tells of a campaign that has ended."""
+    return {
+        "budget": {d: plan.budget(d) for d in plan.devices.keys},
+        "labels": Counter(label.device for label in store.labels.of_campaign(campaign_id)),
+        "states": Counter(str(a.state) for a in store.assignments.of_campaign(campaign_id)),
+        "outcomes": store.campaigns.outcome_counts(campaign_id),
+        "rounds": [str(r.state) for r in store.rounds.all(campaign_id)],
+        "state": str(store.campaigns.get(campaign_id).state),
+        "events": [[e.kind, e.message["message"]] for e in store.campaigns.events(campaign_id)],
+    }
+
+
+def wait_for(recorded, count, device=None):
+    """Waits until so many attempts (on this device) are recorded."""
+    deadline = time.monotonic() + 240
+    while sum(device in {None, d} for _, d, _ in list(recorded)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{count} attempts are not there: {len(recorded)}")
+        time.sleep(0.02)
+
+
+def first_after(recorded, moment, device=None, besides=()):
+    """Seconds from a moment to the first attempt after it, not on these hosts."""
+    for _ in range(6000):
+        for at, d, host in list(recorded):
+            if at > moment and device in {None, d} and host.split()[0] not in besides:
+                return at - moment
+        time.sleep(0.02)
+    raise TimeoutError("nothing was recorded any more")
+
+
+def processes(name):
+    """Ids of the processes of Ray actors of this class."""
+    return [p.pid for p in psutil.process_iter(["cmdline"])
+            if name in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+
+
+def launch(url, campaign_id, plan):
+    """Has a campaign run by itself, launched by a shell that alone knows the URL."""
+    trappm.cluster.actors.actors.CampaignActor = MadeUpCampaignActor
+    os.environ["TRAPPM_DATABASE"] = url
+    home = Home(Path(os.environ["TRAPPM_HOME"]))
+    end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
+    assert end is trappm.cluster.launch.End.LEFT
+
+
+def family(node):
+    """All processes of an emulated node."""
+    ids = [started.process.pid for all_of in node.all_processes.values() for started in all_of]
+    parents = [psutil.Process(pid) for pid in ids]
+    return [*parents, *(child for p in parents for child in p.children(recursive=True))]
+
+
+def attempts(store, campaign_id):
+    by_device = store.campaigns.outcome_counts(campaign_id).values()
+    return sum(sum(counts.values()) for counts in by_device)
+
+
+def on(store, record, device):
+    """Attempts of a campaign on a device."""
+    return sum(store.campaigns.outcome_counts(record.id).get(device, {}).values())
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find it

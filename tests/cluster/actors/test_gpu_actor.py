@@ -1,0 +1,72 @@
+"""Profiler actors on GPUs of Ray, on a stub of the driver's library that Ray finds by itself too.
+
+What a GPU node does up to the driver is real: Ray counts the GPUs and shares them out by
+CUDA_VISIBLE_DEVICES, the actor describes its own, and the measuring process asks for CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nvml_stub import Board, Machine, error
+
+pytestmark = pytest.mark.timeout(900)  # Ray and torch start in several processes
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import json, sys
+from trappm.cluster.runtime import placement, ray_runtime
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import Configuration
+
+with ray_runtime(None):
+    import ray
+    from trappm.cluster.actors.actors import ProfilerActor
+    gpus = ray.cluster_resources()["GPU"]
+    start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
+    actors = [start("h200") for _ in range(3)]
+    described = []
+    for actor in actors:
+        try:
+            described.append(ray.get(actor.describe.remote()))
+        except Exception as failure:
+            described.append(str(failure).strip().splitlines()[-1])
+            lost = actor
+    step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
+    working = next(actor for actor in actors if actor is not lost)
+    found = ray.get(working.measure.remote(step, QUICK, "once"))
+print(json.dumps({"gpus": gpus, "described": described, "uuid": found.environment["device_uuid"],
+                  "end": [found.outcome, found.failed_in, found.message]}))
+"""
+
+
+def test_each_actor_describes_the_gpu_that_ray_gave_to_it() -> None:
+    machine = Machine(
+        Board("GPU-aaaa", "NVIDIA H200"),
+        Board("GPU-bbbb", handle=error("GPU_IS_LOST")),
+        Board("GPU-cccc", "NVIDIA H200"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **machine.variables, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["gpus"] == 3
+    working = [facts for facts in told["described"] if isinstance(facts, dict)]
+    (failed,) = [text for text in told["described"] if isinstance(text, str)]
+    assert sorted(gpu for facts in working for gpu in facts["gpus"]) == ["0", "2"]
+    assert len({facts["fingerprint"] for facts in working}) == 1
+    assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed
+    # As far as one comes without a GPU: the process of the measurement looks for CUDA on its own.
+    outcome, phase, message = told["end"]
+    assert (outcome, phase) == ("error", "worker")
+    assert "cannot use CUDA on NVIDIA H200" in message
+    assert told["uuid"] in {"GPU-aaaa", "GPU-cccc"}

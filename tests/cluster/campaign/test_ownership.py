@@ -1,0 +1,233 @@
+"""One process at a time runs a campaign: real processes that live, die and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device, spec
+
+import trappm.cluster.campaign.news
+import trappm.store.repositories.owners
+from trappm.cluster.campaign import ownership
+from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
+from trappm.store import CampaignState, NotOwnerError, OwnerProcess, Store
+from trappm.store.repositories.owners import OwnedError
+
+RUN = """
+import sys, time
+from trappm.cluster.campaign.ownership import begin, ownership
+from trappm.store import Store
+url, campaign_id = sys.argv[1:]
+with Store.open(url) as store:
+    begin(store, campaign_id)
+    with ownership(store, campaign_id) as mine:
+        print("runs", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def campaign_id(store):
+    return store.campaigns.create("tiny", spec().model_dump(mode="json"), 7).id
+
+
+@pytest.fixture
+def runner(store, campaign_id):
+    """Another process that runs the campaign until its input ends."""
+    url = store.database.engine.url.render_as_string()
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, url, campaign_id],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "runs\n"
+        yield process
+        process.kill()
+
+
+def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, runner, monkeypatch):
+    monkeypatch.setattr(ownership, "WAIT_S", 0.5)
+    assert runs(store.campaigns.get(campaign_id))
+    assert store.campaigns.get(campaign_id).owner.process.pid == runner.pid
+    monkeypatch.setattr(
+        trappm.store.repositories.owners, "SILENT_S", -1.0
+    )  # whatever the clock says
+    with pytest.raises(OwnedError, match=rf"process {runner.pid}\) since"):
+        begin(store, campaign_id)
+    assert runs(store.campaigns.get(campaign_id))
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
+    store, campaign_id, runner, monkeypatch, is_reaped
+):
+    monkeypatch.setattr(
+        trappm.store.repositories.owners, "SILENT_S", 1e9
+    )  # no heartbeat is waited for
+    os.kill(runner.pid, signal.SIGKILL)
+    if is_reaped:
+        runner.wait()
+    else:  # it has ended, and its parent has not asked about it
+        os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
+    assert not runs(store.campaigns.get(campaign_id))
+    begin(store, campaign_id)
+    with ownership.ownership(store, campaign_id) as mine:
+        assert store.campaigns.get(campaign_id).owner.process == this_process()
+        assert mine.assignments.release_leases(campaign_id) == 0
+    assert store.campaigns.get(campaign_id).owner is None
+
+
+def test_one_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
+    threading.Timer(0.5, runner.stdin.close).start()
+    begin(store, campaign_id)
+    assert runner.wait() == 0
+
+
+def test_a_process_id_that_is_anothers_by_now_is_nobody(store, campaign_id):
+    earlier = replace(this_process(), began=this_process().began - 1)
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, "earlier", earlier)
+    assert not runs(store.campaigns.get(campaign_id))
+    begin(store, campaign_id)
+
+
+def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatch):
+    """A process id says nothing there: this one's own, and one that does not exist, are alike."""
+    for pid in (os.getpid(), 1 << 30):
+        elsewhere = OwnerProcess(host="far", machine=f"not {machine()}", pid=pid, began=0)
+        before = store.campaigns.get(campaign_id).owner
+        store.owners.begin_campaign(campaign_id, gone=before and before.id)
+        assert store.owners.claim_campaign(
+            campaign_id, f"far {pid}", elsewhere, gone=before and before.id
+        )
+        assert runs(store.campaigns.get(campaign_id))
+        with pytest.raises(OwnedError, match="runs on host far"):
+            begin(store, campaign_id)
+    monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 0.0)
+    assert not runs(store.campaigns.get(campaign_id))
+    begin(store, campaign_id)
+
+
+def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
+    monkeypatch.setattr(trappm.store.repositories.owners, "BEAT_S", 0.05)
+    begin(store, campaign_id)
+    with ownership.ownership(store, campaign_id):
+        first = store.campaigns.get(campaign_id).owner
+        seen = set()
+        while len(seen) < 3:
+            with store.database.reading() as session:
+                row = session.get(trappm.store.db.models.CampaignRow, campaign_id)
+                seen.add(row.owner_seen_at)
+            time.sleep(0.02)
+        assert store.campaigns.get(campaign_id).owner.since == first.since
+
+
+def test_what_was_stopped_before_it_was_claimed_is_not_run(store, campaign_id):
+    begin(store, campaign_id)
+    store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
+    with ownership.ownership(store, campaign_id) as mine:
+        assert mine is None
+    assert store.campaigns.get(campaign_id).owner is None
+
+
+class TakenOver(FakeCrew):
+    """While the n-th measurement runs, another host finds the campaign's owner silent."""
+
+    def __init__(self, store, after):
+        super().__init__()
+        self._store, self._after = store, after
+
+    def start(self, worker, task, protocol):
+        super().start(worker, task, protocol)
+        if len(self.starts) == self._after:
+            self.other = FakeCrew()
+            campaign(self._store, self.other, campaign_id=self.campaign.id)
+
+
+@pytest.mark.parametrize("after", [1, 5, 9])
+def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monkeypatch):
+    monkeypatch.setattr(
+        trappm.cluster.campaign.news, "LOOK_S", 1e9
+    )  # so only its writes are refused
+    crew = TakenOver(store, after)
+    run = campaign(store, crew)
+    with pytest.raises(NotOwnerError, match="was taken over by host"):
+        run.run()
+    assert len(crew.starts) == after
+    assert store.campaigns.get(run.id).state == "running"  # as the other has it
+    assert labels_by_device(store, run.id).total() == after - 1
+    crew.other.campaign.run()
+    assert labels_by_device(store, run.id) == BUDGET
+    outcomes = store.campaigns.outcome_counts(run.id)
+    assert {d: n["ok"] for d, n in outcomes.items()} == BUDGET  # nothing was recorded twice
+    kinds = {e.kind for e in store.campaigns.events(run.id)}
+    assert not kinds & {"failed", "paused"}
+
+
+def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
+    monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
+
+    class Waiting(FakeCrew):
+        def wait(self, timeout_s):
+            if len(self.starts) == 2:
+                campaign(store, FakeCrew(), campaign_id=self.campaign.id)
+                self._running = []
+                self.starts.append("nothing comes back any more")
+            return super().wait(timeout_s)
+
+    with pytest.raises(NotOwnerError):
+        campaign(store, Waiting()).run()
+
+
+@pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
+def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
+    from campaign_crew import FakeLearner
+
+    class Slow(FakeLearner):
+        def publish(self, registry, fields):
+            store.owners.stop_campaign(fields["campaign"], order)
+            return super().publish(registry, fields)
+
+    learner = Slow()
+    run = campaign(store, FakeCrew(), learner)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    assert store.campaigns.get(run.id).state == order
+    assert learner.promoted is None
+    assert store.snapshots.all() == []
+    assert store.aliases() == {}
+    if order is CampaignState.PAUSED:
+        assert campaign(store, FakeCrew(), campaign_id=run.id).run() == "snap1"
+        assert store.aliases() == {"latest": "snap1"}
+
+
+def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_path):
+    """What a campaign's process does that starts anew during an outage."""
+    from functools import partial
+
+    from trappm.store import Patience
+
+    url = new_store()
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    path = url.removeprefix("sqlite:///")
+    away = f"sqlite:///{folder / 'share' / 'labels.db'}"
+    told = []
+
+    def come_back(message):
+        told.append(message)
+        if "trying again" in message:
+            (folder / "share").mkdir()
+            os.rename(path, folder / "share" / "labels.db")
+
+    with Patience(tell=come_back)(partial(Store.open, away, Patience())) as opened:
+        assert opened.campaigns.all() == []
+    assert "trying again" in told[0]
+    assert "answers again" in told[1]

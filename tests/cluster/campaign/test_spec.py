@@ -1,0 +1,143 @@
+"""Campaign files: what is accepted, and what a user is told of a faulty one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trappm.cluster.campaign.spec import load_preset, load_spec, parse_spec, presets
+from trappm.cluster.profiles.pool_file import load_pool_file
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.families import FAMILIES, family_of
+from trappm.profiler.models.pool import build_pool
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def small() -> dict:
+    return {
+        "name": "small",
+        "devices": {"source": "cpu-2t", "target": "cpu-1t"},
+        "evaluation": {"source": 2, "target": 2},
+        "initial": {"source": 4, "target": 2},
+        "rounds": {"count": 1, "source": 2, "target": 1},
+        "pool": {
+            "groups": [{"architectures": ["resnet10t"], "batch_sizes": [1, 2], "input_sizes": [64]}]
+        },
+    }
+
+
+def parse(data: dict):
+    return parse_spec(yaml.safe_dump(data), origin="my.yaml")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_survives_the_round_trip_through_the_store(name):
+    spec = load_preset(name)
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("campaign_*.yaml")), ids=lambda p: p.name)
+def test_an_example_is_a_campaign_and_names_a_pool_of_the_examples(path):
+    spec = load_spec(path)
+    assert spec.pool in {load_pool_file(pool).name for pool in EXAMPLES.glob("pool_*.yaml")}
+
+
+def test_a_pool_can_be_named_instead_of_described():
+    spec = parse(small() | {"pool": "paper"})
+    assert spec.pool == "paper"
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+    assert spec != parse(small())
+
+
+def test_stop_rules_survive_the_round_trip_through_the_store():
+    text = (
+        yaml.safe_dump(small())
+        + """
+stop:
+  target_mape: {step_time_ms: 10, memory_mib: 5}
+  plateau_rounds: 3
+  labels: 400
+  gpu_hours: 12.5
+  money: 40
+  price_per_gpu_hour: 2.5
+  ends_at: 2026-11-22T08:00:00+00:00
+"""
+    )
+    spec = parse_spec(text, origin="my.yaml")
+    assert spec.stop.target_mape == {"step_time_ms": 10, "memory_mib": 5}
+    assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+    assert parse(small()).stop is None
+
+
+def test_a_protocol_of_a_file_sets_the_power_window():
+    own = {"name": "mine", "power_window_s": 4}
+    assert parse({**small(), "protocol": own}).protocol.power_window_s == 4
+    assert parse({**small(), "protocol": {"name": "mine"}}).protocol.power_window_s == 2
+
+
+def test_the_laptop_pool_has_all_eleven_families_and_enough_configurations():
+    pool = build_pool(load_preset("laptop").pool)
+    assert {family_of(c.architecture) for c in pool} == set(FAMILIES)
+    assert len({c.architecture for c in pool}) >= 40
+    assert len(pool) >= 200
+    assert len({c.batch_size for c in pool}) >= 3
+    assert len({c.input_size for c in pool}) >= 2
+
+
+def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
+    spec = parse(small())
+    assert spec.budget("cpu-2t") == 2 + 4 + 2
+    assert spec.budget("cpu-1t") == 2 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"sead": 3}, "sead: unknown key; did you mean 'seed'"),
+        ({"name": ""}, "name"),
+        ({"name": "../up"}, "name"),
+        ({"rounds": {"count": -1, "source": 2}}, "rounds.count"),
+        ({"evaluation": {"source": 2, "tarket": 2}}, "did you mean 'target'"),
+        ({"devices": {"source": "cpu-2t", "target": "cpu-2t"}}, "source and target are the same"),
+        ({"devices": {"source": "cpu-2t"}}, "names no target"),
+        ({"initial": {"source": 1, "target": 2}}, "4 or more"),
+        ({"protocol": "quik"}, "quik"),
+        ({"protocol": {"name": "quick", "max_steps": 60}}, "rename yours"),
+        ({"protocol": {"name": "mine", "max_step": 60}}, "did you mean 'max_steps'"),
+        ({"protocol": {"name": "mine", "min_steps": 60}}, "60 to 50 steps"),
+        ({"protocol": {"name": "mine", "power_window_s": -1}}, "power_window_s of -1"),
+        ({"protocol": {"name": "mine", "power_window_s": 300}}, "from 0 to 60"),
+        ({"learner": "labtop"}, "labtop"),
+        ({"strategy": "randon"}, "randon"),
+        ({"pool": {"groups": []}}, "no groups"),
+        ({"pool": {"groups": [{"architecture": ["a"]}]}}, "pool.groups.0.architecture: unknown"),
+        ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),
+        ({"pool": {"name": "paper"}}, "pool: NAME"),
+        ({"pool": 5}, "pool"),
+        ({"stop": {"target": 5}}, "unknown key; did you mean 'target"),
+        ({"stop": {"target_mape": {"memory": 5}}}, "no metric 'memory'"),
+        ({"stop": {"labels": "many"}}, "stop.labels"),
+        ({"stop": {"money": 5}}, "price_per_gpu_hour"),
+        ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
+         "batch_sizes"),
+    ],
+)  # fmt: skip
+def test_a_faulty_file_is_told_with_its_name_and_fault(change, told):
+    with pytest.raises(InputError) as caught:
+        parse(small() | change)
+    assert "my.yaml" in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "!!python/object/apply:os.system ['true']"])
+def test_what_is_not_a_mapping_in_yaml_is_refused(text):
+    with pytest.raises(InputError):
+        parse_spec(text, origin="my.yaml")
+
+
+def test_a_missing_file_and_a_missing_preset_are_told(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        load_spec(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="laptop"):
+        load_preset("desktop")

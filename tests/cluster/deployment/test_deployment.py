@@ -1,0 +1,256 @@
+"""The files for clusters that are no cloud's: as far as they can be checked without the cluster."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from trappm.cluster.runtime import placement
+
+ROOT = Path(__file__).parents[3]
+CHARACTERS_OF_A_SECRET = re.compile(r"(AUTH_TOKEN|PASSWORD)\S*\s*[=:]\s*['\"]?[0-9a-zA-Z]{8}")
+FILES = (
+    "ray_config.yaml", "ray_config_on_premises.yaml", "deploy/slurm.sh", "deploy/raycluster.yaml",
+    "Dockerfile",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_secret_stands_in_a_file(name):
+    assert not CHARACTERS_OF_A_SECRET.search((ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nodes_authenticate_and_send_no_reports(name):
+    text = (ROOT / name).read_text()
+    assert "RAY_AUTH_MODE=token" in text or "authOptions: {mode: token}" in text
+    assert "RAY_USAGE_STATS_ENABLED=0" in text or name == "deploy/raycluster.yaml"  # by its image
+    assert "dashboard-host=0" not in text
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "deploy/raycluster.yaml"])
+def test_ray_neither_slows_measurements_down_nor_kills_them(name):
+    """As `cluster.runtime` has it here; Kubernetes has it from the image."""
+    text = (ROOT / name).read_text()
+    assert "RAY_worker_niceness=0" in text
+    assert "RAY_memory_monitor_refresh_ms=0" in text
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
+def test_every_node_can_use_postgresql_and_what_torch_needs_is_found(name):
+    """PyTorch's index has its builds, and not always the pinned versions of what they need."""
+    text = re.sub(r"\s*(\\\n\s*|\n\s*)", " ", (ROOT / name).read_text())
+    assert "[postgresql" in text
+    torch = re.findall(r"pip install [^&]*? torch torchvision (--index-url \S+ \S+ \S+)", text)
+    assert torch
+    assert all(line.endswith(" --extra-index-url https://pypi.org/simple") for line in torch)
+
+
+@pytest.fixture
+def on_premises():
+    return yaml.safe_load((ROOT / "ray_config_on_premises.yaml").read_text())
+
+
+def test_ray_accepts_the_file_for_hosts_of_ones_own(on_premises):
+    prepared = prepare_config(copy.deepcopy(on_premises))
+    validate_config(prepared)
+    assert on_premises["max_workers"] == len(on_premises["provider"]["worker_ips"])
+    on_premises["worker_start_command"] = "ray start"
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(on_premises))
+
+
+def test_its_head_offers_no_gpu_and_every_ray_starts_in_the_environment(on_premises):
+    starts = on_premises["head_start_ray_commands"] + on_premises["worker_start_ray_commands"]
+    assert all(". /home/trappm/trappm/environment;" in command for command in starts)
+    (head,) = [c for c in on_premises["head_start_ray_commands"] if "--head" in c]
+    assert "--num-gpus=0" in head
+    assert "--dashboard-host=127.0.0.1" in head
+    installs = [c for c in on_premises["setup_commands"] if "pip install" in c]
+    assert installs
+    assert all("constraints.txt" in command for command in installs)
+
+
+def test_the_slurm_script_is_a_script_that_slurm_reads():
+    text = (ROOT / "deploy" / "slurm.sh").read_text()
+    subprocess.run(["bash", "-n", ROOT / "deploy" / "slurm.sh"], check=True)
+    assert text.startswith("#!/bin/bash\n")
+    first_command = next(i for i, line in enumerate(text.splitlines()) if re.match(r"[a-z]", line))
+    directives = [i for i, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
+    assert directives
+    assert max(directives) < first_command  # Slurm reads none after it
+
+
+FAKE_SLURM = {
+    "scontrol": "printf '%s\\n' $HOSTS",
+    "srun": 'echo "srun $*" >>"$LOG"; exec sleep 60',
+    "ray": "exit 0",
+    "trappm": (
+        'echo "trappm $* token=${#RAY_AUTH_TOKEN}" >>"$LOG"\n'
+        '[ "$2" = pause ] && exit\n'
+        'until [ "$(grep -c ^srun "$LOG")" = "${SRUNS:-2}" ]; do sleep 0.1; done\n'
+        'sleep "$STAYS"; exit "$ENDS"'
+    ),
+}
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def slurm(tmp_path, log):
+    """Starts the script in an allocation of these HOSTS."""
+    bin_folder = tmp_path / "venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    for name, body in FAKE_SLURM.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (bin_folder / name).chmod(0o755)
+    (bin_folder / "python").symlink_to(shutil.which("python3"))
+
+    def start(**settings):
+        return subprocess.Popen(
+            ["bash", ROOT / "deploy" / "slurm.sh", "campaign.yaml"], cwd=tmp_path, text=True,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "LOG": str(log), "TRAPPM_VENV": str(tmp_path / "venv"),
+                 "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "any"} | settings,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("warned", "ends", "status"), [(False, 0, 0), (False, 2, 2), (True, 130, 0)]
+)
+def test_the_slurm_script_starts_every_host_and_pauses_when_slurm_warns(
+    slurm, log, warned, ends, status
+):
+    script = slurm(
+        HOSTS="one two three", STAYS="5" if warned else "0", ENDS=str(ends),
+        TRAPPM_DATABASE="postgresql+psycopg://user@host/labels",
+    )  # fmt: skip
+    if warned:
+        while not log.exists() or "launch" not in log.read_text():
+            assert script.poll() is None
+        script.terminate()
+    assert script.wait(timeout=60) == status
+    lines = log.read_text().splitlines()
+    started = [line for line in lines if line.startswith("srun")]
+    workers, head = sorted(started, key=lambda line: "--head" in line)
+    assert "--nodelist=one" in head
+    assert "--nodelist=two,three" in workers
+    assert "--address=one:20007" in workers
+    told = [line for line in lines if line.startswith("trappm")]
+    assert told[0] == "trappm campaign launch campaign.yaml --address one:20007 token=64"
+    assert ("trappm campaign pause token=64" in told) == warned
+
+
+@pytest.mark.parametrize("database", [None, "sqlite:////shared/labels.db"])
+def test_the_slurm_script_refuses_sqlite_on_several_hosts(slurm, log, database):
+    named = {} if database is None else {"TRAPPM_DATABASE": database}
+    script = slurm(HOSTS="one two", STAYS="0", ENDS="0", **named)
+    _, told = script.communicate(timeout=60)
+    assert script.returncode == 2
+    (line,) = told.splitlines()
+    assert "PostgreSQL" in line
+    assert "--nodes=1" in line
+    assert not log.exists()  # nothing was started
+
+
+def test_the_slurm_script_takes_postgresql_from_the_data_folder(slurm, log, tmp_path):
+    (tmp_path / "trappm-home").mkdir()
+    (tmp_path / "trappm-home" / "database_url").write_text("postgresql://user@host/labels\n")
+    script = slurm(HOSTS="one two", STAYS="0", ENDS="0")
+    script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "trappm campaign launch" in log.read_text()
+
+
+def test_the_slurm_script_takes_sqlite_on_one_host(slurm, log):
+    script = slurm(HOSTS="one", STAYS="0", ENDS="0", SRUNS="1")
+    script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "--address one:20007" in log.read_text()
+
+
+@pytest.fixture
+def ray_cluster():
+    claim, made = yaml.safe_load_all((ROOT / "deploy" / "raycluster.yaml").read_text())
+    assert (claim["kind"], made["kind"]) == ("PersistentVolumeClaim", "RayCluster")
+    return made
+
+
+CONTAINER = {"name", "image", "resources", "volumeMounts"}
+"""Of a container's fields, those that we use; a misspelt one would be ignored."""
+GROUP = {
+    "groupName", "replicas", "minReplicas", "maxReplicas", "labels", "rayStartParams", "template",
+}  # fmt: skip
+SPEC = {
+    "rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec",
+    "workerGroupSpecs",
+}  # fmt: skip
+
+
+def test_kuberay_gets_fields_that_it_knows(ray_cluster):
+    assert ray_cluster["apiVersion"] == "ray.io/v1"
+    spec = ray_cluster["spec"]
+    assert set(spec) == SPEC
+    assert set(spec["headGroupSpec"]) == {"serviceType", "rayStartParams", "template"}
+    assert all(set(group) == GROUP for group in spec["workerGroupSpecs"])
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert set(container) <= CONTAINER
+        assert container["image"] == "REGISTRY/trappm:0.1.0"
+        requested, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert requested == limits  # nobody else's load beside a measurement
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+
+
+@pytest.mark.parametrize("device", ["a100", "v100"])
+def test_kuberay_workers_offer_what_the_device_asks_for_and_scale_to_zero(ray_cluster, device):
+    groups = {group["groupName"]: group for group in ray_cluster["spec"]["workerGroupSpecs"]}
+    group, wanted = groups[device], placement(device)
+    assert wanted.suits({"Labels": group["labels"]})
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert group["minReplicas"] == group["replicas"] == 0
+    assert "nvidia.com/gpu" not in str(ray_cluster["spec"]["headGroupSpec"]["template"])
+
+
+def test_versions_are_those_of_the_constraints(ray_cluster):
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    assert ray_cluster["spec"]["rayVersion"] == pinned["ray"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (image,) = set(
+        re.findall(r"REGISTRY/trappm:\S+", (ROOT / "deploy/raycluster.yaml").read_text())
+    )
+    assert image == f"REGISTRY/trappm:{project['version']}"
+
+
+def test_the_image_is_made_of_what_is_there_and_lets_it_in():
+    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copied = {
+        word for line in instructions if line.startswith("COPY ") for word in line.split()[1:-1]
+    }
+    assert all((ROOT / name).exists() for name in copied)
+    let_in = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    assert copied == let_in
+    assert instructions.index("USER trappm") > max(
+        i for i, line in enumerate(instructions) if line.startswith("RUN ")
+    )

@@ -1,0 +1,61 @@
+"""Beside a project with packages of the names of our rooms, both are there: theirs and ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from foreign_folder import THEIRS, make_foreign
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=["installed", "a checkout on the path"])
+def run(request, tmp_path):
+    """Runs Python in that project's folder, as it is installed here, or with the checkout alone."""
+    folder = make_foreign(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if request.param != "installed":
+        environment["PYTHONPATH"] = str(ROOT)
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=folder, env=environment, text=True,
+            capture_output=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_both_are_imported(run, tmp_path):
+    assert run("-c", THEIRS).split() == [str(tmp_path), str(ROOT / "trappm")]
+    assert run("-m", "profiler") == "the profiler of somebody else\n"
+
+
+def test_a_measuring_process_is_ours(run, tmp_path):
+    """Fork servers and their children start from the path of whoever started them."""
+    sweep, results = tmp_path / "list.yaml", tmp_path / "results.jsonl"
+    sweep.write_text("[{architecture: test_resnet, batch_size: 1, input_size: 64}]")
+    run("-m", "trappm.profiler", "measure", "--sweep", str(sweep), "--out", str(results),
+        "--device", "cpu-1t", "--protocol", "quick", "--retries", "0")  # fmt: skip
+    measured = json.loads(results.read_text())
+    # Others on the machine may make it unstable, but it was measured.
+    assert measured["outcome"] in {"ok", "unstable"}, measured["message"]
+    assert measured["memory_mib"] > 0
+
+
+def test_a_checkout_measures_by_its_folder_alone():
+    """A bare GPU node has the files and nothing installed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "devices"], cwd=ROOT, capture_output=True, text=True,
+        timeout=280, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "cpu-1t" in done.stdout

@@ -1,0 +1,158 @@
+"""An installation without extras does all that campaigns and predictions need.
+
+For the rest it names the extra. What only extras bring is hidden from programs and children.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from absent_packages import environment_without, of_extras_only
+
+ROOT = Path(__file__).parents[2]
+ABSENT = of_extras_only()
+pytestmark = pytest.mark.timeout(1200)
+
+COMMANDS = """
+import json, sys
+from trappm.cli import run
+print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Runs Python as an installation without extras, from a folder of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    environment = environment_without(ABSENT, folder) | {"TRAPPM_HOME": str(folder / "home")}
+
+    def start(*arguments, **changes):
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=environment | changes, cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+def trappm(*arguments):
+    return ["-c", "from trappm.cli import main; main()", *arguments]
+
+
+def finished(process):
+    out, err = process.communicate(timeout=1000)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def campaign(installed):
+    """What a campaign told that made heads from 60 labels, and published them."""
+    program = str(Path(__file__).with_name("installed_course.py"))
+    return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"))))
+
+
+def test_what_is_hidden_is_what_only_extras_bring(installed):
+    assert {"psycopg", "sklearn", "optuna", "matplotlib", "pytest", "mypy"} <= ABSENT
+    assert not {"trappm", "xgboost", "scipy", "torch", "ray", "sqlalchemy", "google"} & ABSENT
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import optuna'])"
+    process = installed("-c", nested)
+    assert "No module named 'optuna'" in process.communicate(timeout=60)[1]
+
+
+def test_a_campaign_learns_from_60_labels_and_publishes(campaign):
+    assert campaign["trained_on"]["cpu-2t"] == 60
+    assert campaign["grew_trees"]
+    assert campaign["state"] == "finished"
+
+
+def test_its_snapshot_predicts(campaign, installed):
+    asked = trappm("predict", "test_resnet", "--batch-size", "4", "--device", "cpu-2t", "--json")
+    told = json.loads(finished(installed(*asked)))
+    assert told["step_time_ms"] > 0
+    assert told["memory_mib"] > 0
+
+
+@contextmanager
+def listening(process):
+    """Where a server listens, once it does."""
+    try:
+        line = process.stdout.readline()
+        yield re.search(r"http://[\d.]+:\d+", line)[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_it_serves(campaign, installed):
+    question = {"model": "test_resnet", "batch_size": 4, "device": "cpu-2t"}
+    served = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
+    with listening(served) as address:
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(  # noqa: S310
+            f"{address}/v1/predict", json.dumps(question).encode(), headers
+        )
+        with urllib.request.urlopen(asked, timeout=300) as answer:  # noqa: S310
+            assert json.load(answer)["step_time_ms"] > 0
+
+
+def test_it_shows_its_page(campaign, installed):
+    shown = installed(*trappm("ui", "--port", "0", "--no-browser"), PYTHONUNBUFFERED="1")
+    with listening(shown) as address:
+        for path, part in (("/", "<html"), ("/api/campaigns", '"laptop"')):
+            with urllib.request.urlopen(f"{address}{path}", timeout=300) as answer:  # noqa: S310
+                assert part in answer.read().decode()
+
+
+LABELS = "--labels labels.csv --metric step-time"
+NEEDS = {
+    "evaluate --estimator mlp --seeds 1 --device cpu-2t --metric step-time": "evaluate",
+    "evaluate --estimator xgboost --seeds 1 --device cpu-2t --metric step-time": "evaluate",
+    "evaluate --estimator prior --seeds 1 --device cpu-2t --metric step-time --plots p": "evaluate",
+    f"tune --estimator xgboost --trials 1 {LABELS}": "evaluate",
+    f"campaign replay --seeds 1 --png p.png {LABELS}": "evaluate",
+    "campaign explain --png p.png": "evaluate",
+    "serve --replicas 1 --port 0": "serve",
+}
+
+
+def test_each_command_that_needs_an_extra_names_it_in_one_line(campaign, installed):
+    export = trappm("labels", "export", "labels.csv", "--device", "cpu-2t")
+    finished(installed(*export))
+    lines = list(NEEDS)
+    process = installed("-c", COMMANDS, json.dumps(lines))
+    out, err = process.communicate(timeout=1000)
+    assert json.loads(out.splitlines()[-1]) == [2] * len(lines), err
+    told = [line for line in err.splitlines() if "pip install" in line]
+    assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in told] == [NEEDS[x] for x in lines]
+
+
+def test_a_postgresql_address_without_its_driver_names_the_extra(installed):
+    address = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
+    process = installed(*trappm("labels", "query"), TRAPPM_DATABASE=address)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    (line,) = err.splitlines()
+    assert line.endswith("pip install 'trappm[postgresql]'")
+    assert "secret" not in line
+
+
+def test_nothing_else_of_what_only_extras_bring_is_imported():
+    """Whoever adds such an import adds the command that needs it to those above."""
+    imported = set()
+    for room in ("profiler", "store", "learner", "cluster", "trappm"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    imported.add(node.module.split(".")[0])
+    assert imported & ABSENT <= {"matplotlib", "optuna", "psycopg", "sklearn", "bmdal_reg"}

@@ -1,0 +1,116 @@
+"""The wheel in an empty environment, from a folder that has a `store` and others of its own.
+
+Built, installed with pip under our constraints (without extras, then with PostgreSQL's driver), and
+used from there: nothing of the checkout is on anybody's path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+from foreign_folder import ROOMS, THEIRS, make_foreign
+from guarded_postgresql import launched_and_left
+from test_main_job import BUDGET, SPEC
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A foreign project's folder."""
+    return make_foreign(tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="module")
+def environment(place):
+    """What a shell there has: nothing of ours or pytest's on Python's path."""
+    unwanted = ("PYTHONPATH", "TRAPPM_DATABASE", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return kept | {"TRAPPM_HOME": str(place / "home"), "COLUMNS": "160"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    source = folder / "source"
+    ignore = shutil.ignore_patterns("__pycache__")
+    for room in (*ROOMS, "trappm"):
+        shutil.copytree(ROOT / room, source / room, ignore=ignore, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", *build, str(source)], check=True)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """Of an environment with the wheel and its runtime dependencies."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    install(python, str(wheel))
+    return python
+
+
+def install(python, *what):
+    constraints = str(ROOT / "constraints.txt")
+    command = [python, "-m", "pip", "install", "-q", "-c", constraints, *what]
+    subprocess.run(command, check=True, cwd="/")
+
+
+@pytest.fixture(scope="module")
+def run(python, place, environment):
+    """Types a command of that environment in that folder."""
+
+    def run(name, *arguments):
+        done = subprocess.run(
+            [python.with_name(name), *arguments], cwd=place, env=environment, text=True,
+            capture_output=True, timeout=1800, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_it_brings_no_extra(run):
+    held = {line.split("==")[0].lower() for line in run("pip", "freeze").splitlines()}
+    assert "xgboost-cpu" in held
+    assert not {"psycopg", "scikit-learn", "matplotlib", "optuna", "pytest"} & held
+    run("pip", "check")
+
+
+def test_ours_and_theirs_are_both_there(run, python, place):
+    theirs, ours = run("python", "-c", THEIRS).split()
+    assert theirs == str(place)
+    assert Path(ours).is_relative_to(python.parents[1] / "lib")
+    assert "campaign" in run("trappm", "--help")
+    assert "cpu-1t" in run("python", "-m", "trappm.profiler", "devices")
+    assert "python -m trappm.profiler" in run("python", "-m", "trappm.profiler", "--help")
+    assert run("python", "-m", "profiler") == "the profiler of somebody else\n"
+
+
+def test_a_campaign_runs_to_its_end_and_its_snapshot_predicts(run, place):
+    (place / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
+    told = run("trappm", "campaign", "launch", "tiny.yaml")
+    assert "predicted against measured" in told
+    assert f"{sum(BUDGET.values())} labels" in run("trappm", "labels", "query")
+    asked = ["resnet18", "--batch-size", "4", "--input-size", "64", "--device", "cpu-2t"]
+    assert "resnet18" in run("trappm", "predict", *asked)
+
+
+def test_a_cluster_of_nodes_with_the_wheel_and_postgresql(wheel, python, tmp_path):
+    install(python, f"{wheel}[postgresql]")
+    told = launched_and_left(python, tmp_path)
+    assert len(told["trappm"]) == 3
+    assert all(Path(path).is_relative_to(python.parents[1] / "lib") for path in told["trappm"])

@@ -1,0 +1,69 @@
+"""What is known of a pool before labels, with kernels, without, and with those of a part of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import trappm.profiler.models.zoo  # noqa: F401  (before timm)
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.workload import Workload
+from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.simulation.kernel_recorder import kernel_profile
+from trappm.profiler.static_profile import graph_template
+
+SETTINGS = {"precision": Precision.FP32, "memory_format": MemoryFormat.CONTIGUOUS}
+ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")
+
+
+@pytest.fixture(scope="module")
+def traced():
+    found = []
+    for name in ARCHITECTURES:
+        template = graph_template(name, 64)
+        kernels = kernel_profile(name, 64, fused_attention=True, **SETTINGS)
+        found += [
+            Workload(graph=template.at(batch), kernels=kernels, **SETTINGS) for batch in (1, 8, 64)
+        ]
+    return found
+
+
+def known(workloads, metrics=("step_time_ms",)):
+    return PoolKnowledge.of(workloads, metrics, spec_of("a100"), np.random.default_rng(0))
+
+
+def test_kernels_say_what_a_step_takes(traced):
+    plain = known([replace(w, kernels=None) for w in traced]).estimates["step_time_ms"]
+    better = known(traced).estimates["step_time_ms"]
+    assert not np.allclose(plain.median, better.median, rtol=0.1)
+    for said in (plain, better):
+        assert np.all(np.diff(said.median.reshape(3, 3), axis=1) > 0)
+
+
+def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(traced):
+    mixed = [replace(w, kernels=None) if i < 3 else w for i, w in enumerate(traced)]
+    said, whole = known(mixed), known(traced)
+    features = said.covariances["step_time_ms"].features
+    between = features[:3] @ features[3:].T
+    assert between == pytest.approx(0.0)
+    assert (features[:3] @ features[:3].T).min() > 0
+    assert said.estimates["step_time_ms"].median[3:] == pytest.approx(
+        whole.estimates["step_time_ms"].median[3:]
+    )
+    alone = known([replace(w, kernels=None) for w in traced[:3]])
+    assert said.estimates["step_time_ms"].median[:3] == pytest.approx(
+        alone.estimates["step_time_ms"].median
+    )
+
+
+def test_rows_of_the_pool_keep_what_is_known_of_them(traced):
+    rows = np.array([7, 2])
+    whole = known(traced, ("step_time_ms", "memory_mib", "energy_j"))
+    part = whole.of_rows(rows)
+    assert set(part.covariances) == {"step_time_ms", "memory_mib"}
+    for metric, covariance in whole.covariances.items():
+        assert np.array_equal(part.covariances[metric].features, covariance.features[rows])
+    said, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
+    limit = float(np.median(said.median))
+    assert np.array_equal(probability_above(some, limit), probability_above(said, limit)[rows])

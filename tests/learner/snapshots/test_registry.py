@@ -1,0 +1,236 @@
+"""The registry: versions and names on any fsspec place, whole whatever is killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from registry_samples import write_sample
+
+from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots.regressions import promote
+from trappm.profiler.errors import SnapshotError
+
+KILLS = 12
+
+
+@pytest.fixture
+def here(tmp_path):
+    return tmp_path / "here"
+
+
+@pytest.fixture(params=["folder", "memory"])
+def there(request, tmp_path):
+    """An empty registry elsewhere: a folder, or what behaves like a bucket."""
+    place = tmp_path / "there" if request.param == "folder" else f"memory://{tmp_path}"
+    return Registry(place)
+
+
+def test_what_is_pushed_is_listed_and_comes_back_the_same(here, there, tmp_path):
+    first, second = (write_sample(here, number) for number in (1, 2))
+    assert there.ids() == []
+    assert {there.push(here / name) for name in (first, second, first)} == {first, second}
+    assert there.ids() == sorted([first, second])
+    there.pull(second, tmp_path / "copy")
+    for path in (here / second).iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    assert there.resolve(first[:8]) == first
+    with pytest.raises(SnapshotError, match=f"there are: .*{first}"):
+        there.resolve("nope")
+
+
+def test_names_move_and_go_back_step_by_step(here, there):
+    ids = [there.push(here / write_sample(here, number)) for number in range(3)]
+    for name in ids:
+        there.set_alias("latest", name, "published")
+    there.set_alias("stable", ids[0], "by hand")
+    assert there.aliases() == {"latest": ids[2], "stable": ids[0]}
+    assert there.roll_back("latest").snapshot == ids[1]
+    assert there.roll_back("latest").snapshot == ids[0]
+    with pytest.raises(SnapshotError, match="has not been anywhere before"):
+        there.roll_back("latest")
+    there.set_alias("latest", ids[2], "published")
+    assert there.roll_back("latest").snapshot == ids[0]
+    assert [entry.why for entry in there.history("stable")] == ["by hand"]
+    for bad in ("../up", "", "a b", ids[0]):
+        with pytest.raises(SnapshotError, match="cannot be an alias"):
+            there.set_alias(bad, ids[0], "by hand")
+    with pytest.raises(SnapshotError, match="there is no snapshot"):
+        there.set_alias("latest", "0" * 20, "by hand")
+
+
+def test_only_what_nobody_means_is_removed(here, there):
+    ids = [there.push(here / write_sample(here, number)) for number in range(6)]
+    for name in ids[:3]:
+        there.set_alias("latest", name, "published")
+    assert there.collect(1, dry_run=True) == sorted([ids[0], ids[3], ids[4]])
+    assert len(there.ids()) == 6
+    assert there.collect(1) == sorted([ids[0], ids[3], ids[4]])
+    assert set(there.ids()) == {ids[1], ids[2], ids[5]}
+    assert there.roll_back("latest").snapshot == ids[1]
+    there.contents(ids[5])
+
+
+@pytest.mark.parametrize("mape", [5.0, 5.9, 6.1, 20.0])
+def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
+    before, after = (there.push(here / write_sample(here, n, m)) for n, m in ((1, 5.0), (2, mape)))
+    assert promote(there, "latest", before).moved
+    found = promote(there, "latest", after)
+    assert found.moved == (mape <= 6.0)
+    assert there.resolve("latest") == (after if mape <= 6.0 else before)
+    assert after in there.ids()
+    assert ("a100 train memory_mib was 5 % off" in found.told) == (mape > 6.0)
+
+
+DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")
+
+
+@settings(max_examples=60, deadline=None)
+@given(damage=st.sampled_from(DAMAGES), which=st.integers(0, 3), place=st.floats(0, 0.999))
+def test_no_damage_gets_through(tmp_path_factory, damage, which, place):
+    here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
+    registry = Registry(there)
+    name = registry.push(here / write_sample(here))
+    other = registry.push(here / write_sample(here, 1))
+    path = sorted((there / name).iterdir())[which]
+    data = path.read_bytes()
+    at = int(place * len(data))
+    if damage == "renamed":
+        shutil.rmtree(there / name)
+        shutil.copytree(there / other, there / name)
+    elif damage == "missing":
+        path.unlink()
+    else:
+        changed = {
+            "truncated": data[:at],
+            "one bit": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :],
+            "longer": data + b"\n",
+            "foreign": b'{"format": "other"}',
+        }[damage]
+        if damage == "longer" and path.name == "manifest.json":
+            changed = data + b"{"
+        path.write_bytes(changed)
+    with pytest.raises(SnapshotError) as told:
+        registry.pull(name, here / "pulled")
+    assert "\n" not in str(told.value)
+    assert not (here / "pulled").exists()
+    registry.pull(other, here / "sound")
+    assert registry.push(here / name) == name
+    registry.contents(name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(which=st.integers(0, 3), renamed=st.booleans())
+def test_a_damaged_copy_is_mended_by_another_pull(tmp_path_factory, which, renamed):
+    here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
+    name, other = write_sample(here), write_sample(here, 1)
+    registry, local = Registry(here), Registry(there)
+    registry.pull(other if renamed else name, there / name)
+    if not renamed:
+        sorted((there / name).iterdir())[which].write_bytes(b"{}")
+    assert not local.is_whole(name)
+    registry.pull(name, there / name)
+    assert local.is_whole(name)
+    assert local.ids() == [name]
+
+
+PUSH = "registry.push(Path(sys.argv[2])); registry.set_alias('latest', Path(sys.argv[2]).name, '')"
+PULL = "registry.pull(Path(sys.argv[2]).name, Path(sys.argv[2]))"
+PROGRAM = """
+import sys
+from pathlib import Path
+from trappm.learner.snapshots.registry import Registry
+registry = Registry(sys.argv[1])
+print("ready", flush=True)
+{work}
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("work", [PUSH, PULL], ids=["push", "pull"])
+def test_killing_it_at_any_moment_leaves_whole_snapshots_only(tmp_path, work):
+    """Real processes, killed later and later; what is visible afterwards is always whole."""
+    source, target = Registry(tmp_path / "source"), tmp_path / "target"
+    name = write_sample(tmp_path / "source", size=400_000)
+    pushes = work is PUSH
+    place = tmp_path / "source" / name if pushes else target / name
+    registry = target if pushes else Path(source.location)
+    arguments = [sys.executable, "-c", PROGRAM.format(work=work), str(registry), str(place)]
+    ended = 0
+    for delay_s in (0.001 * attempt for attempt in range(KILLS)):
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGKILL)
+            ended += b"done" in process.stdout.read()
+        seen = Registry(target)
+        for found in seen.ids():
+            seen.contents(found)
+        for meant in seen.aliases().values():
+            seen.contents(meant)
+        if ended:
+            break
+    subprocess.run(arguments, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)  # and goes on
+    assert Registry(target).ids() == [name]
+    Registry(target).contents(name)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
+    registry = Registry(tmp_path / "there")
+    first, second = (registry.push(here / write_sample(here, n)) for n in (1, 2))
+    entry = registry.set_alias("latest", first, "published")
+    folder = tmp_path / "there" / "aliases" / "latest"
+    ahead = folder / f"2999{entry.name[4:]}"
+    (folder / entry.name).rename(ahead)
+    registry.set_alias("latest", second, "published")
+    assert registry.resolve("latest") == second
+
+
+def test_leftovers_are_swept_when_they_are_old(here, tmp_path):
+    registry = Registry(tmp_path / "there")
+    name = registry.push(here / write_sample(here))
+    for left in (".unfinished-x/a", f"{'1' * 20}/heads.safetensors", f"{name}/.part-1-a"):
+        path = tmp_path / "there" / left
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half")
+    assert registry.collect(9) == []
+    for path in (tmp_path / "there").rglob("*"):
+        os.utime(path, (0, 0))
+    assert {*registry.collect(9)} == {".unfinished-x", "1" * 20, f"{name}/.part-1-a"}
+    assert registry.ids() == [name]
+    registry.contents(name)
+
+
+def test_a_place_that_cannot_be_reached_is_told(tmp_path):
+    with pytest.raises(SnapshotError, match="nosuch"):
+        Registry("nosuch://bucket")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(SnapshotError, match="cannot be used"):
+        Registry(blocked / "inside").push(tmp_path / write_sample_folder(tmp_path))
+
+
+def write_sample_folder(tmp_path):
+    return f"here/{write_sample(tmp_path / 'here')}"
+
+
+def test_an_alias_entry_that_was_tampered_with_is_told(here, tmp_path):
+    registry = Registry(tmp_path / "there")
+    name = registry.push(here / write_sample(here))
+    entry = registry.set_alias("latest", name, "published")
+    path = tmp_path / "there" / "aliases" / "latest" / entry.name
+    path.write_text(json.dumps([1]))
+    with pytest.raises(SnapshotError, match="is no entry of an alias"):
+        registry.history("latest")
+    assert registry.resolve("latest") == name  # which its name tells

@@ -1,0 +1,172 @@
+"""What every kind of device keeps, ours and a third party's: measured as users measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trappm.profiler.__main__ import _summary as summary
+from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.devices.gpu.cuda import CudaDevice
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.measuring.isolation import Measurer
+from trappm.profiler.records import (
+    METRICS,
+    Configuration,
+    Measurement,
+    Outcome,
+    Phase,
+    Protocol,
+    Provenance,
+)
+
+ROOT = Path(__file__).parents[3]
+TINY = Configuration(architecture="mobilenetv3_small_050", batch_size=2, input_size=64)
+# Other work on the machine that runs the tests must not decide how they end.
+TRUSTING = Protocol(
+    name="test",
+    warmup_steps=1,
+    min_steps=3,
+    max_steps=3,
+    unstable_relative_iqr=1000.0,
+    unstable_lost_share=1000.0,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the recorded labels and the third party's package are; on everybody's path."""
+    path = tmp_path_factory.mktemp("devices")
+    label = {**TINY.to_dict(), "step_time_ms": 12.5, "memory_mib": 80.0}
+    (path / "labels.jsonl").write_text(json.dumps(label) + "\n", encoding="utf-8")
+    document = (ROOT / "docs" / "measurement.md").read_text(encoding="utf-8")
+    code, points = (
+        re.search(rf"```{kind}\n(.*?)```", document, re.DOTALL) for kind in ("python", "toml")
+    )
+    assert code is not None
+    assert points is not None
+    (path / "plain_device.py").write_text(code[1], encoding="utf-8")
+    metadata = path / "plain_device-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: plain-device\nVersion: 1.0\n", encoding="utf-8")
+    ini = points[1].replace('project.entry-points."trappm.devices"', "trappm.devices")
+    (metadata / "entry_points.txt").write_text(ini.replace('"', ""), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(path))
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def measurer(folder: Path) -> Iterator[Measurer]:
+    with Measurer(lock_dir=folder / "locks") as measurer:
+        yield measurer
+
+
+KINDS = [
+    "cpu-1t",
+    "plain",
+    "replay:FOLDER/labels.jsonl",
+    "simulated:a100",
+    pytest.param("cuda:0", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=KINDS)
+def key(request: pytest.FixtureRequest, folder: Path) -> str:
+    key: str = request.param.replace("FOLDER", str(folder))
+    if key == "cuda:0" and not CudaDevice.local_keys():
+        pytest.skip("no NVIDIA GPU here")
+    return key
+
+
+def test_device_says_what_it_is(key: str) -> None:
+    device = open_device(key)
+    assert device.key == key
+    environment = device.environment()
+    json.dumps(environment)
+    assert environment["device"] == key
+    assert stack_fingerprint(open_device(key).environment()) == stack_fingerprint(environment)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_device_measures(key: str, phase: Phase, measurer: Measurer, folder: Path) -> None:
+    configuration = replace(TINY, phase=phase)
+    if key.startswith("replay:"):
+        with (folder / "labels.jsonl").open("a", encoding="utf-8") as labels:
+            labels.write(json.dumps({**configuration.to_dict(), "step_time_ms": 3.5}) + "\n")
+    measurement = measurer.measure(configuration, key, TRUSTING)
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.device == key
+    assert measurement.configuration == configuration
+    step = measurement.step
+    assert step is not None
+    assert min(measurement.step_samples_ms) <= step.median_ms <= max(measurement.step_samples_ms)
+    rate = 1000 * configuration.batch_size / step.median_ms
+    assert measurement.samples_per_second == pytest.approx(rate)
+    for metric in (*METRICS, "energy_j"):
+        value = getattr(measurement, metric)
+        assert (value is None) == (metric in measurement.missing)
+        assert value is None or value > 0
+    expected = {"replay": Provenance.IMPORTED, "simulated": Provenance.SIMULATED}
+    assert measurement.provenance is expected.get(
+        key.split(":", maxsplit=1)[0], Provenance.MEASURED
+    )
+    first_line = summary(measurement).splitlines()[0]
+    assert ("not measured here" in first_line) == (
+        measurement.provenance is not Provenance.MEASURED
+    )
+    shares = (step.forward_share, step.backward_share, step.optimizer_share)
+    if phase is Phase.INFER or key.startswith("replay:"):
+        assert shares == (None, None, None)
+    else:
+        assert sum(s for s in shares if s) == pytest.approx(1.0)
+        assert all(s is not None and s > 0 for s in shares)
+    assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
+
+
+def test_what_cannot_be_measured_is_unsupported(key: str, measurer: Measurer) -> None:
+    nobody = Configuration(architecture="resnet1888", batch_size=1, input_size=64)
+    measurement = measurer.measure(nobody, key, TRUSTING)
+    assert measurement.outcome is Outcome.UNSUPPORTED
+    assert "resnet1888" in (measurement.message or "")
+
+
+def test_third_party_device_is_offered(folder: Path) -> None:
+    assert "plain" in local_devices()
+
+
+def add_kind(folder: Path, kind: str, value: str) -> None:
+    metadata = folder / f"{kind}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {kind}\nVersion: 1.0\n", encoding="utf-8")
+    points = f"[trappm.devices]\n{kind} = {value}\n"
+    (metadata / "entry_points.txt").write_text(points, encoding="utf-8")
+
+
+@pytest.mark.parametrize("value", ["no_such_module:Device", "json:Nothing", "json:JSONDecoder"])
+def test_broken_third_party_kind_troubles_only_itself(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_kind(tmp_path, "broken", value)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "cpu-1t" in local_devices()
+    assert open_device("cpu-1t").key == "cpu-1t"
+    with pytest.raises(DeviceError, match="'broken'"):
+        open_device("broken:1")
+
+
+def test_a_kind_of_ours_cannot_be_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_kind(tmp_path, "cpu", "json:JSONDecoder")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert type(open_device("cpu-1t")).__name__ == "CpuDevice"

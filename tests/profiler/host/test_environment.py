@@ -1,0 +1,282 @@
+"""The environment record and the fingerprint; the command line that prints both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from fake_cuda import install_cuda, prepared
+from nvml_stub import Board, install
+
+from trappm.profiler.devices import open_device
+from trappm.profiler.host import environment as environment_module
+from trappm.profiler.host.code_version import Commit
+from trappm.profiler.host.environment import (
+    host_facts,
+    run_facts,
+    stack_difference,
+    stack_fingerprint,
+    utc_now,
+)
+from trappm.profiler.records import Configuration, Measurement, Outcome
+
+ROOT = Path(__file__).parents[3]
+CONFIGURATION = Configuration(
+    architecture="mobilenetv3_small_050", batch_size=2, input_size=64, optimizer="adam"
+)
+
+
+def test_environment_names_the_stack_without_guessing() -> None:
+    environment = open_device("cpu-1t").environment()
+    assert environment["torch"] == version("torch")
+    assert environment["timm"] == version("timm")
+    assert environment["cpu_cores"] == os.cpu_count()
+    assert environment["device_name"] == environment["cpu_model"] != ""
+    json.dumps(environment)
+
+
+def test_run_facts_say_how_it_computes() -> None:
+    facts = run_facts(CONFIGURATION)
+    assert facts["optimizer"] == "adam"
+    assert facts["precision"] == "fp32"
+    json.dumps(facts)
+
+
+CUDA_FACTS = (
+    "device_uuid", "device_name", "device_memory_mib", "ecc", "mig", "persistence",
+    "device_power_limit_w", "driver", "cuda", "cudnn", "torch", "timm", "python", "tf32", "host",
+    "code_version", "measuring_version", "cpu_model", "host_memory_mib",
+)  # fmt: skip
+RUN_FACTS = ("precision", "memory_format", "optimizer", "phase", "seed", "utc")
+WINDOW_FACTS = (
+    "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "clock_event_reasons", "gpu_utilization",
+    "memory_utilization", "power_method", "wall_step_time_ms", "foreign_gpu_processes",
+)  # fmt: skip
+
+
+def test_cuda_record_has_all_that_makes_a_label_comparable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=[1, 1000]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    environment = device.environment()
+    assert set(CUDA_FACTS) <= environment.keys()
+    assert set(RUN_FACTS) <= run_facts(CONFIGURATION).keys()
+    device.open_window(lambda: None)
+    facts = device.close_window().facts
+    assert set(WINDOW_FACTS) <= facts.keys()
+    json.dumps([environment, facts])
+
+
+def test_now_is_utc() -> None:
+    assert datetime.fromisoformat(utc_now()).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize("fact", ["torch", "timm", "python", "device", "device_name", "driver"])
+def test_fingerprint_changes_with_the_stack(fact: str) -> None:
+    environment = open_device("cpu-1t").environment()
+    assert stack_fingerprint({**environment, fact: "other"}) != stack_fingerprint(environment)
+
+
+@pytest.mark.parametrize("fact", ["host", "kernel", "utc", "load_average_before", "lock_wait_s"])
+def test_fingerprint_ignores_what_does_not_matter(fact: str) -> None:
+    environment = open_device("cpu-1t").environment()
+    assert stack_fingerprint({**environment, fact: "other"}) == stack_fingerprint(environment)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+        "CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_MODULE_LOADING",
+        "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY",
+    ],
+)  # fmt: skip
+def test_variables_that_change_the_cost_are_recorded_and_change_the_stack(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    before = open_device("cpu-1t").environment()
+    monkeypatch.setenv(name, "1")
+    after = open_device("cpu-1t").environment()
+    assert after["switches"][name] == "1"
+    assert stack_fingerprint(after) != stack_fingerprint(before)
+    assert name in (stack_difference(before, after) or "")
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **board: object) -> dict[str, object]:
+    install(monkeypatch, Board("GPU-a", "Tesla T4", **board))  # type: ignore[arg-type]
+    return open_device("cuda:0").environment()
+
+
+def test_stack_of_a_gpu_has_its_error_correction_clock_and_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = on_a_gpu(monkeypatch)
+    assert stack_difference(plain, on_a_gpu(monkeypatch)) is None
+    for other in (
+        on_a_gpu(monkeypatch, ecc=(0, 1)),
+        on_a_gpu(monkeypatch, application_clock_mhz=585),
+        {**plain, "host_cpu": "a slower one"},
+    ):
+        assert stack_fingerprint(other) != stack_fingerprint(plain)
+
+
+def test_memory_counted_in_another_way_is_another_stack() -> None:
+    environment = open_device("cpu-1t").environment()
+    usual = {**environment, "memory_method": "nvml process memory"}
+    other = {**environment, "memory_method": "nvml device memory above its baseline"}
+    assert stack_fingerprint(other) != stack_fingerprint(usual)
+    assert "memory_method" in (stack_difference(other, usual) or "")
+    # What a device says before it measures, and a run that came to no memory, are of the usual one.
+    untold = {k: v for k, v in environment.items() if k != "memory_method"}
+    assert stack_fingerprint(usual) == stack_fingerprint(untold)
+    assert stack_fingerprint({**usual, "memory_method": "none"}) == stack_fingerprint(untold)
+    # A label of the version before keeps the fingerprint that it was stored with.
+    before = {**other, "measuring_version": 1}
+    assert stack_fingerprint(before) == stack_fingerprint({**usual, "measuring_version": 1})
+
+
+def test_stack_that_was_stored_before_keeps_its_fingerprint() -> None:
+    """Of facts that joined later nothing was recorded; the fingerprint is as it was stored then."""
+    stored = {
+        "device": "cpu-2t", "device_name": "AMD EPYC", "measuring_version": 1, "python": "3.11",
+        "torch": "2.13.0+cpu", "timm": "1.0.31", "host": "node-1", "cpu_model": "AMD EPYC",
+    }  # fmt: skip
+    assert stack_fingerprint(stored) == "dd4029be428cfa97"
+    # On a CPU without switches nothing joins, so that labels of both forms may be mixed.
+    assert stack_fingerprint({**stored, "switches": {}}) == stack_fingerprint(stored)
+
+
+def git(folder: Path, *words: str) -> str:
+    name = ("-c", "user.name=n", "-c", "user.email=e")
+    done = subprocess.run(
+        ["git", *name, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def code_version_of(folder: Path) -> tuple[str | None, str | None]:
+    """What a process says of the code in this folder, which has a package `trappm`."""
+    program = (
+        "import json; from trappm.profiler.host.environment import host_facts\n"
+        "facts = host_facts(); print(json.dumps([facts[k] if k in facts else None for k in "
+        "('code_version', 'code_version_missing')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    version, missing = json.loads(done.stdout)
+    return version, missing
+
+
+def copied_checkout(folder: Path) -> Path:
+    """The rooms as they stand in our repository: `profiler` at its top, a link in `trappm`."""
+    shutil.copytree(ROOT / "profiler", folder / "profiler")
+    (folder / "trappm").mkdir()
+    shutil.copy(ROOT / "trappm" / "__init__.py", folder / "trappm")
+    (folder / "trappm" / "profiler").symlink_to("../profiler")
+    (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
+    return folder
+
+
+def test_code_version_names_the_commit_and_whether_it_is_changed(tmp_path: Path) -> None:
+    ours = copied_checkout(tmp_path)
+    assert code_version_of(ours) == (version("trappm"), None)  # unpacked, no checkout
+    git(ours, "init")
+    git(ours, "add", ".")
+    unborn, why = code_version_of(ours)
+    assert unborn == version("trappm")
+    assert "commit is not told" in (why or "")
+    git(ours, "commit", "-m", "first")
+    git(ours, "tag", "v9")  # the commit is named, whatever tags there are
+    clean = f"{version('trappm')}+{git(ours, 'rev-parse', 'HEAD')[:12]}"
+    assert code_version_of(ours) == (clean, None)
+    with (ours / "profiler" / "records.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    assert code_version_of(ours) == (f"{clean}-dirty", None)
+
+
+def test_installation_inside_of_another_repository_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "theirs").write_text("", encoding="utf-8")
+    git(tmp_path, "add", "theirs")
+    git(tmp_path, "commit", "-m", "theirs")
+    installed = tmp_path / "venv" / "site-packages"
+    shutil.copytree(ROOT / "profiler", installed / "trappm" / "profiler")
+    shutil.copy(ROOT / "trappm" / "__init__.py", installed / "trappm")
+    assert code_version_of(installed) == (version("trappm"), None)
+
+
+def test_no_code_version_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_module, "_version", lambda _: None)
+    monkeypatch.setattr(environment_module, "code_commit", lambda: Commit(None))
+    environment_module._machine_facts.cache_clear()
+    try:
+        facts = host_facts()
+    finally:
+        environment_module._machine_facts.cache_clear()
+    assert facts["code_version"] is None
+    assert "neither" in facts["code_version_missing"]
+
+
+def profiler(*arguments: str, first_on_path: str = "") -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [first_on_path, *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-m", "profiler", "measure", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+NOT_ON_A_GPU_NODE = ("ray", "sqlalchemy", "alembic", "pydantic", "pandas", "typer", "onnx_tool")
+
+
+def test_command_prints_one_measurement_where_only_torch_and_timm_are(tmp_path: Path) -> None:
+    # Every Python that is started, the fork server too, finds these packages missing.
+    blocked = f"import sys\nsys.modules.update(dict.fromkeys({NOT_ON_A_GPU_NODE!r}))\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked, encoding="utf-8")
+    done = profiler(
+        CONFIGURATION.architecture,
+        *("--batch-size", "2", "--input-size", "64", "--optimizer", "adam"),
+        *("--device", "cpu-1t", "--protocol", "quick", "--json"),
+        first_on_path=str(tmp_path),
+    )
+    assert done.stderr == ""
+    measurement = Measurement.from_dict(json.loads(done.stdout))
+    assert measurement.configuration == CONFIGURATION
+    # Other work on this machine may rightly make it unstable.
+    assert measurement.outcome in {Outcome.OK, Outcome.UNSTABLE}, measurement.message
+    assert done.returncode == (0 if measurement.outcome is Outcome.OK else 1)
+    assert measurement.step_samples_ms
+    assert measurement.environment["samples_per_second"] == measurement.samples_per_second
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("resnet18", "--device", "cpu-9999t"),
+        ("resnet18", "--device", "cpu-1t", "--batch-size", "0"),
+        ("resnet18", "--device", "cpu-1t", "--batch-size", "many"),
+        ("resnet18", "--device", "cpu-1t", "--precision", "fp8"),
+        ("resnet18",),
+        ("resnet1888", "--device", "cpu-1t"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments: tuple[str, ...]) -> None:
+    done = profiler(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("profiler: ")
+    assert "Traceback" not in done.stderr + done.stdout

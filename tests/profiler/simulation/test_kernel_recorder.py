@@ -1,0 +1,252 @@
+"""The kernels of a step are those that a GPU would run: counts, bytes, operations, types."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+from trappm.profiler.simulation.kernel_recorder import kernel_profile
+
+
+class Tiny(nn.Module):
+    """All of its kernels can be counted by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.convolution(x)).relu().mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query_key_value = nn.Linear(32, 96)
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose(1, 2)
+        parts = self.query_key_value(tokens).reshape(x.shape[0], -1, 3, 4, 8)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return mixed.transpose(1, 2).flatten(2).mean(1)
+
+
+class AttentionOfImages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.attention = nn.Conv2d(3, 32, 4, 4), Attention()
+
+    def forward(self, x):
+        return self.attention(self.stem(x))
+
+
+def rows(profile, kind, phase=Phase.TRAIN, which=None):
+    """Count and sizes at batch size 4 of the kernels of this kind."""
+    kernels = profile.at(4, phase)
+    chosen = kernels.table.kinds == kind
+    if which is not None:
+        chosen &= kernels.table.passes == which
+    return kernels.table.counts[chosen], kernels.sizes[chosen]
+
+
+def total_flops(profile, batch_size, phase):
+    kernels = profile.at(batch_size, phase)
+    return float(kernels.table.counts @ kernels.sizes[:, Size.FLOPS])
+
+
+def test_a_convolution_has_three_passes_but_no_gradient_of_the_images():
+    profile = kernel_profile(Tiny(), 16)
+    flops = 2 * 4 * 256 * 8 * 27
+    images, weight, result = 4 * 3 * 256 * 4, 8 * 27 * 4, 4 * 8 * 256 * 4
+    counts, sizes = rows(profile, KernelKind.DENSE, which=Pass.FORWARD)
+    assert counts.tolist() == [1]
+    expected = [images + weight, result, flops, 4 * 256, 8, 27, 1]
+    assert sizes.tolist() == [expected]
+    counts, sizes = rows(profile, KernelKind.DENSE, which=Pass.WEIGHT_GRADIENT)
+    assert sizes.tolist() == [[images + result, weight, flops, 8, 27, 4 * 256, 1]]
+    assert not len(rows(profile, KernelKind.DENSE, which=Pass.DATA_GRADIENT)[0])
+
+
+def test_a_batch_norm_reads_twice_when_it_takes_statistics():
+    profile = kernel_profile(Tiny(), 16)
+    images, vector = 4 * 8 * 256 * 4, 8 * 4
+    _, sizes = rows(profile, KernelKind.BATCH_NORM, Phase.TRAIN, Pass.FORWARD)
+    read, written = sizes[0, : Size.WRITTEN_BYTES + 1]
+    assert 2 * images <= read <= 2 * images + 8 * vector
+    assert images <= written <= images + 8 * vector
+    _, sizes = rows(profile, KernelKind.BATCH_NORM, Phase.INFER)
+    assert images <= sizes[0, Size.READ_BYTES] <= images + 8 * vector
+    assert sizes[0, Size.COLUMNS] == 8
+
+
+def test_an_optimizer_works_on_what_gets_a_gradient():
+    model = Tiny()
+    model.convolution.weight.requires_grad_(False)
+    profile = kernel_profile(model, 16)
+    assert profile.parameter_tensors == 4
+    assert profile.parameters == 8 + 8 + 80 + 10
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
+def test_operations_of_inference_are_those_of_the_flop_counter(name):
+    from trappm.profiler.graphs.module_graph import on_meta
+
+    profile = kernel_profile(name, 96, fused_attention=False)
+    model = on_meta(name, 96).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.empty(6, 3, 96, 96, device="meta"))
+    assert total_flops(profile, 6, Phase.INFER) == pytest.approx(counter.get_total_flops())
+
+
+def test_autocast_computes_products_in_16_bits_and_casts_each_weight_once():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False))
+    model.append(model[1])  # the same weights again
+    half = kernel_profile(model, 8, precision=Precision.AMP_FP16)
+    full = kernel_profile(model, 8)
+    for profile, computes_in_half in ((half, True), (full, False)):
+        chosen = profile.infer.kinds == KernelKind.POINTWISE
+        assert profile.infer.half[chosen].all() == computes_in_half
+    counts, sizes = rows(half, KernelKind.CAST, Phase.INFER)
+    assert counts.sum() == 3  # the images, and two weights
+    assert not len(rows(full, KernelKind.CAST, Phase.INFER)[0])
+    images = 4 * 3 * 64
+    assert sizes[:, Size.READ_BYTES].max() == images * 4
+    assert sizes[:, Size.WRITTEN_BYTES].max() == images * 2
+
+
+def test_autocast_normalises_in_32_bits():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.LayerNorm(64))
+    profile = kernel_profile(model, 8, precision=Precision.AMP_BF16)
+    chosen = profile.infer.kinds == KernelKind.LAYER_NORM
+    assert chosen.sum() == 1
+    assert not profile.infer.half[chosen].any()
+
+
+def test_attention_is_one_kernel_or_several_as_the_stack_has_it():
+    model = AttentionOfImages()
+    fused = kernel_profile(model, 16)
+    apart = kernel_profile(model, 16, fused_attention=False)
+    assert rows(fused, KernelKind.ATTENTION, Phase.INFER)[0].sum() == 1
+    assert rows(fused, KernelKind.ATTENTION)[0].sum() == 2  # forward and backward
+    assert not len(rows(fused, KernelKind.MATMUL)[0])
+    assert rows(apart, KernelKind.MATMUL, Phase.INFER)[0].sum() == 2
+    assert rows(apart, KernelKind.MATMUL)[0].sum() == 6
+    assert rows(apart, KernelKind.SOFTMAX, Phase.INFER)[0].sum() == 1
+    for phase in (Phase.INFER,):
+        assert total_flops(fused, 4, phase) == total_flops(apart, 4, phase)
+
+
+def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
+    last = kernel_profile(Tiny(), 16, memory_format=MemoryFormat.CHANNELS_LAST)
+    assert last.infer.channels_last[last.infer.kinds == KernelKind.DENSE].all()
+    plain = kernel_profile(Tiny(), 16)
+    assert not plain.infer.channels_last.any()
+
+    class Crossed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x):
+            return self.second(self.first(x).transpose(2, 3))
+
+    assert rows(kernel_profile(Crossed(), 16), KernelKind.COPY, Phase.INFER)[0].sum() == 1
+
+
+class Standardised(nn.Conv2d):
+    """Computes its weights anew in each step, contiguous ones."""
+
+    def forward(self, x):
+        return F.conv2d(x, (self.weight - 1).contiguous(), padding=self.padding)
+
+
+@pytest.mark.parametrize("second", [nn.Conv2d(8, 8, 1), Standardised(8, 8, 3, padding=1)])
+def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(second):
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), second, nn.ReLU(), *head)
+    table = kernel_profile(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).train
+    of_images = np.isin(table.kinds, [KernelKind.DENSE, KernelKind.POINTWISE])
+    assert table.channels_last[of_images].all()
+    assert (table.passes[of_images] == Pass.DATA_GRADIENT).any()
+    relu = (table.kinds == KernelKind.ELEMENTWISE) & (table.sizes[:, Size.WRITTEN_BYTES, 1] > 0)
+    assert table.channels_last[relu].any()
+
+
+def test_a_recurrent_layer_is_products_of_all_time_steps():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(16, 8, bidirectional=True, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x.mean(1))[0].mean(1)
+
+    profile = kernel_profile(Recurrent(), 16)
+    assert rows(profile, KernelKind.LINEAR, Phase.INFER)[0].sum() == 4
+    # Two directions, 16 steps, four gates.
+    assert total_flops(profile, 4, Phase.INFER) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
+
+
+def test_an_operator_that_nobody_described_is_bound_by_memory():
+    class Fourier(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft2(x).abs().mean((2, 3)) + self.bias
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(3))
+
+    profile = kernel_profile(Fourier(), 16)
+    counts, sizes = rows(profile, KernelKind.OTHER, Phase.INFER)
+    assert counts.sum() >= 1
+    assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
+    assert not sizes[:, Size.FLOPS].any()
+
+
+def test_a_step_that_hangs_on_values_is_refused_with_the_reason():
+    class Choosy(nn.Module):
+        def forward(self, x):
+            return x.flatten(1) if x.sum() > 0 else -x.flatten(1)
+
+    with pytest.raises(UnsupportedModelError, match="train step cannot be traced"):
+        kernel_profile(Choosy(), 8)
+
+
+def test_a_model_for_one_batch_size_is_traced_at_that():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(192, 10)
+
+        def forward(self, x):
+            return self.head(x.reshape(4, 192))
+
+    fixed = kernel_profile(Fixed(), 8, batch_size=4)
+    free = kernel_profile(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
+    np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
+    with pytest.raises(UnsupportedModelError):
+        kernel_profile(Fixed(), 8)
+
+
+def test_tracing_leaves_the_model_of_the_caller_alone():
+    model = Tiny().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    kernel_profile(model, 16)
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
+def test_two_profiles_of_one_model_are_equal():
+    assert kernel_profile(Tiny(), 16).to_bytes() == kernel_profile(Tiny(), 16).to_bytes()

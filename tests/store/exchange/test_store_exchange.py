@@ -1,0 +1,340 @@
+"""Measurements to files and back, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_samples import configuration, contents, measurement
+
+from trappm.experiments.label_files import read_usable
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Measurement, Provenance, StepSummary
+from trappm.store import LabelFilter
+from trappm.store.exchange.files import export_file, read_file
+from trappm.store.exchange.importers import import_file
+from trappm.store.exchange.importers.sheets import read_sheet
+
+FORMATS = ("parquet", "csv", "jsonl")
+
+amounts = st.floats(min_value=1e-6, max_value=1e9)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
+measurements = st.builds(
+    measurement,
+    st.builds(
+        configuration,
+        st.integers(1, 4096),
+        texts,
+        st.integers(1, 1024),
+        precision=st.sampled_from(["fp32", "amp-bf16"]),
+        phase=st.sampled_from(["train", "infer"]),
+    ),
+    st.sampled_from(["ok", "oom", "error"]),
+    attempt_key=st.uuids().map(lambda key: key.hex),
+    provenance=st.sampled_from(Provenance),
+    step_samples_ms=st.lists(amounts, max_size=5).map(tuple),
+    step=st.none()
+    | st.builds(
+        lambda median, more, **rest: StepSummary(
+            median_ms=median, p95_ms=min(1e9, median + more), **rest
+        ),
+        amounts,
+        amounts,
+        mean_ms=amounts,
+        iqr_ms=amounts,
+        forward_share=st.none() | st.floats(0, 1),
+    ),
+    memory_mib=amounts,  # what is ok has some metric
+    power_w=st.none() | amounts,
+    memory_detail_mib=st.dictionaries(texts, st.floats(-1e9, 1e9)),
+    missing=st.dictionaries(texts, texts),
+    failed_in=st.none() | st.sampled_from(["create", '"', ""]),
+    message=st.none() | texts | st.sampled_from(["", '""', "a,b\r\nc", "\r"]),
+    environment=st.dictionaries(texts, st.none() | texts | st.integers(0, 9), min_size=1),
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(many=st.lists(measurements, max_size=4), suffix=st.sampled_from(FORMATS))
+def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
+    path = tmp_path / f"labels.{suffix}"
+    many = [Measurement.from_dict(m.to_dict()) for m in many]
+    assert export_file(many, path) == len(many)
+    assert [verdict.measurement for verdict in read_file(path)] == many
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
+    bound = {"capacity": 80_000.0}
+    store.measurements.record_many(
+        [
+            measurement(configuration(1)),
+            measurement(configuration(2), "oom", memory_detail_mib=bound),
+            measurement(configuration(4), "error"),
+        ]
+    )
+    path = tmp_path / f"labels.{suffix}"
+    assert export_file(store.measurements.each(LabelFilter()), path) == 2
+    before = contents(database_url)
+    report = import_file(store, path)
+    assert (report.rows, report.new) == (2, 0)
+    assert report.counts == {"imported": 1, "censored": 1}
+    assert contents(database_url) == before
+    assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
+
+
+def lines(tmp_path, *rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+NO_METRIC = (
+    "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms", "memory_mib", "power_w",
+)  # fmt: skip
+
+
+def row(tmp_path, **changes):
+    path = tmp_path / "one.jsonl"
+    export_file([measurement()], path)
+    return json.loads(path.read_text()) | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "provenance"),
+    [
+        ({}, "measured"),
+        ({"fingerprint": "0" * 16}, "imported"),
+        ({"fingerprint": None}, "imported"),
+        ({"environment": {}}, "imported"),
+        ({"environment": {"torch": "9"}}, "imported"),
+        ({"provenance": "simulated", "environment": {}}, "simulated"),
+        ({"provenance": "imported"}, "imported"),
+    ],
+)
+def test_measured_needs_an_environment_that_vouches_for_it(tmp_path, changes, provenance):
+    (verdict,) = read_file(lines(tmp_path, row(tmp_path, **changes)))
+    assert verdict.measurement.provenance == provenance
+
+
+def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp_path):
+    ours = measurement(environment={"device": "cpu-2t", "measuring_version": 1})
+    other = measurement(environment={"device": "cpu-2t"})
+    found = [v.measurement for v in read_file(lines(tmp_path, ours.to_dict(), other.to_dict()))]
+    assert found == [ours, dataclasses.replace(other, provenance="imported")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_mib": -1}, "memory_mib is -1"),
+        ({"memory_mib": "1"}, "memory_mib is '1'"),
+        ({"memory_mib": 1e999}, "no JSON: Infinity"),
+        ({"step_median_ms": 0}, "step_median_ms is 0"),
+        ({"step_median_ms": None}, "step_median_ms is missing"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 10**20}, "batch_size is 1000"),
+        ({"architecture": "a" * 201}, "1 to 200 letters"),
+        ({"architecture": "a\0"}, "1 to 200 letters"),
+        ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"outcome": "great"}, "outcome is 'great'"),
+        ({"provenance": "guessed"}, "provenance is 'guessed'"),
+        ({"started_at": "yesterday"}, "ISO 8601"),
+        ({"started_at": "2026-01-01T00:00:00"}, "with a zone"),
+        ({"step_samples_ms": [1, "2"]}, "list of times"),
+        ({"step_samples_ms": 3}, "list of times"),
+        ({"step_samples_ms": [1e39, 10.0]}, "finite as a float32"),
+        ({"step_samples_ms": [1e-46]}, "finite as a float32"),
+        ({"step_samples_ms": [10**400]}, "list of times"),
+        ({"memory_mib": 10**400}, "memory_mib is 1000"),
+        (dict.fromkeys(NO_METRIC), "neither a step time nor memory nor power"),
+        ({"message": "half a pair: \ud800"}, "cannot keep"),
+        ({"environment": {"host": ["a\0b"]}}, "environment has a text that"),
+        ({"missing": {"power_w\0": ""}}, "missing has a text that"),
+        ({"environment": {"deep": json.loads("[" * 200 + "]" * 200)}}, "more than 100 levels"),
+        ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
+        ({"missing": {"power_w": 3}}, "missing is"),
+        ({"environment": []}, "environment is"),
+        ({"protocol": {"name": "x", "steps": 3}}, "protocol has no 'steps'"),
+        ({"protocol": {"name": "x", "min_steps": 0}}, "at least one"),
+        ({"device": None}, "device is missing"),
+        ({"duration_s": None}, "duration_s is missing"),
+        ({"format_version": 2}, "format_version is 2"),
+        ({"surprise": 1}, "no column 'surprise'"),
+    ],
+)
+def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, message):
+    good = row(tmp_path)
+    path = lines(tmp_path, good | {"attempt_key": "other"}, good | changes)
+    with pytest.raises(InputError, match=message) as caught:
+        import_file(store, path)
+    assert str(caught.value).startswith("rows.jsonl, row 2: ")
+    assert "\n" not in str(caught.value)
+    assert store.labels.matching() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.parquet", b"PAR1 but not really PAR1"),
+        ("a.csv", b"architecture,batch_size\nresnet18,4\n"),
+        ("a.csv", b"architecture\n\xff\xfe\n"),
+        ("a.csv", b'architecture,message\n"' + b"x" * 200_000),
+        ("a.jsonl", b"[1, 2]\n"),
+        ("a.jsonl", b"{\n"),
+        ("a.jsonl", b"[" * 100_000 + b"\n"),
+        ("a.jsonl", b"{}\n"),
+        ("a.jsonl", b" " * (9 << 20)),
+        ("a.txt", b""),
+        ("gone.csv", None),
+    ],
+)
+def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, content):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=name) as caught:
+        import_file(store, path)
+    assert "\n" not in str(caught.value)
+    assert store.labels.matching() == []
+
+
+def test_numbers_in_csv_are_checked_as_in_the_others(store, tmp_path):
+    path = tmp_path / "labels.csv"
+    export_file([measurement()], path)
+    with path.open(newline="") as file:
+        header, cells = csv.reader(file)
+    for value in ("nan", "inf", "1e999", "-3", "many", "9" * 50):
+        cells[header.index("memory_mib")] = value
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([header, cells])
+        with pytest.raises(InputError, match="memory_mib is"):
+            import_file(store, path)
+
+
+def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
+    path = lines(tmp_path, row(tmp_path))
+    path.write_text(path.read_text().replace('"host": "here"', '"host": 1e999'))
+    with pytest.raises(InputError, match="environment has inf"):
+        import_file(store, path)
+
+
+def test_a_row_that_was_edited_is_told_and_changes_nothing(store, database_url, tmp_path):
+    good = row(tmp_path)
+    import_file(store, lines(tmp_path, good))
+    before = contents(database_url)
+    report = import_file(store, lines(tmp_path, good | {"memory_mib": 999.0}))
+    assert (report.new, report.counts) == (0, {"rejected": 1})
+    assert ["conflicts" in reason for _, reason in report.reasons] == [True]
+    assert contents(database_url) == before
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path):
+    path = tmp_path / "labels.csv"
+    export_file([measurement()], path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len([*read_file(path)]) == 1
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from trappm.profiler.errors import InputError
+from trappm.store.exchange.files import read_file
+try:
+    next(read_file(Path(sys.argv[1])))
+except InputError as error:
+    print(error)
+for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+    print(resource.getrusage(who).ru_maxrss)
+"""
+
+
+def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused_in_bounded_memory(tmp_path):
+    path = tmp_path / "bomb.parquet"
+    message = pa.DictionaryArray.from_arrays(pa.array([0] * 1000), pa.array(["x" * 2_000_000]))
+    pq.write_table(pa.table({"message": message}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 10_000
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True
+    )
+    told, *peaks_kib = done.stdout.splitlines()
+    assert "unpack to more than 768 MiB at once" in told
+    assert max(map(int, peaks_kib)) < 2**20
+
+
+def test_a_csv_line_that_has_no_end_is_refused(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("a" * (9 << 20))
+    with pytest.raises(InputError, match="longer than 8 MiB"):
+        next(read_file(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"step_p95_ms": 1e-3}, "below the median"),
+        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; a share is 1 at most"),
+        ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; at most 1e\+09"),
+        ({"step_mean_ms": 10**30}, "step_mean_ms is 10+; at most"),
+        ({"memory_detail_mib": {"capacity": 1.0}}, "and there are 1.0 MiB"),
+        ({"environment": {"note": "\x01" * 900_000}}, "longer than 3 MiB when it is exported"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_import(tmp_path, changes, told):
+    path = lines(tmp_path, row(tmp_path, **changes))
+    with pytest.raises(InputError, match=told) as caught:
+        list(read_file(path))
+    assert "row 1: " in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("letter", ["a", '"', "\\", "é", "\x01", "\n"])
+def test_whatever_is_accepted_is_exported_so_that_it_can_be_read(tmp_path, suffix, letter):
+    """In cells of more letters than a reader of CSV takes by itself, too."""
+    letters = 3_000_000 // len(json.dumps(letter)[1:-1]) - 2000
+    long = measurement(environment={"note": letter * letters}, step_samples_ms=())
+    again = tmp_path / f"again.{suffix}"
+    for source in (tmp_path / "first.jsonl", again):
+        export_file([long], source)
+        (verdict,) = read_file(source)
+        assert verdict.measurement.environment == long.environment
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    export_file([measurement()], tmp_path / "one.csv")
+    header, cells = (tmp_path / "one.csv").read_text().split("\n", 1)
+    twice = tmp_path / "twice.csv"
+    twice.write_text(f"{header.rstrip()},device\r\n{cells.rstrip()},other\r\n")
+    with pytest.raises(InputError, match="column 'device' twice"):
+        list(read_file(twice))
+    for read in (
+        lambda path: list(read_sheet(path, ("a",), (), ())),
+        read_usable,
+    ):
+        twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
+        with pytest.raises(InputError, match="column 'a' twice"):
+            read(twice)
+    table = pa.table([pa.array(["x"]), pa.array(["y"])], names=["device", "device"])
+    pq.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(InputError, match="a column twice"):
+        list(read_file(tmp_path / "twice.parquet"))
+
+
+def test_a_parquet_file_of_lists_is_refused_before_they_are_unpacked(tmp_path):
+    path = tmp_path / "lists.parquet"
+    pq.write_table(pa.table({"device": pa.array([[None] * 1000])}), path)
+    with pytest.raises(InputError, match="columns with structure"):
+        list(read_file(path))

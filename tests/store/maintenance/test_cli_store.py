@@ -1,0 +1,308 @@
+"""`trappm store ...`: what it says, its exit status, and that no password is ever told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import store_whole
+from sqlalchemy import create_engine
+
+from trappm import cli
+from trappm.store import Home, Store
+from trappm.store.db.migrate import REVISIONS
+
+SECRET = "hunter2secret"  # noqa: S105
+COMMANDS = (["upgrade"], ["check"], ["stats"], ["backup"])
+
+
+@pytest.fixture
+def home(sqlite_databases, tmp_path, monkeypatch):
+    """A data folder with a whole store."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    Home.open()
+    with sqlite_databases.copy(tmp_path / "home", store_whole.fill):
+        return tmp_path / "home"
+
+
+@pytest.fixture
+def run(capfd, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+
+    def run(*arguments, debug=False):
+        """Exit status, standard output, standard error of `trappm store ...`, and what it logs."""
+        caplog.clear()
+        status = cli.run(["store", *map(str, arguments)], debug=debug)
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err, caplog.text
+
+    return run
+
+
+def break_it(home):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM measurements WHERE id = 2")
+
+
+def test_a_whole_store_is_told_as_such(home, run):
+    status, out, err, _ = run("check")
+    assert (status, err) == (0, "")
+    assert out == f"sqlite:///{home}/labels.db: nothing is wrong\n"
+    assert json.loads(run("check", "--json")[1]) == []
+
+
+def test_what_is_wrong_is_told_with_how_to_mend_it_and_status_1(home, run):
+    break_it(home)
+    status, out, err, _ = run("check")
+    assert (status, err) == (1, "")
+    assert "1 labels without their row of measurements (measurement_id); such as: 2" in out
+    assert "mend: restore a backup" in out
+    assert "all of them: SELECT labels.id FROM labels" in out
+    status, out, _, _ = run("check", "--json")
+    (finding,) = json.loads(out)
+    assert (status, finding["count"], finding["example"]) == (1, 1, "2")
+    assert set(finding) == {"what", "count", "example", "mend", "sql"}
+
+
+def test_the_sql_that_lists_them_can_be_asked(home, run, capfd):
+    break_it(home)
+    (finding,) = json.loads(run("check", "--json")[1])
+    assert cli.run(["labels", "query", "--csv", "--sql", finding["sql"]]) == 0
+    assert capfd.readouterr().out.split() == ["id", "2"]
+
+
+def test_stats_count_what_is_there(home, run):
+    facts = json.loads(run("stats", "--json")[1])
+    assert facts["schema"] == REVISIONS[-1]
+    assert (facts["rows"]["labels"], facts["rows"]["measurements"]) == (3, 4)
+    assert facts["labels"] == [
+        {"device": "cpu-2t", "provenance": "measured", "protocol": "quick", "labels": 3,
+         "censored": 1},
+    ]  # fmt: skip
+    assert facts["bytes_per_label"] == facts["size_bytes"] / 3
+    assert facts["oldest_measurement"].startswith("2026-01-02T03:04:05")
+    status, out, err, _ = run("stats")
+    assert (status, err) == (0, "")
+    assert "assignment_labels" in out
+    assert "cpu-2t" in out
+
+
+def test_upgrade_says_from_what_to_what(home, run):
+    script = (Path(__file__).parents[1] / "db" / "schemas" / "0001.sqlite.sql").read_text()
+    for file in home.glob("labels.db*"):
+        file.unlink()
+    with closing(sqlite3.connect(home / "labels.db")) as connection:
+        connection.executescript(script)
+    status, _, err, _ = run("check")
+    assert (status, "trappm store upgrade" in err) == (2, True)
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "as it was, it is kept in " in out
+    assert f"upgraded from schema 0001 to schema {REVISIONS[-1]}" in out
+    status, out, err, _ = run("upgrade")
+    assert (status, err) == (0, "")
+    assert "nothing to do" in out
+    done = json.loads(run("upgrade", "--json")[1])
+    assert (done["before"], done["backup"]) == (REVISIONS[-1], None)
+
+
+def test_backup_says_what_it_made_and_never_overwrites(home, run, tmp_path):
+    file = tmp_path / "copy.db"
+    status, out, err, _ = run("backup", file)
+    assert (status, err) == (0, "")
+    assert str(file) in out
+    status, out, err, _ = run("backup", file)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "is there already" in err
+    done = json.loads(run("backup", tmp_path / "other.db", "--json")[1])
+    assert done["size_bytes"] == (tmp_path / "other.db").stat().st_size
+    assert run("check", "--database", f"sqlite:///{file}")[0] == 0
+
+
+def test_restore_brings_a_backup_into_a_new_data_folder(home, run, tmp_path, monkeypatch):
+    file = tmp_path / "copy.db"
+    run("backup", file)
+    status, out, err, _ = run("restore", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "nothing is merged" in err
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "another"))
+    done = json.loads(run("restore", file, "--json")[1])
+    assert done["rows"] == sum(json.loads(run("stats", "--json")[1])["rows"].values())
+    assert run("check")[0] == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_without_a_store_one_line_says_so_and_none_is_made(tmp_path, monkeypatch, run, command):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    file = [tmp_path / "copy.db"] if command == ["backup"] else []
+    status, out, err, _ = run(*command, *file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "there is no label store at" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+ADDRESSES = {
+    "a port nobody listens on": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/labels",
+    "a port beyond all": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:99999/labels",
+    "a port that is no number": f"postgresql+psycopg://user:{SECRET}@127.0.0.1:port/labels",
+    "a password for a port": f"postgresql+psycopg://user@127.0.0.1:{SECRET}/labels",
+    "a host that does not exist": f"postgresql+psycopg://user:{SECRET}@nowhere.invalid/labels",
+    "in the query": f"postgresql+psycopg://127.0.0.1:1/labels?user=me&password={SECRET}",
+    "in the query, wrong": f"postgresql+psycopg://127.0.0.1:1/l?password={SECRET}&passwort=a",
+    "with an @ in it": f"postgresql+psycopg://user:a@{SECRET}@127.0.0.1:1/labels",
+    "with a / in it": f"postgresql+psycopg://user:a/{SECRET}@127.0.0.1:1/labels",
+    "with a bracket": f"postgresql+psycopg://user:{SECRET}@[::1/labels",
+    "a driver that is not there": f"postgresql+nodriver://user:{SECRET}@127.0.0.1/labels",
+    "another system": f"mysql://user:{SECRET}@127.0.0.1/labels",
+    "no address": f"user:{SECRET}@127.0.0.1",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, address):
+    for command in (*COMMANDS, ["restore", __file__]):
+        for debug in (False, True):
+            file = [tmp_path / "copy.db"] if command == ["backup"] else []
+            arguments = [*command, *file, "--database", ADDRESSES[address]]
+            status, out, err, logged = run(*arguments, debug=debug)
+            assert SECRET not in out + err + logged
+            assert (status, out) == (2, "")
+            assert debug or err.count("\n") == 1
+            assert ("Traceback" in err) == debug
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def guarded(postgresql_server):
+    """The URL, with its password, of a store whose server asks for it."""
+    engine = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar())
+        before = rules.read_text()
+        rules.write_text(f"local all guarded scram-sha-256\n{before}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        for statement in (
+            "DROP DATABASE IF EXISTS guarded",
+            "DROP ROLE IF EXISTS guarded",
+            f"CREATE ROLE guarded LOGIN PASSWORD '{SECRET}'",
+            "CREATE DATABASE guarded OWNER guarded",
+        ):
+            connection.exec_driver_sql(statement)
+        yield postgresql_server.set(username="guarded", password=SECRET, database="guarded")
+        connection.exec_driver_sql("DROP DATABASE guarded WITH (FORCE)")
+        connection.exec_driver_sql("DROP ROLE guarded")
+        rules.write_text(before)
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+
+
+def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, guarded, tmp_path):
+    right = guarded.render_as_string(hide_password=False)
+    told = ""
+    for command in (["upgrade"], *COMMANDS[:3], ["backup", tmp_path / "copy.db"]):
+        for more in ([], ["--json"]):
+            target = [*command[:-1], f"{command[-1]}{len(more)}"] if len(command) > 1 else command
+            status, out, err, logged = run(*target, *more, "--database", right)
+            assert (status, err) == (0, "")
+            told += out + logged
+    assert "guarded" in told
+    assert SECRET not in told
+    wrong = SECRET[::-1]
+    url = guarded.set(password=wrong).render_as_string(hide_password=False)
+    for debug in (False, True):
+        status, out, err, logged = run("check", "--database", url, debug=debug)
+        assert (status, out) == (2, "")
+        assert "password authentication failed" in err
+        assert wrong not in err + logged
+
+
+def test_a_backup_is_restored_into_an_empty_store_only(home, run, tmp_path, monkeypatch):
+    assert run("backup", tmp_path / "copy.db")[0] == 0
+    status, out, err, _ = run("restore", tmp_path / "copy.db")
+    assert (status, out) == (2, "")
+    assert "nothing is merged" in err
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "other"))
+    status, out, err, _ = run("restore", tmp_path / "copy.db")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"sqlite:///{tmp_path}/other/labels.db: schema {REVISIONS[-1]}, ")
+    assert run("check")[0] == 0
+    there = f"sqlite:///{tmp_path / 'third.db'}"
+    done = json.loads(run("restore", tmp_path / "copy.db", "--database", there, "--json")[1])
+    with Store.open_to_read(there) as store:
+        assert done["rows"] == sum(store.maintenance.stats().rows.values())
+    status, _, err, _ = run("restore", tmp_path / "none.db")
+    assert (status, "there is no backup" in err) == (2, True)
+
+
+def test_mending_is_no_success_where_something_stays_wrong(home, run):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE measurements SET step_p95_ms = step_median_ms / 2 WHERE id = 1")
+    status, out, err, _ = run("mend")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "0 labels were wrong" in out
+    assert "1 faults are left" in err
+    assert "trappm store check" in err
+    assert run("check")[0] == 1
+
+
+def test_mending_tells_what_it_did(home, run, tmp_path, monkeypatch):
+    with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE labels SET memory_mib = 1 WHERE id = 1")
+    status, out, err, _ = run("mend")
+    assert (status, err) == (0, "")
+    assert out.endswith("1 labels were wrong, 1 are made again\n")
+    assert json.loads(run("mend", "--json")[1]) == {"wrong": 0, "made": 0}
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
+    for command in ("mend", "profile", "check", "stats"):
+        status, out, err, _ = run(command)
+        assert (status, out, err.count("\n")) == (2, "", 1), command
+        assert "no label store at" in err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_help_says_where_the_password_belongs():
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("trappm")), "store", "check", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "PGPASSWORD" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["campaign", "list"], ["campaign", "status"], ["campaign", "report"], ["pool", "status"]],
+    ids=" ".join,
+)
+def test_who_only_asks_makes_and_changes_nothing(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(command)
+    told = capfd.readouterr()
+    assert "trappm campaign launch" in told.out + told.err or command[0] == "pool"
+    assert list(tmp_path.iterdir()) == []
+    script = (Path(__file__).parents[1] / "db" / "schemas" / "0001.sqlite.sql").read_text()
+    (tmp_path / "home").mkdir()
+    with closing(sqlite3.connect(tmp_path / "home" / "labels.db")) as connection:
+        connection.executescript(script)
+    assert cli.run(command) == 2
+    assert "trappm store upgrade" in capfd.readouterr().err  # an old store is not upgraded by it
+
+
+@pytest.mark.parametrize("command", [["list"], ["pull", "--to", "there"]], ids=" ".join)
+def test_who_asks_for_snapshots_makes_no_data_folder(tmp_path, monkeypatch, capfd, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    cli.run(["snapshot", *command])
+    told = capfd.readouterr()
+    assert "default" in told.out + told.err  # the one that ships with us
+    assert list(tmp_path.iterdir()) == []

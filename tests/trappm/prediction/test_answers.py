@@ -1,0 +1,305 @@
+"""What follows from a prediction, and the snapshot that ships with the package."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trappm
+from trappm.cli import run
+from trappm.learner.heads.device_heads import USABLE_SHARE
+from trappm.learner.networks.presets import LAPTOP
+from trappm.learner.snapshots.manifest import read_whole
+from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
+from trappm.prediction import subjects
+from trappm.prediction.answering import MIB_PER_GB, mig_profile
+from trappm.prediction.comparison import verdicts
+from trappm.prediction.costs import Price, prices_of, run_of
+from trappm.prediction.device_names import device_key
+from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.records import METRICS
+
+ROOT = Path(__file__).parents[3]
+KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    """A new user's, with nothing in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("TRAPPM_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def answer(home):
+    return trappm.predict("test_resnet", batch_size=64, device="a100")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "model.onnx"
+    export_onnx("test_resnet", 160, path)
+    return path
+
+
+def test_the_shipped_snapshot_is_small_whole_and_tells_where_it_comes_from():
+    manifest, contents = read_whole(SHIPPED)
+    assert sum(map(len, contents.values())) < 9_900_000
+    assert {"a100-40gb", "rtx3090", "rtx4090"} == set(manifest["heads"])
+    assert set(manifest["heads"]["rtx3090"]) == {"train", "infer"}
+    assert all(source["file"] and source["source"] for source in manifest["sources"])
+    assert "held out" in manifest["split"]
+    errors = manifest["errors"]
+    assert errors["a100-40gb"]["train"]["memory_mib"]["mape"] < 4
+    assert errors["rtx3090"]["infer"]["step_time_ms"]["count"] > 200
+    assert {path.suffix for path in SHIPPED.iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_new_user_is_answered_and_told_what_is_not_known(answer):
+    assert answer.device == "a100-40gb"
+    assert answer.snapshot == read_whole(SHIPPED)[0]["id"]
+    low, high = answer.intervals["memory_mib"]
+    assert 1000 < low < answer.memory_mib < high < 10_000
+    assert answer.step_time_ms is answer.power_w is answer.energy_j is None
+    for metric in ("step_time_ms", "power_w"):
+        assert f"no {metric} head for train steps on a100-40gb" in answer.missing[metric]
+    assert answer.out_of_memory < 0.01
+    assert answer.precision == "fp32"
+    every = (*METRICS, "energy_j", "samples_per_s", "out_of_memory", "largest_batch_size")
+    assert all((getattr(answer, name) is None) == (name in answer.missing) for name in every)
+
+
+def test_the_largest_batch_size_fits_and_the_next_does_not(answer):
+    limit = USABLE_SHARE * answer.capacity_mib
+    for more, fits in ((0, True), (1, False)):
+        size = answer.largest_batch_size + more
+        again = trappm.predict("test_resnet", batch_size=size, device="a100")
+        assert (again.intervals["memory_mib"][1] <= limit) == fits
+
+
+@pytest.mark.parametrize(
+    ("cards", "capacity_mib", "has_part"),
+    [({}, 40_536, True), ({"a100": "a100 sxm4 40gb"}, 40_536, True),
+     ({"a100": "a100 sxm4 80gb"}, 81_251, False)],
+)  # fmt: skip
+def test_what_fits_is_judged_by_the_card_that_was_measured(
+    tmp_path, answer, cards, capacity_mib, has_part
+):
+    snapshot = save_snapshot(
+        tmp_path, heads={"a100": load_snapshot(SHIPPED).heads["a100-40gb"]}, source_device="a100",
+        preset=LAPTOP, labels=[], fields={"cards": cards} if cards else {},
+    )  # fmt: skip
+    asked = {"batch_size": 64, "snapshot": snapshot.folder}
+    found = trappm.predict("test_resnet", device="a100", **asked)
+    assert found.memory_mib == answer.memory_mib
+    assert found.capacity_mib == capacity_mib
+    larger = found.largest_batch_size / answer.largest_batch_size
+    assert larger == pytest.approx(1 if has_part else 2, rel=0.1)
+    assert (found.mig_profile is not None) == has_part
+    assert ("40 GB" in found.missing.get("mig_profile", "")) != has_part
+
+
+def test_phases_of_a_device_are_answered_apart_with_the_settings_of_their_labels():
+    train, infer = (
+        trappm.predict("test_resnet", batch_size=64, device="RTX 3090", phase=phase)
+        for phase in ("train", "infer")
+    )
+    assert train.step_time_ms > 1.5 * infer.step_time_ms > 0
+    assert (train.precision, train.optimizer) == ("amp-fp16", "momentum")
+    assert train.samples_per_s == pytest.approx(64_000 / train.step_time_ms)
+    assert train.missing["largest_batch_size"] == train.missing["memory_mib"]
+    other = trappm.predict("test_resnet", batch_size=64, device="rtx3090", precision="fp32")
+    assert other.remarks == (
+        "no label had these settings (fp32, contiguous, momentum), most had: "
+        "amp-fp16, contiguous, momentum",
+    )
+    with pytest.raises(SnapshotError, match="train steps on rtx4090; it has: infer"):
+        trappm.predict("test_resnet", device="rtx4090")
+
+
+def test_the_papers_forms_and_keywords_say_the_same(file, answer):
+    asked = {"model": str(file), "batch_size": 64, "device": "GPU:A100-SXM4-40GB:1"}
+    by_words = trappm.predict(str(file), batch_size=64, device="a100")
+    assert trappm.predict(asked) == by_words
+    assert trappm.predict(file, {"batch_size": 64, "device": "a100"}) == by_words
+    assert trappm.predict([str(file)], batch_size=64, device="a100") == [by_words]
+    step_time_ms, memory_mib, power_w = by_words
+    assert (step_time_ms, power_w) == (None, None)
+    assert memory_mib == pytest.approx(answer.memory_mib, rel=0.05)
+
+
+def test_all_devices_of_a_list_and_which_is_best(capsys):
+    asked = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
+    found = trappm.predict(["test_resnet", "test_vit"], devices="all", **asked)
+    assert [(p.model, p.device) for p in found] == [
+        (model, device)
+        for model in ("test_resnet", "test_vit")
+        for device in ("rtx3090", "rtx4090")
+    ]
+    best = verdicts(found)["test_vit"]
+    assert best["fastest"] == min(found[2:], key=lambda p: p.step_time_ms).device
+    assert best["cheapest"] == min(found[2:], key=lambda p: p.run.offers[0].usd).device
+    full = [replace(p, out_of_memory=0.9 if p.device == best["fastest"] else 0.1) for p in found]
+    others = verdicts(full)["test_vit"]
+    assert best["fastest"] not in others.values()
+    assert verdicts([replace(p, out_of_memory=0.9) for p in found])["test_vit"]["cheapest"] is None
+    assert set(verdicts(found[2:3])["test_vit"].values()) == {None}  # compared with nothing
+    command = ["compare", "test_resnet", "test_vit", "--batch-size", "32", "--phase", "infer",
+               "--epochs", "1", "--samples", "10000"]  # fmt: skip
+    assert run([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["predictions"] == json.loads(json.dumps([p.to_dict() for p in found]))
+    assert run(command) == 0
+    assert "fastest: " in capsys.readouterr().out
+
+
+def test_what_was_asked_before_needs_neither_timm_nor_onnx(file, answer):
+    """A new process answers from what is kept: nothing dear is imported."""
+    program = (
+        "import sys\n"
+        "for name in ('timm', 'onnx', 'torch_geometric', 'torchvision', 'ray', 'sqlalchemy'):\n"
+        "    sys.modules[name] = None\n"
+        "import trappm\n"
+        "print(*(trappm.predict(m, batch_size=64, device='a100').memory_mib for m in sys.argv[1:]))"
+    )
+    trappm.predict(file, batch_size=64, device="a100")
+    arguments = [sys.executable, "-c", program, "test_resnet", str(file)]
+    done = subprocess.run(arguments, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert float(done.stdout.split()[0]) == answer.memory_mib
+
+
+def test_a_damaged_entry_of_the_cache_is_made_again(home, file):
+    before = trappm.predict(file, device="a100").memory_mib
+    for path in (home / "profiles").iterdir():
+        path.write_bytes(path.read_bytes()[:40])
+    subjects._file.cache_clear()
+    assert trappm.predict(file, device="a100").memory_mib == before
+
+
+def test_each_data_folder_has_profiles_of_its_own(answer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    with pytest.raises(subjects.UnprofiledError):
+        subjects.known_subject(subjects.name_key("test_resnet", None))
+    trappm.predict("test_resnet", device="a100")
+    assert subjects.known_subject(subjects.name_key("test_resnet", None)).name == answer.model
+    assert list((tmp_path / "profiles").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        ("a100", "a100-40gb"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+        ("GPU:A100-SXM4-40GB:1", "a100-40gb"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("rtx-4090", "rtx4090"),
+        ("cpu-2t", "cpu-2t"),
+    ],
+)
+def test_a_device_has_many_names(asked, key):
+    assert device_key(asked, KEYS) == key
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "told"),
+    [
+        ("h100", KEYS, "no head for device 'h100'; there are: a100-40gb"),
+        ("A100-SXM4-80GB", KEYS, "no head for device"),
+        ("a100", ("a100-40gb", "a100-80gb"), "may be a100-40gb or a100-80gb"),
+        ("GPU:A100:8", KEYS, "is 8 GPUs"),
+        ("", KEYS, "no head for device ''"),
+        ("gpu", KEYS, "no head for device 'gpu'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told(asked, keys, told):
+    with pytest.raises(InputError, match=told):
+        device_key(asked, keys)
+
+
+@pytest.mark.parametrize(
+    ("gb", "profile"),
+    [(0.1, "1g.5gb"), (4.99, "1g.5gb"), (5.0, "2g.10gb"), (19.9, "3g.20gb"),
+     (39.9, "7g.40gb"), (40.0, None)],
+)  # fmt: skip
+def test_the_rule_of_mig_profiles(gb, profile):
+    assert mig_profile(gb * MIB_PER_GB) == profile
+
+
+@given(
+    epochs=st.integers(1, 100),
+    samples=st.integers(1, 10**7),
+    batch=st.integers(1, 4096),
+    ms=st.floats(0.1, 1e4),
+)
+def test_a_run_adds_up(epochs, samples, batch, ms):
+    price = Price(cloud="x", device="a100", usd_per_hour=2.0, noted=date(2026, 1, 1), source="here")
+    found = run_of(
+        epochs=epochs,
+        samples=samples,
+        batch_size=batch,
+        step_time_ms=(ms, ms / 2, ms * 2),
+        energy_j=100.0,
+        carbon_g_per_kwh=500.0,
+        prices=(replace(price, cloud="y", usd_per_hour=3.0), price),
+    )
+    assert (found.steps // epochs - 1) * batch < samples <= found.steps // epochs * batch
+    assert found.hours == pytest.approx(found.steps * ms / 3.6e6)
+    assert found.low_hours <= found.hours <= found.high_hours
+    assert [offer.cloud for offer in found.offers] == ["x", "y"]
+    assert found.offers[0].usd == pytest.approx(2 * found.hours)
+    assert found.energy_kwh == pytest.approx(found.steps * 100 / 3.6e6)
+    assert found.co2_kg == pytest.approx(found.energy_kwh / 2)
+
+
+def test_prices_of_ones_own_take_the_place_of_ours(home):
+    assert [p.cloud for p in prices_of("rtx3090")] == ["runpod"]
+    own = home / "prices.yaml"
+    entry = "{cloud: desk, device: rtx3090, usd_per_hour: 0.05, noted: 2026-11-01, source: bill}"
+    own.write_text(f"prices: [{entry}]")
+    try:
+        assert [p.cloud for p in prices_of("rtx3090")] == ["desk"]
+        assert prices_of("a100-40gb") == ()
+        for text, told in (
+            (f"prices: [{entry.replace('0.05', 'cheap')}]", "usd_per_hour is 'cheap'"),
+            ("prices: [{cloud: desk}]", "without device"),
+            ("prices: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+            ("nothing", "no list of prices"),
+        ):
+            own.write_text(text)
+            with pytest.raises(InputError, match=told):
+                prices_of("rtx3090")
+    finally:
+        own.unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"phase": "sleep"}, "phase is 'sleep'; it must be one of: train, infer"),
+        ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"device": 3}, "device is 3; give its name"),
+        ({"devices": []}, "list of devices is empty"),
+        ({"snapshot": 3}, "snapshot is 3"),
+        ({"epochs": 3}, "needs both epochs and samples"),
+        ({"epochs": -3, "samples": 10}, "epochs is -3; it must be"),
+        ({"epochs": 1, "samples": "10"}, "samples is '10'"),
+        ({"carbon_g_per_kwh": float("nan")}, "carbon intensity is nan"),
+        ({"batch_size": 0}, "batch size is 0"),
+        ({"batch_size": True}, "batch size is True"),
+        ({"device": "a100", "devices": "all"}, "device or devices"),
+        ({"snapshot": "nope"}, "no snapshot 'nope' in .*; default is the one"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(options, told):
+    with pytest.raises(trappm.TrappmError, match=told):
+        trappm.predict("test_resnet", **options)

@@ -1,0 +1,107 @@
+"""The server as people run it: a process of its own, a port, files that nobody has seen before."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from serving_samples import QUESTION, other_snapshot
+
+import trappm
+from trappm.learner.snapshots.registry import Registry
+from trappm.profiler.onnx_files.export import export_onnx
+
+ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    """The process and its port."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*COMMAND, "--timeout", "60"], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        try:
+            line = process.stdout.readline()
+            yield process, int(re.search(r":(\d+) ", line)[1])
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def ask(port, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    connection.request("GET" if body is None else "POST", path, body, headers)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def form(name, data, question):
+    head = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    told = (
+        f'\r\n--x\r\nContent-Disposition: form-data; name="question"\r\n\r\n{question}\r\n--x--\r\n'
+    )
+    return head.encode() + data + told.encode()
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+def test_an_uploaded_file_has_the_answer_that_the_command_gives(server, tmp_path):
+    _, port = server
+    path = tmp_path / "mine.onnx"
+    export_onnx("test_resnet", 64, path)
+    asked = json.dumps({"device": "a100", "batch_size": 8})
+    status, told = ask(
+        port, "/v1/predict", form("../x/mine.onnx", path.read_bytes(), asked), **FORM
+    )
+    assert status == 200, told
+    mine = trappm.predict(path, device="a100", batch_size=8)
+    assert told == {**json.loads(json.dumps(mine.to_dict())), "model": "mine.onnx"}
+
+    status, told = ask(port, "/v1/predict", form("x.onnx", b"junk", asked), **FORM)
+    assert (status, told["type"]) == (422, "urn:trappm:problem:model-file")
+    assert str(tmp_path) not in told["detail"]
+    assert "x.onnx" in told["detail"]
+    status, told = ask(port, "/v1/predict", json.dumps({**QUESTION, "model": "nosuch"}))
+    assert (status, told["type"]) == (404, "urn:trappm:problem:unknown-architecture")
+
+
+def test_it_follows_the_alias_by_itself(server, home):
+    _, port = server
+    newest = other_snapshot(home / "snapshots", "newest")
+    Registry(home / "snapshots").set_alias("latest", newest, "published")
+    deadline = time.monotonic() + 30
+    while ask(port, "/readyz")[1]["snapshots"][0] != newest:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert ask(port, "/v1/predict", json.dumps(QUESTION))[1]["snapshot"] == newest
+
+
+def test_it_ends_when_told_to_and_answers_first(server):
+    process, port = server
+    told = []
+    fresh = json.dumps({**QUESTION, "batch_size": 333, "model": ["test_resnet"] * 20})
+    asking = threading.Thread(target=lambda: told.append(ask(port, "/v1/predict", fresh)[0]))
+    asking.start()
+    time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    asking.join(30)
+    assert told == [200]
+    assert process.wait(30) in {0, -signal.SIGTERM}
