@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
-from store_faults import FAULTS, IN_OTHER_WORDS, VALUES, findings, inject
+from store_faults import FAULTS, IN_OTHER_WORDS, ORPHANS, VALUES, findings, inject
 from store_samples import configuration, measurement
 
 from trappm.store import Store
@@ -27,7 +27,8 @@ def test_nothing_is_found_in_a_whole_store(whole_url):
 CASES = [("sqlite", name) for name in FAULTS]
 CASES += [
     pytest.param("postgresql", name, marks=() if name in IN_OTHER_WORDS else pytest.mark.slow)
-    for name in FAULTS
+    for name, (_, expected) in FAULTS.items()
+    if ORPHANS not in expected  # which PostgreSQL itself sees to
 ]
 
 
@@ -58,12 +59,12 @@ def test_nothing_that_is_damaged_is_changed(whole_url):
 
 
 def test_every_row_of_a_fault_is_counted(whole_url):
-    inject(whole_url, "DELETE FROM measurements")
-    found = findings(whole_url)["labels without their row of measurements (measurement_id)"]
+    inject(whole_url, "DELETE FROM labels")
+    found = findings(whole_url)["measurements without the label that they make"]
     assert (found.count, found.example) == (3, "1")
 
 
-def test_a_table_made_anew_without_its_constraints_is_told_with_its_duplicates(whole_url):
+def test_a_table_made_anew_without_its_constraints_is_told(whole_url):
     inject(
         whole_url,
         "CREATE TABLE made_anew AS SELECT * FROM pool_members",
@@ -73,9 +74,6 @@ def test_a_table_made_anew_without_its_constraints_is_told_with_its_duplicates(w
         "INSERT INTO pool_members VALUES (NULL, 's1')",
     )
     found = findings(whole_url)
-    twice = found["values of pool_members (pool_id, configuration_id) that more than one row has"]
-    assert twice.count == 5
-    assert found["pool_members without pool_id"].count == 1
     assert found["differences between the schema and that of this version"].count > 0
 
 
