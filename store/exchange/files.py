@@ -259,5 +259,8 @@ _READERS = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
 
 def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
     if path.suffix not in formats:
-        raise InputError(f"{path.name} ends in none of {', '.join(formats)}; name a format so")
+        raise InputError(
+            f"{path.name} ends in none of {', '.join(formats)}; name a format so "
+            "(a published sheet needs its --source)"
+        )
     return formats[path.suffix]

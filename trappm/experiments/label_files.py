@@ -62,8 +62,8 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
     else:
         raise InputError(
             f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
-            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of timm (train_step_time or "
-            "infer_step_time)"
+            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of "
+            "timm (train_step_time or infer_step_time)"
         )
     for verdict in verdicts:
         reasons[verdict.reason] += 1
