@@ -54,7 +54,7 @@ def test_a_fault_is_found_and_nothing_else(whole_url, name):
 
 
 def test_nothing_that_is_damaged_is_changed(whole_url):
-    inject(whole_url, "DELETE FROM measurements WHERE id = 2")
+    inject(whole_url, "DELETE FROM labels WHERE id = 2")
     assert findings(whole_url).keys() == findings(whole_url).keys() != set()
 
 
