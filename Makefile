@@ -24,7 +24,7 @@ MAKE_VENV = $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 \
   || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
        && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
 
-.PHONY: help install campaign test test-slow test-gpu lint types check format wheel docs default-snapshot lock clean
+.PHONY: help install campaign test test-slow test-gpu lint types check check-deps format wheel docs default-snapshot lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,21 @@ types: $(INSTALLED) ## check types
 	@$(BIN)/mypy
 
 check: lint types test ## all that CI checks
+
+# The audit is strict: an index that does not have PyPI's vulnerabilities answers that it knows no
+# package, which would pass for a clean result. pip-audit stays out of .venv.
+check-deps: $(INSTALLED) ## check .venv against constraints.txt, and that against known vulnerabilities
+	@export PIP_DISABLE_PIP_VERSION_CHECK=1; $(BIN)/python -m pip check; \
+	  others=$$($(BIN)/python -m pip freeze --all --exclude-editable \
+	    | sed -E 's/\+[a-z0-9.]+$$//; / @ /d; /^(pip|triton)==/d; /^cuda-/d; /^nvidia-ml-py/p; /^nvidia-/d' \
+	    | grep -vxF -f constraints.txt | paste -sd ' ' || true); \
+	  if [ -n "$$others" ]; then echo "not as constraints.txt pins it: $$others; try: make clean install" >&2; exit 1; fi; \
+	  folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  $(BIN)/python -m pip install -q --target "$$folder" pip-audit 2>"$$folder/why" \
+	    && PYTHONPATH="$$folder" $(BIN)/python -m pip_audit --strict --progress-spinner off \
+	      --no-deps --disable-pip -r constraints.txt 2>"$$folder/why" \
+	    || { grep '^Found' "$$folder/why" >&2 \
+	         || echo "not audited: $$(tail -n 1 "$$folder/why")" >&2; exit 1; }
 
 format: $(INSTALLED) ## put formatting right, and what of style can be
 	@$(BIN)/ruff check --fix-only .

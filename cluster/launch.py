@@ -32,7 +32,15 @@ from trappm.cluster.scheduler.stop_rules import past
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
-from trappm.store import CampaignRecord, CampaignState, Home, Patience, Store, StoreAccess
+from trappm.store import (
+    CampaignRecord,
+    CampaignState,
+    Home,
+    Patience,
+    Store,
+    StoreAccess,
+    StoreNotUpError,
+)
 
 POLL_S = 0.3
 
@@ -156,6 +164,16 @@ def run_campaign(
             begin(store, campaign_id)
     with ray_runtime(address), _sigterm_as_interrupt():
         return _run(home, campaign_id, spec, address, watch, detach)
+
+
+def opened_first(home: Home) -> Store:
+    """The store for a command that begins; waits for a server that is not up yet.
+
+    Raises:
+        StoreAccessError: its address or password is wrong, or it is no store of this version.
+        StoreError: the server did not come up in time.
+    """
+    return Patience(of=StoreNotUpError)(partial(Store.open, home.database_url))
 
 
 def _opened(home: Home) -> Store:

@@ -8,7 +8,7 @@ leases, recording, canaries, labels, asking, snapshots. `schema` says what is tr
 
 from trappm.store.access import StoreAccess
 from trappm.store.db.read_only import NoLabelStoreError
-from trappm.store.db.retry import Patience
+from trappm.store.db.retry import Patience, StoreNotUpError
 from trappm.store.home import Home
 from trappm.store.query.filters import LabelFilter
 from trappm.store.records import (
@@ -60,4 +60,5 @@ __all__ = [
     "SnapshotRecord",
     "Store",
     "StoreAccess",
+    "StoreNotUpError",
 ]

@@ -137,6 +137,11 @@ def loss_of(output: Any, target: Tensor) -> Tensor:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Numbers every storage at its birth and logs its death."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for torch.compile, which would take a tenth of the time."""
+        return False
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.closed = False
@@ -151,6 +156,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
         self._count = 0
         # Parameters and buffers are there before the step begins.
         self._static = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
@@ -210,12 +216,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             return args[0]
         if func is _ATEN.convolution.default:
-            output = func(*args, **kwargs)
+            (output,) = self._convolved(func, args)
             self.see(output)
             self._workspace(Pass.FORWARD, args[0], args[1], output, args[8])
             return output
         if func is _ATEN.convolution_backward.default:
-            return self._convolution_backward(func, args, kwargs)
+            return self._convolution_backward(func, args)
         allocations = ALLOCATIONS.get(func)
         if allocations is not None:
             with self:
@@ -228,8 +234,25 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.see(tensor)
         return output
 
-    def _convolution_backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        gradients = func(*args, **kwargs)
+    def _convolved(self, func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What a convolution gives; PyTorch's slow search for its shape is done once for each kind.
+
+        Networks repeat theirs, and so do files that are long to cost time.
+        """
+        kind = (func, *map(_as_key, args))
+        known = self._convolutions.get(kind)
+        if known is None:
+            output = func(*args)
+            several = output if isinstance(output, tuple) else (output,)
+            self._convolutions[kind] = [
+                None if t is None else (t.shape, t.stride(), t.dtype) for t in several
+            ]
+            return several
+        make = args[0].new_empty_strided
+        return tuple(t and make(t[0], t[1], dtype=t[2]) for t in known)
+
+    def _convolution_backward(self, func: Any, args: Sequence[Any]) -> Any:
+        gradients = self._convolved(func, args)
         groups, wanted = args[9], args[10]
         for index, kind in ((0, Pass.DATA_GRADIENT), (1, Pass.WEIGHT_GRADIENT)):
             if wanted[index]:
@@ -250,6 +273,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
         touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
         self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
+
+
+def _as_key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:

@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
 from trappm.profiler.host.extras import from_extra
 from trappm.store.db.column_types import Base
-from trappm.store.db.retry import StoreAwayError, StoreUnreachableError
+from trappm.store.db.retry import StoreAwayError, StoreNotUpError, StoreUnreachableError
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
@@ -37,6 +37,16 @@ _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
 _QUERY_CANCELED = "57014"
 """PostgreSQL's one operational error that is about the statement, not about the server."""
+
+_NOT_UP = (
+    "Is the server running", "the database system is", "server closed the connection",
+    "connection timeout", "timeout expired", "No route to host", "Network is unreachable",
+)  # fmt: skip
+"""Where a PostgreSQL server is off or starts, in the driver's and the server's own words.
+
+A connection that fails brings no code. In another language "starting up" is not known from these,
+and ends at once.
+"""
 
 _POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
@@ -179,7 +189,8 @@ def _store_error(engine: Engine, cause: BaseException, kind: type[StoreError]) -
     elif _is_away(engine, cause) and (kind is StoreError or name.startswith(_AWAY[:2])):
         kind = StoreAwayError
     elif _is_away(engine, cause) and kind is StoreAccessError:
-        kind = StoreUnreachableError
+        is_up = not any(words in str(cause) for words in _NOT_UP)
+        kind = StoreUnreachableError if is_up else StoreNotUpError
     return kind(f"the label store {address(engine)} refused: {one_line(cause)}")
 
 

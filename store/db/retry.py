@@ -34,12 +34,18 @@ class StoreUnreachableError(StoreAwayError, StoreAccessError):
     """The same of a store that is being opened: its address may as well be wrong."""
 
 
+class StoreNotUpError(StoreUnreachableError):
+    """Nothing listens at its address, or what does is about to: it may well be up soon."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long a store waits for its database, in seconds, and whom it tells that it does."""
 
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
+    of: type[StoreAwayError] = StoreAwayError
+    """What is waited for."""
 
     def __call__(self, attempt: Callable[[], _Result]) -> _Result:
         """Makes the attempt, again and again while the database is away.
@@ -48,7 +54,7 @@ class Patience:
             StoreError: it did not come back in time.
         """
         retrying = Retrying(
-            retry=retry_if_exception_type(StoreAwayError),
+            retry=retry_if_exception_type(self.of),
             wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
             stop=stop_before_delay(self.wait_s),
             before_sleep=self._tell_once,

@@ -9,10 +9,11 @@ is killed when time is up (`store.query.sqlite_reader`).
 
 PostgreSQL (14 or later): a READ ONLY transaction, as the role `pg_read_all_data` where the
 connection may become it, and one statement, which has to be a SELECT or VALUES since a cursor is
-declared for it. All this does not bind functions that reach around it: files, settings (the role
-among them), other sessions, SQL in a string. These are declared VOLATILE. So the server first
-parses the statement, as the body of a function in a transaction that is rolled back, and a
-statement that calls any volatile function but those in `_HARMLESS` is refused.
+declared for it. The driver takes a row whole, however large, so the server weighs rows before they
+are fetched. All this does not bind functions that reach around it: files, settings (the role among
+them), other sessions, SQL in a string. These are declared VOLATILE. So the server first parses the
+statement, as the body of a function in a transaction that is rolled back, and a statement that
+calls any volatile function but those in `_HARMLESS` is refused.
 """
 
 from __future__ import annotations
@@ -50,6 +51,28 @@ _HARMLESS = ["random", "clock_timestamp", "timeofday", "pg_sleep", "gen_random_u
 """Volatile functions of PostgreSQL that change nothing and reach nothing."""
 
 _FUNCTION_IN_TREE = re.compile(r":(?:\w*funcid|aggfnoid|winfnoid|tsmhandler) ([0-9]+)")
+
+_CURSOR = "asked"
+_WEIGH = f"""
+DO $$
+DECLARE {_CURSOR} refcursor := '{_CURSOR}'; following record; size bigint; weight bigint := 0;
+BEGIN
+  FOR i IN 1..{{rows}} LOOP
+    FETCH {_CURSOR} INTO following;
+    EXIT WHEN NOT FOUND;
+    size := pg_column_size(following);
+    IF weight + size <= {MAX_ANSWER_BYTES} THEN  -- it may be compressed
+      size := greatest(size, octet_length(following::text));
+    END IF;
+    weight := weight + size;
+    IF weight > {MAX_ANSWER_BYTES} THEN
+      RAISE EXCEPTION 'it gives more than {MAX_ANSWER_BYTES >> 20} MiB';
+    END IF;
+  END LOOP;
+  MOVE ABSOLUTE {{begin}} FROM {_CURSOR};
+END $$
+"""
+"""Refuses the next rows if they are too large together, else goes back to before them."""
 
 _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 
@@ -110,10 +133,10 @@ def _ask_server(
             raise _refused(f"it calls {', '.join(called)}, which can do more than read")
         connection.read_only = True
         _begin(connection, timeout_s)
-        with psycopg.ServerCursor(connection, "asked") as cursor:
+        with psycopg.ServerCursor(connection, _CURSOR, scrollable=True) as cursor:
             cursor.execute(statement)
             names = [column.name for column in cursor.description or ()]
-            return names, _fetched(cursor, max_rows)
+            return names, _fetched(connection, cursor, max_rows)
     except psycopg.errors.QueryCanceled as error:
         raise _took_too_long(timeout_s) from error
     except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InternalError) as error:
@@ -124,12 +147,14 @@ def _ask_server(
         connection.rollback()
 
 
-def _fetched(cursor: Any, max_rows: int) -> list[tuple[Any, ...]]:
+def _fetched(connection: Connection[Any], cursor: Any, max_rows: int) -> list[tuple[Any, ...]]:
     """The rows, a few at a time, so that they do not fill the memory before they are counted."""
     rows: list[tuple[Any, ...]] = []
     size, portion = 0, 1
     while len(rows) < max_rows:
-        some = cursor.fetchmany(min(portion, max_rows - len(rows)))
+        portion = min(portion, max_rows - len(rows))
+        connection.execute(_WEIGH.format(begin=len(rows), rows=portion))
+        some = cursor.fetchmany(portion)
         rows += some
         of_these = sum(_size(value) for row in some for value in row)
         size += of_these

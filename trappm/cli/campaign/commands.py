@@ -55,14 +55,14 @@ def launch(
     """
     if (file is None) == (preset is None):
         raise InputError("name one of a campaign file or --preset; for example --preset laptop")
-    from trappm.store import Home, Store
+    from trappm.store import Home
 
     home = Home.open()
     from trappm.cluster.campaign.spec import load_preset, load_spec
-    from trappm.cluster.launch import check_spec, start_or_continue
+    from trappm.cluster.launch import check_spec, opened_first, start_or_continue
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
-    with Store.open(home.database_url) as store:
+    with opened_first(home) as store:
         try:
             check_spec(store, spec, address)
             campaign, spec = start_or_continue(store, spec)
@@ -74,12 +74,12 @@ def launch(
 @app.command(epilog="Example: trappm campaign resume")
 def resume(campaign_id: CampaignId = None, address: Address = None, detach: Detach = False) -> None:
     """Go on with a campaign that was stopped or killed; no label is lost or measured twice."""
-    from trappm.store import Home, Store
+    from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.launch import spec_of, to_resume
+    from trappm.cluster.launch import opened_first, spec_of, to_resume
 
-    with Store.open(home.database_url) as store:
+    with opened_first(home) as store:
         campaign = to_resume(store, campaign_id)
     _run(home, campaign.id, spec_of(campaign), address, detach)
 
