@@ -101,7 +101,7 @@ class CampaignActor:
         open_store = partial(Store.open, self._access.take_over(), patience)
         with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
             if store is None:  # it was stopped before it began, or ended while this was not there
-                return opened.campaign_state(self._campaign_id) is CampaignState.FINISHED
+                return opened.campaigns.state(self._campaign_id) is CampaignState.FINISHED
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,

@@ -73,7 +73,7 @@ def build(
         CampaignError: the cluster cannot be reached.
     """
     configurations = build_pool(file.spec)
-    store.save_pool(file.name, file.model_dump(mode="json"), configurations)
+    store.pools.save(file.name, file.model_dump(mode="json"), configurations)
     make_profiles(
         store,
         sorted({(c.architecture, c.input_size) for c in configurations}),
@@ -97,7 +97,7 @@ def make_profiles(
 
     Arguments and errors are those of `build`.
     """
-    missing = store.pairs_to_profile(pairs, also_refused=retry_refused)
+    missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)
     if not missing:

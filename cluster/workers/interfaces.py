@@ -62,7 +62,7 @@ class ProfiledGraph:
     """Why a model with a graph has no step profile."""
 
     def save(self, store: Store) -> None:
-        store.save_graph(
+        store.workloads.save_graph(
             self.architecture,
             self.input_size,
             self.template,

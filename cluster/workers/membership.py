@@ -133,11 +133,11 @@ class Membership:
         before = self._open(device)
         # How memory is counted belongs to a stack, but shows only once something is measured.
         stacks = {fingerprint}
-        for known, environment in self._store.device_environments(device).items():
+        for known, environment in self._store.measurements.device_environments(device).items():
             if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
                 stacks.add(known)
         count = sum(
-            self._store.adopt_labels(self._id, device, stack, self._protocol)
+            self._store.assignments.adopt_labels(self._id, device, stack, self._protocol)
             for stack in sorted(stacks)
         )
         if not count:
@@ -148,5 +148,7 @@ class Membership:
     def _open(self, device: str) -> set[str]:
         return {
             a.id
-            for a in self._store.assignments(self._id, device=device, state=AssignmentState.OPEN)
+            for a in self._store.assignments.of_campaign(
+                self._id, device=device, state=AssignmentState.OPEN
+            )
         }

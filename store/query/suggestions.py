@@ -18,7 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.store.db.models import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
 
 if TYPE_CHECKING:
-    from trappm.store.query.tables import LabelFilter
+    from trappm.store.query.filters import LabelFilter
 
 _LISTED = 12
 """So many names are told; of more, only the nearest."""

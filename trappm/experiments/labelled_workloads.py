@@ -80,13 +80,18 @@ def prepare(
             "give those of one"
         )
     pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
-    missing = store.pairs_to_profile(pairs)
+    missing = store.workloads.pairs_to_profile(pairs)
     for done, profile in enumerate(profile_in_processes(missing, processes)):
         watch(done, len(missing), f"static profile of {profile.architecture}")
         profile.save(store)
     explained = metric in OF_KERNELS
     traced = kernel_keys(known, kernels, processes, watch) if explained else {}
-    maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
+    maker = _Workloads(
+        store.workloads.graph_templates(pairs),
+        store.workloads.step_profiles(pairs),
+        traced,
+        kernels,
+    )
     rows: list[tuple[Measurement, Workload]] = []
     for measurement in known:
         try:

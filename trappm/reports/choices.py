@@ -66,7 +66,7 @@ def explain(
     """
     from trappm.cluster.campaign.spec import spec_of
 
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
     chosen_device = device or spec.devices.source
     if chosen_device not in spec.devices.keys:
@@ -74,9 +74,9 @@ def explain(
             f"campaign {campaign.id} does not measure on {chosen_device!r}; "
             f"it does on: {', '.join(spec.devices.keys)}"
         )
-    assigned = store.assignments(campaign.id, device=chosen_device)
+    assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
     acquired = [a for a in assigned if a.role is Role.TRAIN]
-    pool = store.campaign_pool(campaign.id)
+    pool = store.campaigns.pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
         "campaign": campaign.id,
@@ -118,9 +118,9 @@ def _next(
         raise InputError(
             f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
         )
-    pool = store.campaign_pool(campaign.id)
+    pool = store.campaigns.pool(campaign.id)
     pairs = {(c.architecture, c.input_size) for c, _ in pool}
-    templates = store.graph_templates(pairs)
+    templates = store.workloads.graph_templates(pairs)
     learner = CampaignLearner(
         preset=spec.learner,
         strategy=spec.strategy,
@@ -132,12 +132,12 @@ def _next(
     learner.set_pool(
         [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
         lambda done, total: None,
-        store.step_profiles(pairs),
+        store.workloads.step_profiles(pairs),
         planner.known_kernels(KernelCache(home.kernel_profiles)),
     )
     if labels := training_labels(store, campaign.id).labels:
         learner.fit(labels, lambda done, total: None)
-    number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
+    number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
     by_id = {c.id: c for c, _ in pool}
     return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings
