@@ -204,7 +204,6 @@ def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
     assert store.snapshots.all() == []
     if order is CampaignState.PAUSED:
         assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"
-        assert store.aliases() == {"latest": "snap1"}
 
 
 def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_path):
