@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration
 from trappm.store.db.engine import insert_new, utc_now
 from trappm.store.db.models import (
@@ -122,10 +122,6 @@ def _pool_id(session: Session, name: str) -> int:
     rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
     ids: dict[str, int] = {row.name: row.id for row in rows}
     if name not in ids:
-        near = difflib.get_close_matches(name, ids, n=1)
-        there_are = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(ids))}"
-        raise InputError(
-            f"no pool {name!r}; "
-            + (there_are if ids else "make one with: trappm pool build --spec FILE")
-        )
+        make_one = "make one with: trappm pool build --spec FILE"
+        raise InputError(f"no pool {name!r}; {nearest(name, sorted(ids)) if ids else make_one}")
     return ids[name]

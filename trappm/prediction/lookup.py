@@ -343,8 +343,8 @@ class _Asked:
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
     """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
     from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from trappm.profiler.nearest import nearest
     from trappm.profiler.records import is_cpu_device
-    from trappm.store.query.suggestions import nearest
 
     rule = protocol or ("quick" if is_cpu_device(device) else "paper")
     if not isinstance(rule, str):
