@@ -69,7 +69,7 @@ class Machine:
 
     Args:
         course: what the campaign is to do.
-        canary_is_due: asked of a worker just before it would measure something else.
+        canary_is_due: whether a worker is to measure the canary before anything else.
         waiting: assignments that were planned before and have not ended.
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
@@ -200,8 +200,6 @@ class Machine:
             case _:
                 self._look_at_leases()
 
-    # Assignments and who measures them.
-
     def _add(self, assignment: Waiting) -> None:
         self._rounds.add(assignment)
         self._queues[assignment.device].push(assignment)
@@ -273,8 +271,6 @@ class Machine:
                 self._lose(seat.worker, why)
                 continue
             self._workers.look_at(seat, self._time + self.course.lease_s / 3)
-
-    # Handing out.
 
     def _hand_out(self) -> None:
         for device in self._in_order():
