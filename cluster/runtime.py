@@ -59,7 +59,7 @@ class Placement:
 
     @property
     def options(self) -> dict[str, Any]:
-        # No core is asked for: Ray would want one for each GPU, and leave GPUs idle for lack of it.
+        # No core: Ray would want one for each GPU, and leave GPUs idle for lack of it.
         gpu = {"num_gpus": 1} if self.needs_gpu else {}
         selector = {
             name: values[0] if len(values) == 1 else f"in({','.join(values)})"
@@ -115,7 +115,7 @@ def off_measuring_nodes() -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray's says, without the pages that follow."""
+    """The first line of an error of Ray's, without the pages that follow."""
     return str(error).strip().splitlines()[0]
 
 

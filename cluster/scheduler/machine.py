@@ -65,7 +65,7 @@ _MARGIN = 2.0
 
 
 class Machine:
-    """Decides what happens next in one campaign; whoever drives it does that, and says how it went.
+    """Decides what happens next in one campaign, from the events of whoever drives it.
 
     Args:
         course: what the campaign is to do.
@@ -140,7 +140,7 @@ class Machine:
     # Events.
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Takes an event in, and says what is to be done now, in this order.
+        """Takes an event in, and returns what is to be done now, in this order.
 
         Args:
             event: what happened.
