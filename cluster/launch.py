@@ -65,7 +65,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     Raises:
         InputError: a new campaign would end at once by the clock.
     """
-    earlier = [c for c in store.campaigns() if c.name == spec.name]
+    earlier = [c for c in store.campaigns.all() if c.name == spec.name]
     for campaign in earlier:
         if campaign.state not in ENDED:
             old = spec_of(campaign)
@@ -77,7 +77,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
             f"the stop rule ends_at: {over.reason}; give a time to come, or leave it out"
         )
     fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
-    campaign = store.create_campaign(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
+    campaign = store.campaigns.create(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
     return campaign, fresh
 
 
@@ -96,7 +96,7 @@ def _check_devices(spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for a device that is not on this machine; on a cluster, for a misspelt one.
 
     A cluster may still start a node of any kind, so a name is refused only if it is much like a
-    known one; the cluster is asked what it knows only if such a name is not one that we know.
+    known one; the cluster is asked only about names that are not in our own catalogue.
     """
     for device in spec.devices.keys:
         if address is None or runs_nothing(device):
@@ -114,10 +114,10 @@ def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
     Raises:
         InputError: there is none, or it has ended.
     """
-    open_ones = [c for c in store.campaigns() if c.state not in ENDED]
+    open_ones = [c for c in store.campaigns.all() if c.state not in ENDED]
     if campaign_id is None and open_ones:
         return open_ones[0]
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     if campaign.state in ENDED:
         raise InputError(
             f"campaign {campaign.id} is {campaign.state}; see it with: "
@@ -157,12 +157,12 @@ def opened_first(home: Home) -> Store:
         StoreAccessError: its address or password is wrong, or it is no store of this version.
         StoreError: the server did not come up in time.
     """
-    return Patience(of=StoreNotUpError)(partial(Store.open, home.database_url))  # type: ignore[no-any-return]
+    return Patience(of=StoreNotUpError)(partial(Store.open, home.database_url))
 
 
 def _opened(home: Home) -> Store:
     """The store that the command had open before: if it is away now, it will be back."""
-    return Patience()(partial(Store.open, home.database_url))  # type: ignore[no-any-return]
+    return Patience()(partial(Store.open, home.database_url))
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ def _make_way(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -
             with contextlib.suppress(RayActorError):  # it goes just now, or is started again
                 if ray.get(actor.progress.remote("", 0))["ended"]:
                     ray.kill(actor)
-                elif store.campaign_state(campaign_id) is CampaignState.RUNNING:
+                elif store.campaigns.state(campaign_id) is CampaignState.RUNNING:
                     return
                 else:
                     watch(Progress(stage="waiting for it to stop"))

@@ -10,7 +10,7 @@ from trappm.store.access import StoreAccess
 from trappm.store.db.read_only import NoLabelStoreError
 from trappm.store.db.retry import Patience, StoreNotUpError
 from trappm.store.home import Home
-from trappm.store.query.tables import LabelFilter
+from trappm.store.query.filters import LabelFilter
 from trappm.store.records import (
     Assignment,
     AssignmentState,

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from trappm.store.db.engine import address, make_engine
 from trappm.store.db.migrate import require_newest, schema_of, upgrade
 from trappm.store.db.read_only import engine_to_read
-from trappm.store.db.retry import IMPATIENT, Patience, in_parts
-from trappm.store.maintenance.check import Checks
-from trappm.store.maintenance.repair import Relabelling
-from trappm.store.maintenance.stats import Statistics
-from trappm.store.query.sql import Sql
-from trappm.store.query.tables import Asking
-from trappm.store.repositories.campaigns import Campaigns
+from trappm.store.db.retry import IMPATIENT, Patience
+from trappm.store.db.transactions import Database
+from trappm.store.maintenance.maintenance import Maintenance
+from trappm.store.query import sql
+from trappm.store.repositories.assignments import Assignments
+from trappm.store.repositories.campaigns import Campaigns, Rounds
 from trappm.store.repositories.canaries import Canaries
 from trappm.store.repositories.labels import Labels
-from trappm.store.repositories.leases import Leases
-from trappm.store.repositories.measurements import Recording
-from trappm.store.repositories.owners import Owners
+from trappm.store.repositories.measurements import Measurements
+from trappm.store.repositories.owners import Owners, owner_guard
 from trappm.store.repositories.pools import Pools
 from trappm.store.repositories.snapshots import Snapshots
 from trappm.store.repositories.workloads import Workloads
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class Store(
-    Workloads,
-    Pools,
-    Campaigns,
-    Owners,
-    Leases,
-    Recording,
-    Relabelling,
-    Canaries,
-    Labels,
-    Asking,
-    Sql,
-    Snapshots,
-    Checks,
-    Statistics,
-):
-    """The label store: each method is one transaction, and returns plain records.
 
-    Any number of processes may have the same store open. Every method raises StoreError when the
-    database refuses; nothing is half done then. While the database is away it waits, as `Patience`
-    says.
+class Store:
+    """The label store, in parts: `store.campaigns`, `store.measurements`, `store.labels` ...
+
+    Each method of a part is one transaction, and returns plain records. Any number of processes may
+    have the same store open. Every method raises StoreError when the database refuses; nothing is
+    half done then. While the database is away it waits, as `Patience` says.
     """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.workloads = Workloads(database)
+        self.pools = Pools(database)
+        self.campaigns = Campaigns(database)
+        self.rounds = Rounds(database)
+        self.owners = Owners(database)
+        self.assignments = Assignments(database)
+        self.measurements = Measurements(database)
+        self.labels = Labels(database)
+        self.canaries = Canaries(database)
+        self.snapshots = Snapshots(database)
+        self.maintenance = Maintenance(database)
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:
@@ -63,15 +63,15 @@ class Store(
             StoreAccessError: it is no database, not ours, of another schema than this version's, or
                 not writable.
         """
-        store = cls(make_engine(url), patience or Patience())
+        engine = make_engine(url)
         try:
-            if schema_of(store._engine) is None:
-                upgrade(store._engine, store._writer)
-            require_newest(store._engine)
+            if schema_of(engine) is None:
+                upgrade(engine)
+            require_newest(engine)
         except BaseException:
-            store.close()
+            engine.dispose()
             raise
-        return store
+        return cls(Database(engine, patience or Patience()))
 
     @classmethod
     def open_to_read(cls, url: str) -> Self:
@@ -82,23 +82,53 @@ class Store(
             StoreAccessError: it cannot be read, is not ours, or has another schema than this
                 version's.
         """
-        store = cls(engine_to_read(url), IMPATIENT)
+        engine = engine_to_read(url)
         try:
-            require_newest(store._engine)
+            require_newest(engine)
         except BaseException:
-            store.close()
+            engine.dispose()
             raise
-        return store
+        return cls(Database(engine, IMPATIENT))
 
-    @in_parts
     def impatient(self) -> Self:
         """The same store, which does not wait for its database."""
-        return type(self)(self._engine, IMPATIENT, self._guard)
+        return type(self)(Database(self.database.engine, IMPATIENT, self.database.guard))
+
+    def as_owner(self, campaign_id: str, owner_id: str) -> Self:
+        """The same store for this owner: its methods raise NotOwnerError once another has it."""
+        guard = owner_guard(campaign_id, owner_id)
+        return type(self)(Database(self.database.engine, self.database.patience, guard))
+
+    def query_sql(
+        self, statement: str, *, limit: int = sql.MAX_ROWS, timeout_s: float = sql.TIMEOUT_S
+    ) -> tuple[pd.DataFrame, bool]:
+        """What one reading statement gives, in the dialect of the database.
+
+        Bytes are shown as their number, JSON as text; a second column of one name is `name_2`.
+
+        Args:
+            statement: a SELECT or VALUES, with or without WITH.
+            limit: rows at most.
+            timeout_s: after which it is stopped.
+
+        Returns:
+            The table, and whether there were more rows than the limit.
+
+        Raises:
+            InputError: the database does not understand the statement, it is none that only
+                reads, or it takes too long.
+            StoreError: the database cannot be reached.
+        """
+        url = self.database.engine.url
+        return sql.query_sql(url, statement, limit=limit, timeout_s=timeout_s)
 
     @property
     def address(self) -> str:
         """Where the database is, without a password."""
-        return address(self._engine)
+        return address(self.database.engine)
+
+    def close(self) -> None:
+        self.database.engine.dispose()
 
     def __enter__(self) -> Self:
         return self

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 # Which rooms know a library; every other room asks them.
 HOMES = {
     "ray": {"cluster"},
-    "pydantic": {"cluster", "learner", "trappm"},
+    "pydantic": {"store", "cluster", "learner", "trappm"},
     "fastapi": {"trappm"},
     "starlette": {"trappm"},
     "uvicorn": {"trappm"},

@@ -50,7 +50,7 @@ def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Grap
         )
         pairs = list(frame.itertuples(index=False, name=None))
         chosen = [pairs[i] for i in generator.permutation(len(pairs))[:count]]
-        templates = store.graph_templates(chosen)
+        templates = store.workloads.graph_templates(chosen)
     sizes = generator.choice([8, 16, 32, 64, 128], len(templates))
     return [
         GraphTemplate.from_bytes(data).at(int(size))
@@ -70,7 +70,10 @@ def our_heads(count: int, architectures: int, generator: np.random.Generator) ->
         )
         pairs = list(frame.itertuples(index=False, name=None))
         chosen = [pairs[i] for i in generator.permutation(len(pairs))[:architectures]]
-        templates, steps = store.graph_templates(chosen), store.step_profiles(chosen)
+        templates, steps = (
+            store.workloads.graph_templates(chosen),
+            store.workloads.step_profiles(chosen),
+        )
     keys = {
         pair: KernelKey(*pair, Precision.FP32, MemoryFormat.CONTIGUOUS, fused_attention=True)
         for pair in templates

@@ -55,10 +55,10 @@ def main() -> None:
 
         timed("pool built: the whole of `trappm pool build`",
               lambda: build(store, file, address=None, processes=1, watch=watch))  # fmt: skip
-        pool = timed("pool read back", lambda: store.pool(file.name))
+        pool = timed("pool read back", lambda: store.pools.get(file.name))
         facts = timed("pool counted by family", lambda: pool_facts(store, file.name))
-        templates = timed("graph templates read", lambda: store.graph_templates(pairs))
-        steps = timed("step profiles read", lambda: store.step_profiles(pairs))
+        templates = timed("graph templates read", lambda: store.workloads.graph_templates(pairs))
+        steps = timed("step profiles read", lambda: store.workloads.step_profiles(pairs))
         assert len(pool) == facts["total"]["usable"] >= 25_000
         assert len(templates) == len(steps) == len(pairs)
         print(f"{len(pool)} configurations, {len(pairs)} static profiles")

@@ -132,7 +132,7 @@ def save_graphs(store: Store) -> None:
     """One for each architecture and size, two architectures sharing it; all at once, for speed."""
     pairs = [*itertools.product(ARCHITECTURES, INPUT_SIZES)]
     graphs = [graph(number) for number in range(len(pairs) // 2)]
-    with store._writing() as session:
+    with store.database.writing() as session:
         rows = [
             {
                 "content_hash": g.content_hash,
@@ -161,7 +161,7 @@ def fill(store: Store, count: int, chosen: list[Configuration]) -> tuple[float, 
             for number in range(first, min(first + BATCH, count))
         ]
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        store.record_many(batch)
+        store.measurements.record_many(batch)
         seconds += time.perf_counter() - begin
         cpu_seconds += time.process_time() - cpu_begin
     if not seconds:
@@ -179,25 +179,25 @@ def questions(store: Store, chosen: list[Configuration]) -> dict[str, Callable[[
 
     def family_and_device(limit: int | None) -> Any:
         wanted = LabelFilter(family=family_of(one().architecture), device=generator.choice(DEVICES))
-        return store.query_labels(wanted, limit=limit)
+        return store.labels.query(wanted, limit=limit)
 
     def latest() -> Any:
         return store.query_sql(latest_sql(one().id))[0]
 
     def by_graph() -> Any:
         what = one()
-        pairs = store.pairs_of_same_graph(what.architecture, what.input_size)
-        return store.labels_of(pairs, what, generator.choice(DEVICES))
+        pairs = store.workloads.pairs_of_same_graph(what.architecture, what.input_size)
+        return store.labels.of_pairs(pairs, what, generator.choice(DEVICES))
 
     def architecture() -> Any:
-        return store.query_labels(
+        return store.labels.query(
             LabelFilter(architecture=one().architecture, device=generator.choice(DEVICES)),
             limit=200,
         )
 
     return {
         "family and device, first 200": lambda: family_and_device(200),
-        "family, device, batch and input size": lambda: store.query_labels(
+        "family, device, batch and input size": lambda: store.labels.query(
             LabelFilter(
                 family=family_of((what := one()).architecture), device=generator.choice(DEVICES),
                 batch_size=what.batch_size, input_size=what.input_size,
@@ -207,12 +207,12 @@ def questions(store: Store, chosen: list[Configuration]) -> dict[str, Callable[[
         "latest per configuration (SQL)": latest,
         "lookup by graph hash": by_graph,
         "architecture and device": architecture,
-        "the latest 20": lambda: store.query_labels(LabelFilter(), sort="-created_at", limit=20),
-        "attempts of the last day": lambda: store.query_labels(
+        "the latest 20": lambda: store.labels.query(LabelFilter(), sort="-created_at", limit=20),
+        "attempts of the last day": lambda: store.labels.query(
             LabelFilter(outcome="any", since="2026-01-28"), limit=200
         ),
-        "one label by id": lambda: [store.label(generator.choice(ids))],
-        "its raw measurement": lambda: [store.measurement(generator.choice(ids))],
+        "one label by id": lambda: [store.labels.get(generator.choice(ids))],
+        "its raw measurement": lambda: [store.measurements.get(generator.choice(ids))],
     }  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def ask(store: Store, chosen: list[Configuration]) -> Iterator[Timed]:
     """Times each question, then asks the database for its plan."""
     said: list[tuple[str, Any]] = []
     event.listen(
-        store._engine, "before_cursor_execute",
+        store.database.engine, "before_cursor_execute",
         lambda _c, _cursor, statement, parameters, *_: said.append((statement, parameters)),
     )  # fmt: skip
     for name, question in questions(store, chosen).items():
@@ -243,8 +243,10 @@ def ask(store: Store, chosen: list[Configuration]) -> Iterator[Timed]:
 
 
 def plans(store: Store, asked: dict[str, Any]) -> Iterator[str]:
-    explain = "EXPLAIN QUERY PLAN " if store._engine.dialect.name == "sqlite" else "EXPLAIN "
-    with store._engine.connect() as connection:
+    explain = (
+        "EXPLAIN QUERY PLAN " if store.database.engine.dialect.name == "sqlite" else "EXPLAIN "
+    )
+    with store.database.engine.connect() as connection:
         for statement, parameters in list(asked.items()):
             if statement.startswith(("SELECT", "WITH")):
                 for row in connection.exec_driver_sql(explain + statement, parameters):

@@ -70,7 +70,7 @@ class CampaignActor:
         """The progress, with only the lines that the watcher has not seen; whether it began, ended.
 
         Args:
-            life: as it was told last; lines seen in an earlier life do not count.
+            life: from the last answer; lines seen in an earlier life do not count.
             lines_seen: how many, in all.
         """
         progress, ended = self._progress, self._ended.done()
@@ -101,7 +101,7 @@ class CampaignActor:
         open_store = partial(Store.open, self._access.take_over(), patience)
         with patience(open_store) as opened, ownership(opened, self._campaign_id) as store:
             if store is None:  # it was stopped before it began, or ended while this was not there
-                return opened.campaign_state(self._campaign_id) is CampaignState.FINISHED
+                return opened.campaigns.state(self._campaign_id) is CampaignState.FINISHED
             self._campaign = Campaign(
                 store=store,
                 campaign_id=self._campaign_id,

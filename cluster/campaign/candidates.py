@@ -21,12 +21,12 @@ def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
         UnknownArchitectureError: a name or glob in the file matches no timm architecture.
         InputError: there is no pool of this name.
     """
-    return store.pool(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
+    return store.pools.get(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
 
 
 def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
     """Those of which a graph can be made, as far as it has been tried."""
-    refused = {(r.architecture, r.input_size) for r in store.refusals()}
+    refused = {(r.architecture, r.input_size) for r in store.workloads.refusals()}
     return [c for c in pool if (c.architecture, c.input_size) not in refused]
 
 

@@ -68,7 +68,7 @@ LEARNER_POLL_S = 0.1
 """So long measurements are waited for while the learner's answer may come."""
 
 SHOWN = 4
-"""So many of the measurements that run are told."""
+"""How many of the running measurements are shown."""
 
 
 class Campaign:
@@ -175,9 +175,9 @@ class Campaign:
 
     def _take_up(self) -> None:
         """Takes back what a process that was killed had begun; nothing, in a new campaign."""
-        interrupted = self.store.release_leases(self.id)
-        self.store.reopen_failed(self.id)
-        if self.store.rounds(self.id):
+        interrupted = self.store.assignments.release_leases(self.id)
+        self.store.assignments.reopen_failed(self.id)
+        if self.store.rounds.all(self.id):
             repeated = f"; {interrupted} measurements were interrupted, and are repeated"
             self.note("resumed", f"it goes on{repeated if interrupted else ''}")
 
@@ -217,7 +217,7 @@ class Campaign:
         self._show_counts()
 
     def _is_ordered_to_stop(self) -> bool:
-        return self.store.campaign_state(self.id) is not CampaignState.RUNNING
+        return self.store.campaigns.state(self.id) is not CampaignState.RUNNING
 
     def _handle(self, *events: Event) -> None:
         """Tells the machine, and does what it commands; what follows from that comes after it.
@@ -250,7 +250,9 @@ class Campaign:
                 self.workers.dismiss(worker)
                 self._tell(news=f"{worker.device}  {worker.name} was dismissed: {why}")
             case GiveUp(assignment_id, why):
-                self.store.give_up_lease(assignment_id, why, max_attempts=self.spec.max_attempts)
+                self.store.assignments.take_back(
+                    assignment_id, why, max_attempts=self.spec.max_attempts
+                )
             case Quarantine():
                 self._results.quarantine(command)
             case Plan(device, number, count):
@@ -258,7 +260,7 @@ class Campaign:
             case Learn(initial_ended):
                 self._learn(initial_ended)
             case Close(number):
-                self.store.close_round(self.id, number, self._report.to_json() if number else {})
+                self.store.rounds.close(self.id, number, self._report.to_json() if number else {})
                 if number:
                     self._tell(news=round_line(number, self._report))
             case BudgetSpent(stop):
@@ -282,7 +284,7 @@ class Campaign:
         self._handle(*itertools.chain.from_iterable(map(self._results.events, finished)))
         self._show_counts()
 
-    # What the learner is asked and answered.
+    # The learner.
 
     def _learn(self, initial_ended: bool) -> None:
         known = training_labels(self.store, self.id)
@@ -305,9 +307,9 @@ class Campaign:
         if self._stop_check.holds:  # nobody will measure it
             self._handle(Planned(device, number, []))
             return
-        self.store.plan_round(self.id, number, PURPOSES[min(number, 2)], assignments)
+        self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], assignments)
         settled = self._membership.taken_over(device)
-        to_measure = self.store.assignments(
+        to_measure = self.store.assignments.of_campaign(
             self.id, device=device, state=AssignmentState.OPEN, round_number=number
         )
         self._handle(Settled(settled), Planned(device, number, [waiting(a) for a in to_measure]))
@@ -316,7 +318,7 @@ class Campaign:
         source = self.spec.devices.source
         has_heads = source in report.devices
         if initial_ended and not has_heads and not self._stop_check.holds:
-            outcomes = self.store.outcome_counts(self.id).get(source, {})
+            outcomes = self.store.campaigns.outcome_counts(self.id).get(source, {})
             attempts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
             raise CampaignError(
                 f"the initial draw gave too few labels on {source} to learn from "
@@ -333,13 +335,13 @@ class Campaign:
     def _end(self, state: CampaignState, message: str) -> None:
         """In this state, unless an order has set another; nothing is with a worker any more."""
         self._write_notes()
-        now = self.store.end_campaign(self.id, state, message)
+        now = self.store.owners.end_campaign(self.id, state, message)
         self._tell(str(now), eta_s=None, current=())
 
     def _write_notes(self) -> None:
         while self._notes:
             kind, message = self._notes[0]
-            self.store.log_event(self.id, kind, {"message": message})
+            self.store.campaigns.log_event(self.id, kind, {"message": message})
             self._notes.popleft()
 
     def _show_counts(self) -> None:

@@ -24,9 +24,9 @@ def order_stop(store: Store, campaign_id: str | None, state: CampaignState) -> C
     Raises:
         InputError: there is no such campaign, or it has ended; or several run, and none is named.
     """
-    campaign = store.campaign(campaign_id or _running(store))
-    store.stop_campaign(campaign.id, state)
-    return store.campaign(campaign.id)
+    campaign = store.campaigns.get(campaign_id or _running(store))
+    store.owners.stop_campaign(campaign.id, state)
+    return store.campaigns.get(campaign.id)
 
 
 def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[CampaignRecord, int]:
@@ -45,22 +45,22 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
     if outcome not in {LOST, *Outcome} - {Outcome.OK}:
         known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
         raise InputError(f"no attempt that can be tried again ends as {outcome!r}, but as {known}")
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     held = rule_held(store, campaign.id)
     if held is not None:
         raise InputError(
             f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.reason}), and "
             "measures no more; launch it with another rule: its labels are taken over"
         )
-    count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
+    count = store.assignments.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
     if count:
         message = f"{count} assignments wait again whose last attempt ended as {outcome}"
-        store.log_event(campaign.id, "order", {"message": message})
-    return store.campaign(campaign.id), count
+        store.campaigns.log_event(campaign.id, "order", {"message": message})
+    return store.campaigns.get(campaign.id), count
 
 
 def _running(store: Store) -> str | None:
-    running = [c.id for c in store.campaigns() if c.state is CampaignState.RUNNING]
+    running = [c.id for c in store.campaigns.all() if c.state is CampaignState.RUNNING]
     if len(running) > 1:
         raise InputError(f"{len(running)} campaigns run; name one of them: {', '.join(running)}")
     return running[0] if running else None

@@ -45,7 +45,7 @@ def this_process() -> OwnerProcess:
 
 
 def machine() -> str:
-    """This boot of this machine, and the namespace of its process ids; empty if not told."""
+    """This boot of this machine, and the namespace of its process ids; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -57,7 +57,7 @@ def is_here(owner: Owner) -> bool:
     """Whether the owner's process can be looked for: it is, or was, one of this machine."""
     if not owner.process.machine or owner.process.machine != machine():
         return False
-    pid = owner.process.pid  # of another user it may be hidden: there is one, and no more is told
+    pid = owner.process.pid  # that of another user may be hidden, but for its existence
     return bool(_facts(pid)) or not _exists(pid)
 
 
@@ -82,7 +82,7 @@ def begin(store: Store, campaign_id: str) -> None:
         OwnedError: somebody does.
         InputError: it has ended.
     """
-    _patiently(store, campaign_id, lambda gone: store.begin_campaign(campaign_id, gone=gone))
+    _patiently(store, campaign_id, lambda gone: store.owners.begin_campaign(campaign_id, gone=gone))
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
     owner_id, process = uuid.uuid4().hex, this_process()
 
     def claim(gone: str | None) -> bool:
-        return store.claim_campaign(campaign_id, owner_id, process, gone=gone)
+        return store.owners.claim_campaign(campaign_id, owner_id, process, gone=gone)
 
     if not _patiently(store, campaign_id, claim):
         yield None
@@ -113,16 +113,16 @@ def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
         over.set()
         beat.join(in_store.BEAT_S)
         with contextlib.suppress(StoreError):  # then it is found silent, or gone
-            store.impatient().release_ownership(campaign_id, owner_id)
+            store.impatient().owners.release(campaign_id, owner_id)
 
 
 def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) -> None:
     impatient = store.impatient()
     while not over.wait(in_store.BEAT_S):
         try:
-            impatient.renew_ownership(campaign_id, owner_id)
+            impatient.owners.renew(campaign_id, owner_id)
         except NotOwnerError:
-            return  # the campaign is told so by its store
+            return  # the campaign hears of it from its store
         except StoreError:
             continue  # it is away: others cannot reach it either
 
@@ -146,7 +146,7 @@ def _known_to_be_gone(store: Store, campaign_id: str) -> str | None:
     Raises:
         OwnedError: its process is here and lives, whatever its heartbeat says.
     """
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     owner = campaign.owner
     if owner is None or not is_here(owner):
         return None

@@ -34,7 +34,7 @@ class Planner:
     def pool(self) -> list[tuple[Configuration, bool]]:
         """Each configuration, and whether its architecture is held out; it never changes."""
         if not self._pool:
-            self._pool = self._store.campaign_pool(self._id)
+            self._pool = self._store.campaigns.pool(self._id)
         return self._pool
 
     def make_pool(self, workers: Workers, news: News) -> None:
@@ -50,13 +50,13 @@ class Planner:
         self._profile(configurations, workers, news)
         pool = without_refused(configurations, self._store)
         held_out = check_budget(self._spec, pool)
-        self._store.set_campaign_pool(self._id, [(c, c.architecture in held_out) for c in pool])
+        self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
 
     def _profile(
         self, configurations: Sequence[Configuration], workers: Workers, news: News
     ) -> None:
         pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-        missing = self._store.pairs_to_profile(pairs)
+        missing = self._store.workloads.pairs_to_profile(pairs)
         news.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
         for graph in workers.profile(missing):
             news.check_stop()
@@ -124,7 +124,7 @@ class Planner:
         What was given up as unstable may be chosen again; what died or failed otherwise may not.
         """
         assigned = self._assigned(device)
-        unsteady = self._store.given_up(self._id, device, Outcome.UNSTABLE)
+        unsteady = self._store.assignments.given_up(self._id, device, Outcome.UNSTABLE)
         candidates = [
             c.id
             for c, is_held_out in self.pool
@@ -138,7 +138,8 @@ class Planner:
             known=_taught(assigned.values()),
             elsewhere=() if device == source else _taught(self._assigned(source).values()),
             unsteady=unsteady,
-            capacity_mib=self._store.device_memory_mib(device) or expected_memory_mib(device),
+            capacity_mib=self._store.measurements.device_memory_mib(device)
+            or expected_memory_mib(device),
             card=self._card(device),
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
@@ -158,10 +159,13 @@ class Planner:
         ]
 
     def _card(self, device: str) -> str:
-        return card_name(device, self._store.device_environments(device).values())
+        return card_name(device, self._store.measurements.device_environments(device).values())
 
     def _assigned(self, device: str) -> dict[str, Assignment]:
-        return {a.configuration.id: a for a in self._store.assignments(self._id, device=device)}
+        return {
+            a.configuration.id: a
+            for a in self._store.assignments.of_campaign(self._id, device=device)
+        }
 
 
 def _taught(assigned: Iterable[Assignment]) -> list[str]:

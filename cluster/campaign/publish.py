@@ -58,14 +58,12 @@ def publish(
             f"snapshot {snapshot.id} is published, but not the latest ({error}); "
             f"name it with: trappm snapshot alias latest {snapshot.id}"
         )
-        store.log_event(campaign_id, "published", {"message": kept})
-    if kept is None:
-        store.set_alias("latest", snapshot.id)
-    else:
+        store.campaigns.log_event(campaign_id, "published", {"message": kept})
+    if kept is not None:
         news.tell(news=kept)
     return snapshot.id
 
 
 def _finish(store: Store, campaign_id: str, message: str, snapshot: SnapshotRecord | None) -> None:
-    if not store.finish_campaign(campaign_id, message, snapshot):
+    if not store.owners.finish_campaign(campaign_id, message, snapshot):
         raise CampaignStopped

@@ -68,7 +68,9 @@ class Results:
         ]
         wanted = [(c.assignment_id, c.worker.name) for c in commands]
         if results or wanted:
-            leases = self._store.record_and_lease(results, wanted, max_attempts=self._max_attempts)
+            leases = self._store.measurements.record_and_lease(
+                results, wanted, max_attempts=self._max_attempts
+            )
             self._unwritten.clear()
             for command, lease in zip(commands, leases, strict=True):
                 self._leases[lease.id] = lease
@@ -131,6 +133,6 @@ class Results:
             f"on {hosts} {'host' if hosts == 1 else 'hosts'}"
         )
         event = {"message": message, "id": command.assignment_id}
-        self._store.log_event(self._id, "quarantined", event)
+        self._store.campaigns.log_event(self._id, "quarantined", event)
         self.ended[command.device] += 1
         self._tell(news=message)

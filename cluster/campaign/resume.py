@@ -53,8 +53,8 @@ def course_so_far(
 ) -> CourseSoFar:
     """How far a campaign has come whose leases were all released."""
     course = course_of(spec, lease_s)
-    rounds = store.rounds(campaign_id)
-    assignments = store.assignments(campaign_id)
+    rounds = store.rounds.all(campaign_id)
+    assignments = store.assignments.of_campaign(campaign_id)
     closed = [r.number for r in rounds if r.state is RoundState.CLOSED]
     planned = {(a.device, a.round_number) for a in assignments}
     planned |= {(device, number) for device in course.devices for number in closed}
@@ -79,11 +79,11 @@ def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
     """What may still be spent, by what the store knows to be spent."""
     if spec.stop is None or not spec.stop.have_budget:
         return Spend()
-    seconds = store.measuring_seconds_by_device(campaign_id)
-    attempts = store.outcome_counts(campaign_id)
+    seconds = store.campaigns.measuring_seconds_by_device(campaign_id)
+    attempts = store.campaigns.outcome_counts(campaign_id)
     return Spend(
         spec.stop,
-        labels=store.label_counts(campaign_id).get(campaign_id, 0),
+        labels=store.campaigns.label_counts(campaign_id).get(campaign_id, 0),
         seconds=sum(seconds.values()),
         mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
         limit_s=spec.measuring_protocol.timeout_s,

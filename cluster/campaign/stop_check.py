@@ -46,7 +46,7 @@ class StopCheck:
         """Records that a rule holds; one line for people."""
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
-        self._store.log_event(self._id, ENOUGH, event)
+        self._store.campaigns.log_event(self._id, ENOUGH, event)
         self.holds = True
         return line
 
@@ -64,8 +64,8 @@ class StopCheck:
         Returns:
             The report, and one line for people if a rule holds for the first time.
         """
-        labels = self._store.label_counts(self._id).get(self._id, 0)
-        seconds = self._store.measuring_seconds(self._id)
+        labels = self._store.campaigns.label_counts(self._id).get(self._id, 0)
+        seconds = self._store.campaigns.measuring_seconds(self._id)
         report = replace(report, spent=Spent(labels, seconds, datetime.now(UTC)))
         rules = self._spec.stop
         if self.holds or rules is None:
@@ -79,15 +79,15 @@ class StopCheck:
 
 def training_reports(store: Store, campaign_id: str) -> list[TrainingReport]:
     """Those with which rounds were closed, in their order."""
-    reports = [TrainingReport.of(r.report) for r in store.rounds(campaign_id)]
+    reports = [TrainingReport.of(r.report) for r in store.rounds.all(campaign_id)]
     return [report for report in reports if report is not None]
 
 
 def rule_held(store: Store, campaign_id: str) -> Stop | None:
     """The rule that has ended a campaign, or is just ending it."""
-    records = [e.message for e in store.events(campaign_id, kind=ENOUGH)]
+    records = [e.message for e in store.campaigns.events(campaign_id, kind=ENOUGH)]
     # Earlier versions wrote it into the reports of the rounds.
-    records += [(r.report or {}).get("stop", {}) for r in store.rounds(campaign_id)]
+    records += [(r.report or {}).get("stop", {}) for r in store.rounds.all(campaign_id)]
     return next((Stop(r["rule"], r["told"]) for r in records if "rule" in r), None)
 
 
@@ -112,7 +112,7 @@ def end_of(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> Ca
     """What ended a campaign or will end it; None while there is no pace to forecast from."""
     held = rule_held(store, campaign.id)
     if held is not None:
-        counts = store.assignment_counts(campaign.id).values()
+        counts = store.assignments.counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
         return CampaignEnd(rule=held.rule, reason=held.reason, holds=True, unmeasured=unmeasured)
     spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]

@@ -31,7 +31,7 @@ class LearnerThread:
 
     Args:
         on_chosen: called with device, round and what was chosen.
-        on_learned: called with the learner's report, and what `learn` was told of the initial draw.
+        on_learned: called with the learner's report, and whether the initial draw had ended.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class LearnerThread:
     ) -> None:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
-        templates = store.graph_templates(pairs)
+        templates = store.workloads.graph_templates(pairs)
         self._news.tell("encoder", total=0)
         self._learner.set_pool(
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
             self._news.on_progress("encoder"),
-            steps=store.step_profiles(pairs),
+            steps=store.workloads.step_profiles(pairs),
             kernels=kernels,
         )
         self._news.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
@@ -156,14 +156,14 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     The same key on another software stack, or another card, is another device, whose labels would
     make one head of two things. That of most labels counts, of two alike the one planned first.
     """
-    everything = store.campaign_labels(campaign_id)
+    everything = store.labels.of_campaign(campaign_id)
     stacks: dict[str, Counter[str]] = defaultdict(Counter)
     for label in everything:
         stacks[label.device][label.fingerprint] += 1
     most = {device: counts.most_common(1)[0][0] for device, counts in stacks.items()}
     left_out, cards = [], {}
     for device, counts in sorted(stacks.items()):
-        known = store.device_environments(device)
+        known = store.measurements.device_environments(device)
         cards[device] = card_name(device, [known[most[device]]])
         if len(counts) > 1:
             left_out += [

@@ -44,7 +44,7 @@ def parse_pool_file(text: str, *, origin: str) -> PoolFile:
     """The pool that this YAML describes.
 
     Raises:
-        InputError: not YAML, or not a pool; the first fault is told, with its key.
+        InputError: not YAML, or not a pool; names the first fault and its key.
     """
     return parse(text, PoolFile, origin=origin, kind="pool", parts=(PoolFile, PoolGroup))
 
@@ -65,7 +65,7 @@ def build(
         file: what to build.
         address: of a running Ray cluster that does the work; None for processes here.
         processes: how many at once, without a cluster.
-        watch: told of progress.
+        watch: called with the progress.
         retry_refused: try again what was refused, as a newer version may know it.
 
     Raises:
@@ -73,7 +73,7 @@ def build(
         CampaignError: the cluster cannot be reached.
     """
     configurations = build_pool(file.spec)
-    store.save_pool(file.name, file.model_dump(mode="json"), configurations)
+    store.pools.save(file.name, file.model_dump(mode="json"), configurations)
     make_profiles(
         store,
         sorted({(c.architecture, c.input_size) for c in configurations}),
@@ -97,7 +97,7 @@ def make_profiles(
 
     Arguments and errors are those of `build`.
     """
-    missing = store.pairs_to_profile(pairs, also_refused=retry_refused)
+    missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)
     done = len(pairs) - len(missing)
     watch(done, len(pairs), None)
     if not missing:

@@ -39,7 +39,7 @@ class CanaryGate:
         if self.plan is None or runs_nothing(worker.device):
             return False
         if worker not in self._watches:
-            history = self._store.canaries(device=worker.device)
+            history = self._store.canaries.all(device=worker.device)
             self._watches[worker] = CanaryWatch(self.plan, history=history)
         return self._watches[worker].is_due()
 
@@ -54,13 +54,13 @@ class CanaryGate:
         return CanaryCheck(self.plan.reference_on(worker.device))
 
     def take(self, finished: Finished) -> str:
-        """Keeps what a canary says, stops its worker if it says so, and tells of it in a line."""
+        """Stores a canary's reading, and stops its worker if it drifted too far; a line of news."""
         worker, measurement = finished.worker, finished.measurement
         if measurement is None:
             return self._lost(worker, finished.loss or "the worker was lost")
         self._losses.pop(worker, None)
         reading = self._watches[worker].take(measurement)
-        self._store.save_canary(reading, campaign_id=self._campaign_id)
+        self._store.canaries.save(reading, campaign_id=self._campaign_id)
         if reading.decision is CanaryDecision.STOP:
             self._stop(worker, str(reading.message))
         return reading_line(reading)
@@ -80,7 +80,7 @@ class CanaryGate:
     def _stop(self, worker: Worker, why: str) -> None:
         self.stopped[worker] = why
         event = {"message": f"{worker.device} measures no more: {why}", "worker": worker.name}
-        self._store.log_event(self._campaign_id, "canary", event)
+        self._store.campaigns.log_event(self._campaign_id, "canary", event)
 
 
 def reading_line(reading: CanaryReading) -> str:

@@ -17,7 +17,7 @@ from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
-"""How often the store is asked what others claim."""
+"""How often the claims of others are read."""
 
 SLICE_S = 300.0
 """For so long a turn lasts: a profiler takes seconds to start on a GPU."""
@@ -45,7 +45,7 @@ class Claim:
 def fair_shares(gpus: int, claims: Mapping[str, Claim]) -> dict[str, int]:
     """GPUs in proportion to priorities; who wants less leaves the rest to the others.
 
-    What does not come out even goes to those whose turn it is: asked again and again, all get their
+    What does not come out even goes to those whose turn it is: over time all get their
     part in the course of time, even of a single GPU.
 
     Args:
@@ -100,10 +100,12 @@ class Claims:
         end = time.time() // SLICE_S * SLICE_S
         since, until = (datetime.fromtimestamp(t, UTC).isoformat() for t in (end - WINDOW_S, end))
         claims: dict[str, dict[str, Claim]] = defaultdict(dict)
-        for record in self._store.campaigns():
+        for record in self._store.campaigns.all():
             if record.id not in campaigns or record.state is not CampaignState.RUNNING:
                 continue
-            used_s = self._store.measuring_seconds_by_device(record.id, since=since, until=until)
+            used_s = self._store.campaigns.measuring_seconds_by_device(
+                record.id, since=since, until=until
+            )
             priority, wanted = self._wanted(record)
             for device, count in wanted.items():
                 claims[device][record.id] = Claim(priority, count, used_s.get(device, 0.0))
@@ -115,7 +117,7 @@ class Claims:
         A file that this version cannot read counts with the default priority, and with what the
         campaign has planned so far.
         """
-        counts = self._store.assignment_counts(record.id)
+        counts = self._store.assignments.counts(record.id)
         ended = {
             device: states.get(AssignmentState.DONE, 0) + states.get(AssignmentState.FAILED, 0)
             for device, states in counts.items()

@@ -1,9 +1,7 @@
-"""The connection to SQLite or PostgreSQL: how it is opened, and what a transaction is.
+"""The connection to SQLite or PostgreSQL: how it is opened, and what its errors become.
 
-Every method of the store is one transaction, for reading or for writing. On SQLite a writing one
-takes the write lock when it begins (BEGIN IMMEDIATE), so that it waits its turn at the start and
-never fails half-way for having read before another wrote. Commits are synced to disk
-(synchronous=FULL): a label cost seconds to measure, so it survives even a power cut.
+Commits are synced to disk (synchronous=FULL): a label cost seconds to measure, so it survives even
+a power cut.
 """
 
 from __future__ import annotations
@@ -24,26 +22,20 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, one_line
 from trappm.profiler.host.extras import from_extra
 from trappm.store.db.column_types import Base
-from trappm.store.db.retry import (
-    Patience,
-    StoreAwayError,
-    StoreNotUpError,
-    StoreUnreachableError,
-    is_one_transaction,
-    waits,
-)
+from trappm.store.db.retry import StoreAwayError, StoreNotUpError, StoreUnreachableError
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for others before it gives up; a transaction takes milliseconds."""
 
 _BEGIN = "sqlite_begin"
+"""The execution option of an engine that says how its transactions begin on SQLite."""
 
 _AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
 """What SQLite says while others hold the database, its disk is away, or there is no room."""
 
 _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
-_ASKED_TO_STOP = "57014"
+_QUERY_CANCELED = "57014"
 """PostgreSQL's one operational error that is about the statement, not about the server."""
 
 _NOT_UP = (
@@ -66,43 +58,6 @@ _POSTGRESQL_OPTIONS = {
 }
 
 Insert = sqlite.Insert | postgresql.Insert
-
-
-class Database:
-    """An opened database; what the store does with it stands in the classes derived from this.
-
-    Their public methods are one transaction each, and are tried again while the database is away.
-    """
-
-    def __init__(
-        self, engine: Engine, patience: Patience, guard: Callable[[Session], None] | None = None
-    ) -> None:
-        self._engine = engine
-        self._patience = patience
-        self._guard = guard
-        """Asked at the beginning of each transaction that writes; raises if it must not."""
-        self._writer = engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-
-    def __init_subclass__(cls) -> None:
-        for name, method in list(vars(cls).items()):
-            if is_one_transaction(name, method):
-                setattr(cls, name, waits(method))
-
-    def close(self) -> None:
-        self._engine.dispose()
-
-    @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with told_as_store_error(self._engine), Session(self._engine) as session:
-            yield session
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        """Commits at the end, all or nothing."""
-        with told_as_store_error(self._engine), Session(self._writer) as session, session.begin():
-            if self._guard is not None:
-                self._guard(session)
-            yield session
 
 
 def make_engine(url: str, *, read_only: bool = False) -> Engine:
@@ -141,13 +96,13 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         named = parsed.query
         options["connect_args"] = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in named}
     try:
-        with from_extra("postgresql", f"the database {_told(parsed)}"):
+        with from_extra("postgresql", f"the database {_without_password(parsed)}"):
             engine = create_engine(parsed, **options)
     except InputError as error:
         raise StoreAccessError(str(error)) from error
     except SQLAlchemyError as error:
         raise StoreAccessError(
-            f"cannot use the database {_told(parsed)}: {one_line(error)}"
+            f"cannot use the database {_without_password(parsed)}: {one_line(error)}"
         ) from error
     if system == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
@@ -157,8 +112,13 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
     return engine
 
 
+def writer_of(engine: Engine) -> Engine:
+    """The same engine, whose transactions on SQLite take the write lock when they begin."""
+    return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+
 @contextmanager
-def told_as_store_error(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
+def store_errors(engine: Engine, kind: type[StoreError] = StoreError) -> Iterator[None]:
     """Errors of the database become ours, of this kind: without SQL, values or passwords in them.
 
     Whatever the kind, a database that is busy is nobody's mistake, and one that cannot be written
@@ -214,10 +174,10 @@ def address(engine: Engine) -> str:
     url = engine.url
     if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
         url = url.set(database=str(unquote(urlsplit(url.database).path)))
-    return _told(url)
+    return _without_password(url)
 
 
-def _told(url: URL) -> str:
+def _without_password(url: URL) -> str:
     """A URL without what nobody else is to know: a password, which may stand in its query too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
@@ -241,7 +201,7 @@ def _is_away(engine: Engine, cause: BaseException) -> bool:
     driver = engine.dialect.loaded_dbapi
     return (
         isinstance(cause, driver.OperationalError | driver.InterfaceError)
-        and getattr(cause, "sqlstate", None) != _ASKED_TO_STOP
+        and getattr(cause, "sqlstate", None) != _QUERY_CANCELED
     )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from sqlalchemy import Connection, Engine, inspect, text
 
 from trappm.profiler.errors import StoreAccessError
-from trappm.store.db.engine import address, told_as_store_error
+from trappm.store.db.engine import address, store_errors, writer_of
 from trappm.store.db.read_only import NoLabelStoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 """All released schemas, the newest last."""
 
 _VERSION_TABLE = "alembic_version"
@@ -21,17 +21,17 @@ _POSTGRESQL_LOCK = 5_784_113_902
 """Any fixed number: who upgrades a PostgreSQL database holds this advisory lock."""
 
 
-def upgrade(engine: Engine, writer: Engine) -> None:
+def upgrade(engine: Engine) -> None:
     """Upgrades the database to the newest schema, in one transaction; does nothing if it is.
 
     Raises:
         StoreAccessError: not a database, not ours, made by a newer version, or not writable.
     """
-    with told_as_store_error(engine, StoreAccessError):
+    with store_errors(engine, StoreAccessError):
         with engine.connect() as connection:
             if _revision(connection) == REVISIONS[-1]:
                 return
-        with writer.begin() as connection:
+        with writer_of(engine).begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
             if _revision(connection) != REVISIONS[-1]:  # nobody was quicker
@@ -44,7 +44,7 @@ def schema_of(engine: Engine) -> str | None:
     Raises:
         StoreAccessError: not a database, not ours, or made by a newer version.
     """
-    with told_as_store_error(engine, StoreAccessError), engine.connect() as connection:
+    with store_errors(engine, StoreAccessError), engine.connect() as connection:
         return _revision(connection)
 
 

@@ -9,7 +9,7 @@
     assignments <- measurements (every attempt)          the record: what came out
     measurements <- labels <- assignment_labels          what is learned from
     canaries                                             whether a device is still itself
-    campaigns <- snapshots <- snapshot_aliases, events
+    campaigns <- snapshots, events                       what it published, what happened to it
 
 Workload and record are apart: a configuration is stored once, however often it is measured. Names
 of columns carry units. Whatever changes here needs a migration too; a test compares the two.
@@ -390,15 +390,6 @@ class SnapshotRow(Base):
     location: Mapped[str] = mapped_column(String(1000))
     manifest: Mapped[dict[str, Any]]
     created_at: Mapped[str] = mapped_column(UtcTime)
-
-
-class AliasRow(Base):
-    """A name that moves from snapshot to snapshot, such as `latest`."""
-
-    __tablename__ = "snapshot_aliases"
-
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    snapshot_id: Mapped[str] = mapped_column(ForeignKey("snapshots.id"))
 
 
 class EventRow(Base):

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from trappm.profiler.errors import InputError, StoreAccessError
-from trappm.store.db.engine import make_engine, told_as_store_error
+from trappm.store.db.engine import make_engine, store_errors
 
 
 class NoLabelStoreError(StoreAccessError):
@@ -43,7 +43,7 @@ def engine_to_read(url: str) -> Engine:
         )
     engine = make_engine(_read_only_url(path), read_only=True)
     try:
-        with told_as_store_error(engine, StoreAccessError):
+        with store_errors(engine, StoreAccessError):
             _try(engine, path)
     except _NeedsItsLogError:
         engine.dispose()

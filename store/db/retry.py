@@ -8,10 +8,8 @@ the attempt key that it was. Done twice, nothing else does harm.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +23,7 @@ WAIT_S = 600.0
 
 _LONGEST_PAUSE_S = 15.0
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
 
 class StoreAwayError(StoreError):
@@ -49,8 +47,8 @@ class Patience:
     of: type[StoreAwayError] = StoreAwayError
     """What is waited for."""
 
-    def __call__(self, do: Callable[[], Any]) -> Any:
-        """Does it, again and again while the database is away.
+    def __call__(self, attempt: Callable[[], _Result]) -> _Result:
+        """Makes the attempt, again and again while the database is away.
 
         Raises:
             StoreError: it did not come back in time.
@@ -62,7 +60,7 @@ class Patience:
             before_sleep=self._tell_once,
             retry_error_callback=_give_up,
         )
-        result = retrying(do)
+        result = retrying(attempt)
         if retrying.statistics["attempt_number"] > 1:
             waited_s = retrying.statistics["delay_since_first_attempt"]
             self.tell(f"the label store answers again, after {waited_s:.0f} s")
@@ -75,39 +73,6 @@ class Patience:
 
 IMPATIENT = Patience(wait_s=0.0)
 """For those who only ask: they are told at once, and ask again."""
-
-
-def waits(method: _Function) -> _Function:
-    """The method of a Database with `_patience`, tried again while the database is away."""
-
-    @functools.wraps(method)
-    def patient(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        values = [_readable_twice(value) for value in arguments]
-        named = {name: _readable_twice(value) for name, value in keywords.items()}
-        return self._patience(functools.partial(method, self, *values, **named))
-
-    return patient  # type: ignore[return-value]
-
-
-def _readable_twice(value: Any) -> Any:
-    """An iterator can be read only once, and the method may need it again."""
-    return tuple(value) if isinstance(value, Iterator) else value
-
-
-def in_parts(method: _Function) -> _Function:
-    """Marks a method of several transactions, which must be tried again one by one."""
-    method.__dict__["in_parts"] = True
-    return method
-
-
-def is_one_transaction(name: str, method: Any) -> bool:
-    """Whether this is a public method, to be tried again as a whole."""
-    return (
-        inspect.isfunction(method)
-        and not name.startswith("_")
-        and not inspect.isgeneratorfunction(method)
-        and not hasattr(method, "in_parts")
-    )
 
 
 def _give_up(state: RetryCallState) -> Any:

@@ -1,4 +1,4 @@
-"""Measurements to and from files: Parquet, CSV and JSON lines, by the file's suffix.
+"""Measurements to and from files, by their suffix: Parquet and JSON lines; CSV is only written.
 
 Exporting writes beside the file and puts the whole in its place at the end. Importing reads a file
 twice: first every row is checked, and one bad row refuses the file with nothing recorded; then
@@ -13,11 +13,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.whole_file import made_whole
@@ -38,9 +38,9 @@ MAX_BYTES = 8 << 30
 _MAX_LINE = 8 << 20
 """Bytes; more than a row of MAX_ROW_BYTES has with every quote in it doubled."""
 _BATCH = 2000
-_TEXTS = ("failed_in", "message")
 
 _Row = dict[str, Any]
+_Function = TypeVar("_Function")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def export_file(measurements: Iterable[Measurement], path: Path) -> int:
     Raises:
         InputError: the suffix is of none of the three, or the file cannot be written.
     """
-    write = _format(path)[0]
+    write = _by_suffix(path, _WRITERS)
     counter = _Counted(map(row_of, measurements))
     try:
         with made_whole(path, replace=True) as unfinished:
@@ -94,7 +94,7 @@ def read_file(path: Path) -> Iterator[Verdict]:
     Raises:
         InputError: the file cannot be read, or a row cannot be; with the row's number.
     """
-    rows = _format(path)[1](checked_size(path))
+    rows = _by_suffix(path, _READERS)(checked_size(path))
     number = 0
     while True:
         number += 1
@@ -103,7 +103,7 @@ def read_file(path: Path) -> Iterator[Verdict]:
             if row is None:
                 return
             measurement = measurement_of(row)
-        except (InputError, ValueError, csv.Error) as error:
+        except (InputError, ValueError) as error:
             raise InputError(
                 f"{path.name}, row {number}: {one_line(error)}; nothing was imported"
             ) from error
@@ -168,7 +168,8 @@ class _Counted:
     """Passes rows on, and knows how many."""
 
     def __init__(self, rows: Iterable[_Row]) -> None:
-        self._rows, self.count = rows, 0
+        self._rows = rows
+        self.count = 0
 
     def __iter__(self) -> Iterator[_Row]:
         for row in self._rows:
@@ -213,44 +214,7 @@ def _write_csv(path: Path, rows: Iterable[_Row]) -> None:
         # As RFC 4180 ends lines: the writer puts quotes around what stands in its line ends only.
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\r\n")
         writer.writeheader()
-        for row in rows:
-            writer.writerow(_as_texts(_quoted(row)))
-
-
-def _quoted(row: _Row) -> _Row:
-    """An empty cell means missing, so a text that is empty or begins with a quote is quoted."""
-    texts = {name: row[name] for name in _TEXTS if row[name] is not None}
-    return row | {k: json.dumps(v) for k, v in texts.items() if v == "" or v.startswith('"')}
-
-
-def _read_csv(path: Path) -> Iterator[_Row]:
-    with path.open("rb") as file:
-        # What stands in quotes may have line ends, which the reader wants to see.
-        lines = (line.decode() for line in _lines(file))
-        csv.field_size_limit(_MAX_LINE)
-        reader = csv.DictReader(chain([next(lines, "").removeprefix("\ufeff")], lines), strict=True)
-        check_columns(reader.fieldnames or ())
-        for cells in reader:
-            if None in cells or None in cells.values():
-                raise InputError(f"it does not have the {len(reader.fieldnames or ())} cells")
-            row: _Row = {name: text if text != "" else None for name, text in cells.items()}
-            for names, kind in ((WHOLE, int), (FLOATS, float)):
-                row |= {k: _converted(k, row[k], kind) for k in names if row.get(k) is not None}
-            for name in _TEXTS:
-                if row.get(name) is not None and row[name].startswith('"'):
-                    row[name] = strict_json(row[name])
-            yield _from_texts(row)
-
-
-def _converted(name: str, text: str, kind: Callable[[str], Any]) -> Any:
-    try:
-        return kind(text) if len(text) <= 40 else _refuse(name, text)
-    except ValueError as error:
-        raise InputError(f"{name} is {text[:60]!r}, which is no number") from error
-
-
-def _refuse(name: str, text: str) -> None:
-    raise InputError(f"{name} is {len(text)} letters long, which is no number")
+        writer.writerows(map(_as_texts, rows))
 
 
 def _write_parquet(path: Path, rows: Iterable[_Row]) -> None:
@@ -259,9 +223,9 @@ def _write_parquet(path: Path, rows: Iterable[_Row]) -> None:
 
     kinds = dict.fromkeys(WHOLE, pa.int64()) | dict.fromkeys(FLOATS, pa.float64())
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
-    left = iter(rows)
+    remaining = iter(rows)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := [_as_texts(row) for row in islice(left, _BATCH)]:
+        while batch := [_as_texts(row) for row in islice(remaining, _BATCH)]:
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
 
 
@@ -289,18 +253,14 @@ def _read_parquet(path: Path) -> Iterator[_Row]:
     raise InputError(f"it ended the process that reads it ({reader.returncode})")
 
 
-_FORMATS: Mapping[
-    str, tuple[Callable[[Path, Iterable[_Row]], None], Callable[[Path], Iterator[_Row]]]
-] = {
-    ".parquet": (_write_parquet, _read_parquet),
-    ".csv": (_write_csv, _read_csv),
-    ".jsonl": (_write_jsonl, _read_jsonl),
-}
+_WRITERS = {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_jsonl}
+_READERS = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
 
 
-def _format(
-    path: Path,
-) -> tuple[Callable[[Path, Iterable[_Row]], None], Callable[[Path], Iterator[_Row]]]:
-    if path.suffix not in _FORMATS:
-        raise InputError(f"{path.name} ends in none of {', '.join(_FORMATS)}; name a format so")
-    return _FORMATS[path.suffix]
+def _by_suffix(path: Path, formats: Mapping[str, _Function]) -> _Function:
+    if path.suffix not in formats:
+        raise InputError(
+            f"{path.name} ends in none of {', '.join(formats)}; name a format so "
+            "(a published sheet needs its --source)"
+        )
+    return formats[path.suffix]

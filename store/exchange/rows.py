@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
@@ -26,31 +27,88 @@ from trappm.profiler.records import (
 from trappm.store.repositories.measurements import fingerprint_of
 from trappm.store.validation import why_not_kept
 
-FORMAT = 1
+FORMAT: Final = 1
 """The version of the row; a file of a newer one is refused."""
+
+MAX_ROW_BYTES = 3 << 20
+"""Of a row as JSON, so that what is exported can be read again in every format."""
+
+_LARGEST_AMOUNT = 1e9
+"""Of a time, of memory, power and energy in their units: far beyond any device."""
+
+_Name = Annotated[str, Field(min_length=1, max_length=64)]
+_Whole = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+_Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST_AMOUNT)]
+_Positive = Annotated[float, Field(strict=True, gt=0, le=_LARGEST_AMOUNT)]
+
+
+def _with_zone(text: str) -> str:
+    try:
+        time = datetime.fromisoformat(text)
+        time.astimezone(UTC)  # as it is stored, which in UTC may be a year that there is not
+    except (ValueError, OverflowError):
+        time = None
+    if time is None or time.tzinfo is None:
+        raise ValueError("it must be a time in ISO 8601 with a zone")
+    return text
+
+
+class _Columns(BaseModel):
+    """The columns of a row, in the order of a file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format_version: Literal[1] = FORMAT
+    attempt_key: _Name
+    architecture: Annotated[str, Field(min_length=1, max_length=200)]
+    batch_size: _Whole
+    input_size: _Whole
+    precision: _Name
+    memory_format: _Name
+    optimizer: _Name
+    phase: _Name
+    device: _Name
+    fingerprint: str | None = None
+    outcome: Outcome
+    provenance: Provenance
+    started_at: Annotated[_Name, AfterValidator(_with_zone)]
+    duration_s: _Amount
+    step_median_ms: _Positive | None = None
+    step_mean_ms: _Positive | None = None
+    step_iqr_ms: _Amount | None = None
+    step_p95_ms: _Positive | None = None
+    step_forward_share: _Share | None = None
+    step_backward_share: _Share | None = None
+    step_optimizer_share: _Share | None = None
+    memory_mib: _Positive | None = None
+    power_w: _Positive | None = None
+    energy_j: _Positive | None = None
+    failed_in: Annotated[str, Field(max_length=16)] | None = None
+    message: Annotated[str, Field(max_length=10_000)] | None = None
+    step_samples_ms: list[_Number]
+    memory_detail_mib: dict[str, _Number]
+    missing: dict[str, str]
+    protocol: Protocol
+    environment: dict[str, Any]
+
+
+COLUMNS = tuple(_Columns.model_fields)
+DOCUMENTS = ("step_samples_ms", "memory_detail_mib", "missing", "protocol", "environment")
+"""Columns with structure: JSON, as text where the format knows none."""
 
 _WORKLOAD = tuple(f.name for f in dataclasses.fields(Configuration))
 _STEP = tuple(f.name for f in dataclasses.fields(StepSummary))
 _TIMES = ("median_ms", "mean_ms", "iqr_ms", "p95_ms")
-_SHARES = ("forward_share", "backward_share", "optimizer_share")
-_METRICS = ("memory_mib", "power_w", "energy_j")
-_LONGEST = {"architecture": 200, "failed_in": 16, "message": 10_000}
-_LONGEST_NAME = 64
-_LARGEST = 2**31 - 1
-_LARGEST_AMOUNT = 1e9
-"""Of a time, of memory, power and energy in their units: far beyond any device."""
-MAX_ROW_BYTES = 3 << 20
-"""Of a row as JSON, so that what is exported can be read again in every format."""
+_SAME = (
+    "device", "outcome", "protocol", "started_at", "duration_s", "attempt_key", "memory_mib",
+    "power_w", "energy_j", "memory_detail_mib", "missing", "failed_in", "message", "environment",
+)  # fmt: skip
+"""Columns that are fields of `Measurement` as they are."""
 
 WHOLE = ("format_version", "batch_size", "input_size")
-FLOATS = ("duration_s", *(f"step_{name}" for name in _STEP), *_METRICS)
-DOCUMENTS = ("step_samples_ms", "memory_detail_mib", "missing", "protocol", "environment")
-"""Columns with structure: JSON, as text where the format knows none."""
-COLUMNS = (
-    "format_version", "attempt_key", *_WORKLOAD, "device", "fingerprint", "outcome", "provenance",
-    "started_at", *FLOATS, "failed_in", "message", *DOCUMENTS,
-)  # fmt: skip
-_MAY_MISS = {"failed_in", "message", *FLOATS} - {"duration_s"}
+FLOATS = ("duration_s", *(f"step_{name}" for name in _STEP), "memory_mib", "power_w", "energy_j")
 
 Row = Mapping[str, Any]
 
@@ -83,59 +141,19 @@ def flattened(record: Row) -> dict[str, Any]:
 def measurement_of(row: Row) -> Measurement:
     """The measurement in a row of which nothing is known yet.
 
-    `measured` stays so only if the row vouches for it: with an environment whose fingerprint is the
-    one that the row names, or, where a row names none, with one that a measuring process wrote.
-    Otherwise it becomes `imported`.
-
     Raises:
         InputError: a column is missing or unknown, or a value cannot be.
     """
-    version = _whole("format_version", row["format_version"]) if "format_version" in row else FORMAT
-    if version != FORMAT:
-        raise InputError(
-            f"format_version is {version}; this version of TraPPM reads {FORMAT}, update it"
-        )
-    allowed = {*COLUMNS}
-    for name in row:
-        if name not in allowed:
-            raise InputError(
-                f"an export has no column {_shown(name)} (a published sheet needs its --source)"
-            )
-    for name in allowed - {"format_version", "fingerprint"} - _MAY_MISS:
-        if row.get(name) is None:
-            raise InputError(f"{name} is missing")
-    numbers = {name: _number(name, row.get(name)) for name in FLOATS}
-    environment = _checked("environment", row["environment"], lambda _: True)
-    workload: dict[str, Any] = {
-        name: (_whole if name in WHOLE else _text)(name, row[name]) for name in _WORKLOAD
-    }
-    given = _text("provenance", row["provenance"])
-    provenance = _member(Provenance, "provenance", given)
-    fingerprint = row.get("fingerprint")
-    vouched = (
-        "measuring_version" in environment
-        if fingerprint is None
-        else bool(environment) and fingerprint == fingerprint_of(environment)
-    )
-    if provenance is Provenance.MEASURED and not vouched:
-        provenance = Provenance.IMPORTED
+    try:
+        columns = _Columns.model_validate({k: v for k, v in row.items() if v is not None})
+    except ValidationError as error:
+        raise InputError(_first(error)) from error
     measurement = Measurement(
-        configuration=Configuration(**workload),
-        device=_text("device", row["device"]),
-        outcome=_member(Outcome, "outcome", _text("outcome", row["outcome"])),
-        protocol=_protocol(row["protocol"]),
-        started_at=_time(row["started_at"]),
-        duration_s=numbers["duration_s"] or 0.0,
-        attempt_key=_text("attempt_key", row["attempt_key"]),
-        provenance=provenance,
-        step_samples_ms=_samples(row["step_samples_ms"]),
-        step=_step(numbers),
-        **{name: numbers[name] for name in _METRICS},
-        memory_detail_mib=_checked("memory_detail_mib", row["memory_detail_mib"], _is_number),
-        missing=_checked("missing", row["missing"], lambda value: isinstance(value, str)),
-        failed_in=_optional_text("failed_in", row.get("failed_in")),
-        message=_optional_text("message", row.get("message")),
-        environment=environment,
+        configuration=Configuration(**{name: getattr(columns, name) for name in _WORKLOAD}),
+        provenance=_provenance(columns),
+        step_samples_ms=tuple(columns.step_samples_ms),
+        step=_step(columns),
+        **{name: getattr(columns, name) for name in _SAME},
     )
     if reason := why_not_kept(measurement) or _why_impossible(measurement):
         raise InputError(reason)
@@ -144,21 +162,56 @@ def measurement_of(row: Row) -> Measurement:
     return measurement
 
 
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    fault = error.errors(include_url=False)[0]
+    name = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        return f"{name} is missing"
+    if fault["type"] == "extra_forbidden":
+        return f"an export has no column {_shown(name)} (a published sheet needs its --source)"
+    if name == "format_version":
+        return f"{name} is {fault['input']}; this version of TraPPM reads {FORMAT}, update it"
+    return f"{name} is {_shown(fault['input'])}; {fault['msg']}"
+
+
+def _provenance(columns: _Columns) -> Provenance:
+    """`measured` only if the row vouches for it; otherwise it becomes `imported`.
+
+    It vouches with an environment whose fingerprint is the one that the row names, or, where a row
+    names none, with one that a measuring process wrote.
+    """
+    environment = columns.environment
+    vouched = (
+        "measuring_version" in environment
+        if columns.fingerprint is None
+        else bool(environment) and columns.fingerprint == fingerprint_of(environment)
+    )
+    if columns.provenance is Provenance.MEASURED and not vouched:
+        return Provenance.IMPORTED
+    return columns.provenance
+
+
+def _step(columns: _Columns) -> StepSummary | None:
+    values = {name: getattr(columns, f"step_{name}") for name in _STEP}
+    missing = [name for name in _TIMES if values[name] is None]
+    if missing and any(value is not None for value in values.values()):
+        raise InputError(f"step_{missing[0]} is missing, though others of the step are there")
+    return None if missing else StepSummary(**values)
+
+
 def _why_impossible(measurement: Measurement) -> str | None:
     """What `store check` would find wrong; None if there is nothing."""
     step, memory_mib = measurement.step, measurement.memory_mib
-    if step is not None:
-        if step.p95_ms < step.median_ms:
-            return f"step_p95_ms is {step.p95_ms}, below the median of {step.median_ms}"
-        for name in _SHARES:
-            if not 0 <= (getattr(step, name) or 0) <= 1:
-                return f"step_{name} is {getattr(step, name)}; a share is 1 at most"
+    if step is not None and step.p95_ms < step.median_ms:
+        return f"step_p95_ms is {step.p95_ms}, below the median of {step.median_ms}"
     named = (
         measurement.environment.get("device_memory_mib"),
         measurement.environment.get("host_memory_mib"),
         measurement.memory_detail_mib.get("capacity"),
     )
-    capacity_mib = next((x for x in named if _is_number(x)), None)
+    numbers = (x for x in named if isinstance(x, int | float) and not isinstance(x, bool))
+    capacity_mib = next(numbers, None)
     if memory_mib and capacity_mib is not None and memory_mib > capacity_mib + 1:
         return f"memory_mib is {memory_mib}, and there are {capacity_mib} MiB"
     return None
@@ -183,96 +236,3 @@ def _refuse_constant(name: str) -> None:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _text(name: str, value: object) -> str:
-    longest = _LONGEST.get(name, _LONGEST_NAME)
-    if not isinstance(value, str) or not 0 < len(value) <= longest or "\0" in value:
-        raise InputError(f"{name} is {_shown(value)}; it must be a text of 1 to {longest} letters")
-    return value
-
-
-def _optional_text(name: str, value: object) -> str | None:
-    return None if value is None else "" if value == "" else _text(name, value)
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-        raise InputError(f"{name} is {_shown(value)}; it must be a whole number of 1 or more")
-    return value
-
-
-def _number(name: str, value: object) -> float | None:
-    """A number as this column may have it; None if it is missing."""
-    if value is None:
-        return None
-    may_be_0 = name in {"duration_s", "step_iqr_ms"} or name.endswith("_share")
-    if not _is_number(value) or value < 0 or (value == 0 and not may_be_0):  # type: ignore[operator]
-        least = "0 or more" if may_be_0 else "above 0"
-        raise InputError(f"{name} is {_shown(value)}; it must be a number {least}")
-    if value > _LARGEST_AMOUNT:  # type: ignore[operator]
-        raise InputError(f"{name} is {_shown(value)}; at most {_LARGEST_AMOUNT:g} can be")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _is_number(value: object) -> bool:
-    """Whether it is a finite number that a float can hold; an integer of JSON has no bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max
-
-
-def _member(kind: type[Outcome] | type[Provenance], name: str, value: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError as error:
-        raise InputError(
-            f"{name} is {_shown(value)}; it must be one of {', '.join(kind)}"
-        ) from error
-
-
-def _time(value: object) -> str:
-    text = _text("started_at", value)
-    try:
-        time = datetime.fromisoformat(text)
-        time.astimezone(UTC)  # as it is stored, which in UTC may be a year that there is not
-    except (ValueError, OverflowError):
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InputError(f"started_at is {_shown(text)}; it must be a time in ISO 8601 with a zone")
-    return text
-
-
-def _samples(value: object) -> tuple[float, ...]:
-    if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
-        raise InputError(f"step_samples_ms is {_shown(value)}; it must be a list of times above 0")
-    return tuple(float(x) for x in value)
-
-
-def _step(numbers: Mapping[str, float | None]) -> StepSummary | None:
-    values = {name: numbers[f"step_{name}"] for name in _STEP}
-    missing = [name for name in _TIMES if values[name] is None]
-    if missing and any(value is not None for value in values.values()):
-        raise InputError(f"step_{missing[0]} is missing, though others of the step are there")
-    return None if missing else StepSummary(**values)  # type: ignore[arg-type]
-
-
-def _checked(name: str, value: object, is_good: Callable[[object], bool]) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(map(is_good, value.values())):
-        raise InputError(f"{name} is {_shown(value)}; it must be an object of such values")
-    return value
-
-
-def _protocol(value: object) -> Protocol:
-    types = {f.name: type(f.default) for f in dataclasses.fields(Protocol)}
-    fields = _checked("protocol", value, lambda _: True)
-    for name, given in fields.items():
-        if name not in types:
-            raise InputError(f"protocol has no {_shown(name)}; it has {', '.join(types)}")
-        if types[name] is str:
-            _text(name, given)
-        elif not _is_number(given) or (types[name] is int and not isinstance(given, int)):
-            raise InputError(f"protocol's {name} is {_shown(given)}; it must be a number")
-    if "name" not in fields:
-        raise InputError("protocol has no name")
-    return Protocol(**fields)

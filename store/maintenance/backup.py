@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, Engine, func, inspect, select
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.files.whole_file import made_whole
-from trappm.store.db.engine import make_engine, told_as_store_error
+from trappm.store.db.engine import make_engine, store_errors
 from trappm.store.db.migrate import require_newest, schema_of, upgrade
 from trappm.store.db.models import METADATA
 from trappm.store.db.read_only import engine_to_read
@@ -85,7 +85,7 @@ def _made_at(file: Path) -> Iterator[Path]:
 
 def _copy_pages(engine: Engine, part: Path) -> None:
     with (
-        told_as_store_error(engine),
+        store_errors(engine),
         closing(engine.raw_connection()) as connection,
         closing(sqlite3.connect(part, isolation_level=None)) as copy,
     ):
@@ -101,10 +101,10 @@ def _copy_pages(engine: Engine, part: Path) -> None:
 def _copy_rows(engine: Engine, part: Path) -> None:
     copy = make_engine(URL.create("sqlite", database=str(part)).render_as_string())
     try:
-        upgrade(copy, copy)
-        with told_as_store_error(engine), engine.connect() as source:
+        upgrade(copy)
+        with store_errors(engine), engine.connect() as source:
             source.execution_options(isolation_level="REPEATABLE READ")
-            with told_as_store_error(copy), copy.begin() as target:
+            with store_errors(copy), copy.begin() as target:
                 copy_tables(source, target)
     finally:
         copy.dispose()
@@ -116,15 +116,15 @@ def copy_tables(source: Connection, target: Connection) -> None:
     """Copies every row of every table between two stores of the newest schema."""
     for table in METADATA.sorted_tables:
         rows = source.execute(select(table).execution_options(yield_per=_ROWS))
-        for some in rows.mappings().partitions():
-            target.execute(table.insert(), [dict(row) for row in some])
+        for part in rows.mappings().partitions():
+            target.execute(table.insert(), [dict(row) for row in part])
 
 
 def _verify(part: Path, schema: str) -> int:
     """The number of rows in a copy that opens, is whole, and has this schema."""
     engine = engine_to_read(URL.create("sqlite", database=str(part)).render_as_string())
     try:
-        with told_as_store_error(engine), engine.connect() as connection:
+        with store_errors(engine), engine.connect() as connection:
             problems = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check")]
             if problems != ["ok"] or schema_of(engine) != schema:
                 raise StoreError(

@@ -1,97 +1,86 @@
 """Looks for what cannot be true: damage, lost rows, values that no measurement gives.
 
-The constraints of the schema keep most of it out, as long as they are there and switched on. A disk
-that fails, a tool that writes past them, a table made anew without them and a fault of our own can
-still bring it in. So what the constraints say is asked here again as questions, of any back end,
-before what no constraint can say (`contradictions`). All is read at one point in time: a campaign
-that writes meanwhile is no contradiction.
+The constraints of the schema keep most of it out, as long as they are there. So this asks the
+database whether its file and its constraints hold, compares its schema with ours, and then asks
+itself what no constraint can say (`contradictions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from sqlalchemy import (
-    CheckConstraint,
-    ColumnElement,
-    Connection,
-    Float,
-    PrimaryKeyConstraint,
-    Table,
-    TextClause,
-    UniqueConstraint,
-    and_,
-    exists,
-    func,
-    inspect,
-    not_,
-    or_,
-    select,
-    text,
-)
+from sqlalchemy import CheckConstraint, Connection, inspect
 from sqlalchemy.exc import DatabaseError
 
-from trappm.store.db.engine import Database, told_as_store_error
 from trappm.store.db.models import METADATA
 from trappm.store.maintenance.contradictions import contradictions
-from trappm.store.maintenance.findings import Finding, faulty_rows
+from trappm.store.maintenance.findings import BY_HAND, Finding
 
 _TABLES = METADATA.sorted_tables
-_LARGEST = 1.7976931348623157e308
-"""Beyond is infinite; PostgreSQL sorts NaN there too, SQLite has none."""
 
 _BY_CONSTRAINT = ("CHECK constraint failed", "NULL value", "non-unique entry")
-"""What SQLite's check of integrity finds wrong with values, not with the file."""
-
-_RESTORE = "restore a backup, or mend the rows by hand after: trappm store backup"
+"""What SQLite's check of integrity reports of values, not of the file."""
 
 
-class Checks(Database):
-    """The part of the store that doubts itself."""
-
-    def check(self) -> list[Finding]:
-        """Everything in the database that cannot be true; it changes nothing.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
-        with told_as_store_error(self._engine), self._engine.connect() as connection:
-            if self._engine.dialect.name == "postgresql":
-                connection.execution_options(isolation_level="REPEATABLE READ")
-            damage = list(_damage(connection))
-            differences = [] if damage else list(_differences(connection))
-            if damage or not _can_be_asked(connection):
-                return damage + differences
-            return [
-                *differences,
-                *_broken_constraints(connection),
-                *contradictions(connection),
-            ]
+def find_faults(connection: Connection) -> list[Finding]:
+    """Everything in the database that cannot be true."""
+    lines = _integrity(connection)
+    against = [line for line in lines if line.startswith(_BY_CONSTRAINT)]
+    damage = [line for line in lines if line not in against]
+    if damage:  # nothing else in the file can be trusted then
+        return [_damaged(damage)]
+    differences = list(_differences(connection))
+    if not _has_all_columns(connection):
+        return differences
+    return [*differences, *_broken_constraints(connection, against), *contradictions(connection)]
 
 
-def _damage(connection: Connection) -> Iterator[Finding]:
-    """A damaged file; nothing else in it can be trusted then."""
+def _integrity(connection: Connection) -> list[str]:
+    """What SQLite has to report of its file; PostgreSQL has pg_amcheck for who runs the server."""
     if connection.dialect.name != "sqlite":
-        return  # PostgreSQL has pg_amcheck for those who run the server
+        return []
     try:
         lines = [line for (line,) in connection.exec_driver_sql("PRAGMA integrity_check")]
     except DatabaseError as error:  # so damaged that not even this can go on
         if getattr(error.orig, "sqlite_errorname", "") != "SQLITE_CORRUPT":
             raise
         lines = [str(error.orig)]
-    broken = [line for line in lines if line != "ok" and not line.startswith(_BY_CONSTRAINT)]
-    if broken:
+    return [line for line in lines if line != "ok"]
+
+
+def _damaged(lines: list[str]) -> Finding:
+    return Finding(
+        what="damage to the database file (PRAGMA integrity_check)",
+        count=len(lines),
+        example=" ".join(lines[0].split()),
+        mend="restore a backup; without one, sqlite3's .recover saves what can be read; "
+        "labels.db-wal and labels.db-shm belong to the file, so take all three along",
+    )
+
+
+def _broken_constraints(connection: Connection, against: list[str]) -> Iterator[Finding]:
+    """What a tool that switches constraints off has written into a SQLite file."""
+    if against:
         yield Finding(
-            what="damage to the database file (PRAGMA integrity_check)",
-            count=len(broken),
-            example=" ".join(broken[0].split()),
-            mend="restore a backup; without one, sqlite3's .recover saves what can be read; "
-            "labels.db-wal and labels.db-shm belong to the file, so take all three along",
+            what="values against the constraints of their tables (PRAGMA integrity_check)",
+            count=len(against),
+            example=against[0],
+            mend=BY_HAND,
         )
+    if connection.dialect.name == "sqlite":
+        orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if orphans:
+            table, row, parent, _ = orphans[0]
+            yield Finding(
+                what="rows without the row that they refer to (PRAGMA foreign_key_check)",
+                count=len(orphans),
+                example=f"row {row} of {table}, of {parent}",
+                mend=f"{BY_HAND}; a row that nothing needs can be deleted",
+            )
 
 
 def _differences(connection: Connection) -> Iterator[Finding]:
-    """Tables, columns, indices and constraints that are not as in `schema`.
+    """Tables, columns, indices and constraints that are not as in `store.db.models`.
 
     Tables and indices that somebody added to ours harm nobody.
     """
@@ -109,8 +98,10 @@ def _differences(connection: Connection) -> Iterator[Finding]:
     present = set(inspector.get_table_names())
     for table in _TABLES:
         if table.name in present:
-            found = {check["name"] for check in inspector.get_check_constraints(table.name)}
-            lacking += [f"add_check {name}" for name in _checks(table) if name not in found]
+            ours = {str(c.name) for c in table.constraints if isinstance(c, CheckConstraint)}
+            checks = inspector.get_check_constraints(table.name)
+            there = {check["name"] for check in checks}
+            lacking += [f"add_check {name}" for name in sorted(ours - there)]
     if lacking:
         yield Finding(
             what="differences between the schema and that of this version",
@@ -121,8 +112,8 @@ def _differences(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _can_be_asked(connection: Connection) -> bool:
-    """Whether all tables and columns are there, so that questions about rows can be put."""
+def _has_all_columns(connection: Connection) -> bool:
+    """Whether all tables and columns are there, so that rows can be queried."""
     inspector = inspect(connection)
     present = set(inspector.get_table_names())
     return all(
@@ -130,102 +121,3 @@ def _can_be_asked(connection: Connection) -> bool:
         and {c["name"] for c in inspector.get_columns(table.name)} >= set(table.columns.keys())
         for table in _TABLES
     )
-
-
-def _broken_constraints(connection: Connection) -> Iterator[Finding]:
-    for table in _TABLES:
-        yield from _orphans(connection, table)
-        yield from _duplicates(connection, table)
-        yield from _any_of(
-            connection,
-            table,
-            {f"without {c.name}": c.is_(None) for c in table.columns if not c.nullable},
-        )
-        yield from _any_of(
-            connection,
-            table,
-            {
-                f"whose {c.name} is no finite number": func.abs(c) > _LARGEST
-                for c in table.columns
-                if isinstance(c.type, Float)
-            },
-        )
-        yield from _any_of(
-            connection,
-            table,
-            {f"against the rule {name}": c for name, c in _violations(connection, table).items()},
-        )
-
-
-def _orphans(connection: Connection, table: Table) -> Iterator[Finding]:
-    for key in sorted(table.foreign_key_constraints, key=lambda key: str(key.name)):
-        parent = key.referred_table.alias()
-        pairs = [  # what a row that is there says is not asked here
-            (element.parent, parent.c[element.column.name])
-            for element in key.elements
-            if element.column.primary_key
-        ]
-        found = exists(select(1).select_from(parent).where(*(one == other for one, other in pairs)))
-        columns = ", ".join(one.name for one, _ in pairs)
-        yield from faulty_rows(
-            connection,
-            table,
-            and_(*(one.is_not(None) for one, _ in pairs), not_(found)),
-            what=f"{table.name} without their row of {key.referred_table.name} ({columns})",
-            mend="restore a backup if the lost row matters; else, after trappm store backup, "
-            f"delete these rows of {table.name}",
-        )
-
-
-def _duplicates(connection: Connection, table: Table) -> Iterator[Finding]:
-    for constraint in sorted(table.constraints, key=lambda constraint: str(constraint.name)):
-        if not isinstance(constraint, UniqueConstraint | PrimaryKeyConstraint):
-            continue
-        columns = list(constraint.columns)
-        places = (
-            select(*columns)
-            .where(*(column.is_not(None) for column in columns))
-            .group_by(*columns)
-            .having(func.count() > 1)
-        )
-        count = connection.scalar(select(func.count()).select_from(places.subquery())) or 0
-        if count:
-            example = connection.execute(places.order_by(*columns).limit(1)).one()
-            names = ", ".join(column.name for column in columns)
-            yield Finding(
-                what=f"values of {table.name} ({names}) that more than one row has",
-                count=count,
-                example=", ".join(map(str, example)),
-                mend="an index was lost: restore a backup, or after trappm store backup delete "
-                "all but the first row of each, and then REINDEX",
-                sql=str(places.compile(connection)),
-            )
-
-
-def _any_of(
-    connection: Connection, table: Table, faults: Mapping[str, ColumnElement[bool] | TextClause]
-) -> Iterator[Finding]:
-    """Reads the table once for all of these faults, and again for each only where there is one."""
-    if not faults or not list(
-        faulty_rows(connection, table, or_(*faults.values()), what="", mend="")
-    ):
-        return
-    for what, condition in faults.items():
-        yield from faulty_rows(
-            connection, table, condition, what=f"{table.name} {what}", mend=_RESTORE
-        )
-
-
-def _checks(table: Table) -> dict[str, CheckConstraint]:
-    checks = (c for c in table.constraints if isinstance(c, CheckConstraint))
-    return {str(check.name): check for check in sorted(checks, key=lambda c: str(c.name))}
-
-
-def _violations(connection: Connection, table: Table) -> dict[str, TextClause]:
-    """As a CHECK does, what is neither true nor false passes."""
-    options = {"literal_binds": True, "render_postcompile": True}
-    conditions = {
-        name: check.sqltext.compile(dialect=connection.dialect, compile_kwargs=options)
-        for name, check in _checks(table).items()
-    }
-    return {name: text(f"(NOT ({condition}))") for name, condition in conditions.items()}

@@ -1,10 +1,11 @@
-"""What no constraint can say: rows that deny each other, bytes that are not what they are called.
+"""What no constraint can say: rows that contradict each other, bytes that do not give their name.
 
 Each check reads a table or two once. Those that must unpack bytes read them a few at a time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -43,7 +44,7 @@ from trappm.store.db.models import (
     RoundRow,
     StepProfileRow,
 )
-from trappm.store.maintenance.findings import Finding, faulty_rows
+from trappm.store.maintenance.findings import BY_HAND, Finding, faulty_rows
 from trappm.store.records import AssignmentState, CampaignState, Role, RoundState
 from trappm.store.repositories.owners import SILENT_S
 from trappm.store.repositories.workloads import configuration_of
@@ -52,12 +53,14 @@ _AT_ONCE = 500
 _ROUNDING_MIB = 1.0
 """Capacities are written down in whole MiB."""
 
+_LARGEST = sys.float_info.max
+"""Beyond is infinite; PostgreSQL sorts NaN there too, SQLite has none."""
+
 _LABEL_AGAIN = (
     "trust the measurements: trappm store backup FILE, then trappm store mend, which makes labels "
     "again from them"
 )
 _RESUME = "trappm campaign resume CAMPAIGN takes such leases back"
-_BY_HAND = "restore a backup, or mend the rows by hand after: trappm store backup"
 _MAKE_AGAIN = "delete the row after trappm store backup; trappm pool build makes it anew"
 
 
@@ -100,8 +103,6 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     }
     differs = or_(
         *(ours.is_distinct_from(measured) for ours, measured in metrics.items()),
-        label.memory_above_mib.is_not(None),
-        label.outcome != Outcome.OK,
     )
     what = "labels whose values differ from their measurement"
     yield table, what, behind(made_by.outcome == Outcome.OK, differs), _LABEL_AGAIN
@@ -110,13 +111,9 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     not_censored = or_(
         *(ours.is_not(None) for ours in metrics),
         label.memory_above_mib.is_distinct_from(capacity),
-        label.outcome != Outcome.OOM,
     )
     what = "censored labels that say something else than that memory ran out"
     yield table, what, behind(made_by.outcome == Outcome.OOM, not_censored), _LABEL_AGAIN
-
-    failed = made_by.outcome.not_in([Outcome.OK, Outcome.OOM])
-    yield table, "labels made by an attempt that failed", behind(failed), _LABEL_AGAIN
 
     # The rule by which recording replaces a label: `store.repositories.label_rows.label_upsert`.
     same_place = (
@@ -170,13 +167,17 @@ def _measurements(connection: Connection) -> Iterator[_Check]:
         _number(connection, row.memory_detail_mib, "capacity"),
     )
     beyond = row.memory_mib > func.coalesce(*named) + _ROUNDING_MIB
-    yield table, "measurements of more memory than there is", beyond, _BY_HAND
+    yield table, "measurements of more memory than there is", beyond, BY_HAND
+
+    numbers = [column for column in table.columns if isinstance(column.type, Float)]
+    infinite = or_(*(func.abs(column) > _LARGEST for column in numbers))
+    yield table, "measurements with a number that is not finite", infinite, BY_HAND
 
     shares = (row.step_forward_share, row.step_backward_share, row.step_optimizer_share)
     odd = or_(
         row.step_p95_ms < row.step_median_ms, *(not_(share.between(0, 1)) for share in shares)
     )
-    yield table, "measurements whose summary of the step cannot be", odd, _BY_HAND
+    yield table, "measurements whose summary of the step cannot be", odd, BY_HAND
 
     assignment = AssignmentRow
     other = or_(
@@ -191,7 +192,7 @@ def _measurements(connection: Connection) -> Iterator[_Check]:
         ),
     )
     of_other = exists(select(1).where(assignment.id == row.assignment_id, other))
-    yield table, "measurements of something else than their assignment", of_other, _BY_HAND
+    yield table, "measurements of something else than their assignment", of_other, BY_HAND
 
 
 def _assignments(connection: Connection) -> Iterator[_Check]:
@@ -207,7 +208,7 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
 
     ended = [CampaignState.FINISHED, CampaignState.CANCELLED]
     over = exists(select(1).where(CampaignRow.id == row.campaign_id, CampaignRow.state.in_(ended)))
-    yield table, "leases in campaigns that have ended", and_(leased, over), _BY_HAND
+    yield table, "leases in campaigns that have ended", and_(leased, over), BY_HAND
 
     closed = exists(
         select(1).where(
@@ -226,15 +227,15 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
         table,
         "assignments still to do in rounds that are closed",
         and_(waiting, closed),
-        _BY_HAND,
+        BY_HAND,
     )
 
     linked = exists(select(1).where(AssignmentLabelRow.assignment_id == row.id))
     attempted = exists(select(1).where(MeasurementRow.assignment_id == row.id))
     done = row.state == AssignmentState.DONE
-    yield table, "assignments with a label that are not done", and_(not_(done), linked), _BY_HAND
+    yield table, "assignments with a label that are not done", and_(not_(done), linked), BY_HAND
     what = "assignments done without a label or an attempt"
-    yield table, what, and_(done, not_(linked), not_(attempted)), _BY_HAND
+    yield table, what, and_(done, not_(linked), not_(attempted)), BY_HAND
 
     other = exists(
         select(1).where(
@@ -244,7 +245,7 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
             or_(LabelRow.configuration_id != row.configuration_id, DeviceRow.key != row.device_key),
         )
     )
-    yield table, "assignments with the label of something else", other, _BY_HAND
+    yield table, "assignments with the label of something else", other, BY_HAND
 
     held_out = exists(
         select(1).where(
@@ -281,7 +282,7 @@ def _bytes(connection: Connection) -> Iterator[Finding]:
         _table(what),
         "configurations whose id is not their own",
         lambda row: configuration_of(row).id == row.id,
-        _BY_HAND,
+        BY_HAND,
     )
     samples = MeasurementRow.step_samples_ms
     yield from _unlike(
@@ -289,7 +290,7 @@ def _bytes(connection: Connection) -> Iterator[Finding]:
         _table(MeasurementRow),
         "measurements with raw samples that cannot be",
         _has_possible_samples,
-        _BY_HAND,
+        BY_HAND,
         func.length(samples) > 0,
         columns=(samples,),
     )

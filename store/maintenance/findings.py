@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Table, TextClause, func, select
 
+BY_HAND = "restore a backup, or mend the rows by hand after: trappm store backup"
+
 _AS_TEXT = {"literal_binds": True, "render_postcompile": True}
 
 

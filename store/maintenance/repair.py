@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import bindparam, delete, exists, func, not_, or_, select
 from sqlalchemy.orm import Session
 
-from trappm.store.db.engine import Database
 from trappm.store.db.models import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -39,32 +38,21 @@ class Relabelled:
     one."""
 
 
-class Relabelling(Database):
-    """The part of the store that makes labels again."""
-
-    def relabel(self) -> Relabelled:
-        """Makes labels that are wrong or lost again from what was measured, all or nothing.
-
-        A label that was wrong keeps its id, and assignments that ended with it keep it; one that no
-        measurement supports is gone. Labels that are right are left as they are.
-
-        Raises:
-            StoreError: the database refused; nothing was changed.
-        """
-        with self._writing() as session:
-            wrong = _wrong_labels(session)
-            places = [*wrong, *_places_without_label(session)]
-            links = _take_links(session, wrong)
-            gone = delete(LabelRow).where(LabelRow.id == bindparam("gone"))
-            if wrong:
-                session.connection().execute(gone, [{"gone": one} for one in wrong.values()])
-            measured_elsewhere = _places_without_label(session)  # of labels that stood misplaced
-            made = sum(
-                _make_label(session, place, wrong.get(place))
-                for place in dict.fromkeys([*places, *measured_elsewhere])
-            )
-            _link_again(session, links)
-            return Relabelled(wrong=len(wrong), made=made)
+def relabel(session: Session) -> Relabelled:
+    """Makes labels that are wrong or lost again from what was measured."""
+    wrong = _wrong_labels(session)
+    places = [*wrong, *_places_without_label(session)]
+    links = _take_links(session, wrong)
+    gone = delete(LabelRow).where(LabelRow.id == bindparam("gone"))
+    if wrong:
+        session.connection().execute(gone, [{"gone": label_id} for label_id in wrong.values()])
+    measured_elsewhere = _places_without_label(session)  # of labels that stood misplaced
+    made = sum(
+        _make_label(session, place, wrong.get(place))
+        for place in dict.fromkeys([*places, *measured_elsewhere])
+    )
+    _link_again(session, links)
+    return Relabelled(wrong=len(wrong), made=made)
 
 
 def _wrong_labels(session: Session) -> dict[_Place, int]:
@@ -117,7 +105,7 @@ def _take_links(session: Session, wrong: dict[_Place, int]) -> dict[str, int]:
     } | dict(session.execute(select(link.assignment_id, link.label_id).where(no_label)).all())
     query = delete(link).where(link.assignment_id == bindparam("taken"))
     if taken:
-        session.connection().execute(query, [{"taken": one} for one in taken])
+        session.connection().execute(query, [{"taken": assignment_id} for assignment_id in taken])
     return taken
 
 
@@ -130,7 +118,7 @@ def _link_again(session: Session, links: dict[str, int]) -> None:
             .join(AssignmentRow, AssignmentRow.configuration_id == LabelRow.configuration_id)
             .where(AssignmentRow.id == assignment_id, AssignmentRow.device_key == DeviceRow.key)
         )
-        found = session.scalar(select(LabelRow.id).where(LabelRow.id == label_id))
-        found = session.scalar(of_same) if found is None else found
-        if found is not None:
-            session.add(AssignmentLabelRow(assignment_id=assignment_id, label_id=found))
+        same = session.scalar(select(LabelRow.id).where(LabelRow.id == label_id))
+        label = session.scalar(of_same) if same is None else same
+        if label is not None:
+            session.add(AssignmentLabelRow(assignment_id=assignment_id, label_id=label))

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Engine, Integer, func, select, text
 
 from trappm.profiler.errors import InputError
-from trappm.store.db.engine import address, make_engine, told_as_store_error
+from trappm.store.db.engine import address, make_engine, store_errors
 from trappm.store.db.migrate import require_newest, schema_of, upgrade
 from trappm.store.db.models import METADATA
 from trappm.store.db.read_only import engine_to_read
@@ -45,11 +45,11 @@ def restore(file: Path, url: str) -> Restored:
     try:
         require_newest(source)
         _require_empty(target)
-        upgrade(target, target)
+        upgrade(target)
         with (
-            told_as_store_error(source),
+            store_errors(source),
             source.connect() as reading,
-            told_as_store_error(target),
+            store_errors(target),
             target.begin() as writing,
         ):
             copy_tables(reading, writing)
@@ -66,7 +66,7 @@ def _require_empty(engine: Engine) -> None:
     if schema_of(engine) is None:
         return
     require_newest(engine)
-    with told_as_store_error(engine), engine.connect() as connection:
+    with store_errors(engine), engine.connect() as connection:
         rows = sum(row_counts(connection).values())
     if rows:
         raise InputError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select, text
 
-from trappm.store.db.engine import Database, address, told_as_store_error
+from trappm.store.db.engine import address
 from trappm.store.db.migrate import REVISIONS
 from trappm.store.db.models import DeviceRow, LabelRow, MeasurementRow
 from trappm.store.maintenance.backup import row_counts
@@ -44,46 +44,35 @@ class Stats:
     newest_label: str | None
 
 
-class Statistics(Database):
-    """The part of the store that counts itself."""
+def stats_of(connection: Connection) -> Stats:
+    """Counts what this transaction sees."""
+    rows = row_counts(connection)
+    size = _size_bytes(connection)
+    times = (MeasurementRow.started_at, LabelRow.created_at)
+    ends = [connection.scalar(select(end(t))) for t in times for end in (func.min, func.max)]
+    counts = [LabelCount(**row) for row in connection.execute(_LABELS).mappings()]
+    labels = rows["labels"]
+    return Stats(
+        address=address(connection.engine),
+        schema=REVISIONS[-1],
+        size_bytes=size,
+        bytes_per_label=size / labels if labels else None,
+        rows=rows,
+        labels=tuple(counts),
+        oldest_measurement=ends[0],
+        newest_measurement=ends[1],
+        oldest_label=ends[2],
+        newest_label=ends[3],
+    )
 
-    def stats(self) -> Stats:
-        """Rows, sizes and times.
 
-        Raises:
-            StoreError: the database cannot be read.
-        """
-        with told_as_store_error(self._engine), self._engine.connect() as connection:
-            if self._engine.dialect.name == "postgresql":
-                connection.execution_options(isolation_level="REPEATABLE READ")
-            rows = row_counts(connection)
-            size = self._size_bytes(connection)
-            times = (MeasurementRow.started_at, LabelRow.created_at)
-            ends = [
-                connection.scalar(select(end(t))) for t in times for end in (func.min, func.max)
-            ]
-            counts = [LabelCount(**row) for row in connection.execute(_LABELS).mappings()]
-        labels = rows["labels"]
-        return Stats(
-            address=address(self._engine),
-            schema=REVISIONS[-1],
-            size_bytes=size,
-            bytes_per_label=size / labels if labels else None,
-            rows=rows,
-            labels=tuple(counts),
-            oldest_measurement=ends[0],
-            newest_measurement=ends[1],
-            oldest_label=ends[2],
-            newest_label=ends[3],
-        )
-
-    def _size_bytes(self, connection: Connection) -> int:
-        if self._engine.dialect.name == "postgresql":
-            return connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
-        _, _, path = connection.exec_driver_sql("PRAGMA database_list").all()[0]
-        file = Path(path)
-        beside = (file, file.with_name(f"{file.name}-wal"))
-        return sum(path.stat().st_size for path in beside if path.exists())
+def _size_bytes(connection: Connection) -> int:
+    if connection.dialect.name == "postgresql":
+        return connection.scalar(text("SELECT pg_database_size(current_database())")) or 0
+    _, _, path = connection.exec_driver_sql("PRAGMA database_list").all()[0]
+    file = Path(path)
+    beside = (file, file.with_name(f"{file.name}-wal"))
+    return sum(path.stat().st_size for path in beside if path.exists())
 
 
 _OF = {

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from trappm.store.db.engine import Database, address, make_engine
+from trappm.store.db.engine import address, make_engine
 from trappm.store.db.migrate import REVISIONS, schema_of, upgrade
 from trappm.store.db.read_only import engine_to_read
-from trappm.store.db.retry import IMPATIENT
 from trappm.store.maintenance.backup import back_up
 
 
@@ -50,9 +49,9 @@ def upgrade_store(url: str) -> Upgrade:
         path = Path(str(make_url(url).database))
         copy = back_up(url, path.with_name(f"{path.name}.schema-{before}-{now}")).file
     if before != REVISIONS[-1]:
-        database = Database(make_engine(url), IMPATIENT)
+        engine = make_engine(url)
         try:
-            upgrade(database._engine, database._writer)
+            upgrade(engine)
         finally:
-            database.close()
+            engine.dispose()
     return Upgrade(address=where, before=before, after=REVISIONS[-1], backup=copy)

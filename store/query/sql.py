@@ -1,25 +1,19 @@
-"""Questions in SQL that can read and do nothing else, whatever they say.
-
-Each back end has several walls, one behind the other.
+"""One reading SQL statement: in a transaction that only reads, with limits of time, rows and bytes.
 
 SQLite: the file is opened for reading (mode=ro), `PRAGMA query_only`, one statement, and an
-authorizer that is asked about every table, function and keyword and knows only reading, so that
-ATTACH, PRAGMA and VACUUM INTO do not exist. It is asked in a process of its own, with limits, that
-is killed when time is up (`store.query.sqlite_reader`).
+authorizer that allows only reading, so that ATTACH, PRAGMA and VACUUM INTO do not exist. It runs
+in a process of its own, with limits, that is killed when time is up (`store.query.sqlite_reader`).
 
 PostgreSQL (14 or later): a READ ONLY transaction, as the role `pg_read_all_data` where the
 connection may become it, and one statement, which has to be a SELECT or VALUES since a cursor is
 declared for it. The driver takes a row whole, however large, so the server weighs rows before they
-are fetched. All this does not bind functions that reach around it: files, settings (the role among
-them), other sessions, SQL in a string. These are declared VOLATILE. So the server first parses the
-statement, as the body of a function in a transaction that is rolled back, and a statement that
-calls any volatile function but those in `_HARMLESS` is refused.
+are fetched. Whoever asks holds the credentials, so functions that reach around a transaction are
+theirs to call.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -29,7 +23,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.store.db.engine import Database, told_as_store_error
+from trappm.store.db.engine import store_errors
 from trappm.store.db.read_only import engine_to_read
 from trappm.store.query import sqlite_reader
 from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
@@ -37,22 +31,17 @@ from trappm.store.query.sqlite_reader import MAX_ANSWER_BYTES
 if TYPE_CHECKING:
     import pandas as pd
     from psycopg import Connection
-    from sqlalchemy import Engine
+    from sqlalchemy import URL, Engine
 
 TIMEOUT_S = 30.0
 MAX_ROWS = 10_000
-"""Unless asked otherwise; what a statement gives beyond is not fetched."""
+"""By default; what a statement gives beyond is not fetched."""
 
 _PORTION = 200
 """Rows fetched at once at most; one after another where they are large."""
 _LARGE = 1 << 20
 
-_HARMLESS = ["random", "clock_timestamp", "timeofday", "pg_sleep", "gen_random_uuid"]
-"""Volatile functions of PostgreSQL that change nothing and reach nothing."""
-
-_FUNCTION_IN_TREE = re.compile(r":(?:\w*funcid|aggfnoid|winfnoid|tsmhandler) ([0-9]+)")
-
-_CURSOR = "asked"
+_CURSOR = "answer"
 _WEIGH = f"""
 DO $$
 DECLARE {_CURSOR} refcursor := '{_CURSOR}'; following record; size bigint; weight bigint := 0;
@@ -77,39 +66,22 @@ END $$
 _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 
 
-class Sql(Database):
-    """The part of the store that answers questions in SQL."""
-
-    def query_sql(
-        self, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
-    ) -> tuple[pd.DataFrame, bool]:
-        """What one reading statement gives, in the dialect of the database.
-
-        Bytes are told by their number, JSON is text; a second column of one name is `name_2`.
-
-        Args:
-            statement: a SELECT or VALUES, with or without WITH.
-            limit: rows at most.
-            timeout_s: after which it is stopped.
-
-        Returns:
-            The table, and whether there were more rows than the limit.
-
-        Raises:
-            InputError: the database does not understand the statement, it is none that only
-                reads, or it takes too long.
-            StoreError: the database cannot be reached.
-        """
-        engine = engine_to_read(self._engine.url.render_as_string(hide_password=False))
-        ask = _ask_sqlite if engine.dialect.name == "sqlite" else _ask_postgresql
-        try:
-            names, rows = ask(engine, statement, limit + 1, timeout_s)
-        finally:
-            engine.dispose()
-        return _frame(names, rows[:limit]), len(rows) > limit
+def query_sql(
+    url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
+) -> tuple[pd.DataFrame, bool]:
+    """What one reading statement gives, as `store.Store.query_sql` describes."""
+    if "\0" in statement:  # where the server would take it to end
+        raise _refused("it has a NUL in it")
+    engine = engine_to_read(url.render_as_string(hide_password=False))
+    query = _query_sqlite if engine.dialect.name == "sqlite" else _query_postgresql
+    try:
+        names, rows = query(engine, statement, limit + 1, timeout_s)
+    finally:
+        engine.dispose()
+    return _frame(names, rows[:limit]), len(rows) > limit
 
 
-def _ask_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
+def _query_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
     (file,), _ = engine.dialect.create_connect_args(engine.url)
     question = {
         "file": file, "statement": statement, "max_rows": max_rows, "timeout_s": timeout_s,
@@ -132,24 +104,18 @@ def _ask_sqlite(engine: Engine, statement: str, max_rows: int, timeout_s: float)
     return lines[0], lines[1:]
 
 
-def _ask_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
-    with told_as_store_error(engine), closing(engine.raw_connection()) as connection:
+def _query_postgresql(engine: Engine, statement: str, max_rows: int, timeout_s: float) -> _Answer:
+    with store_errors(engine), closing(engine.raw_connection()) as connection:
         driver: Any = connection.driver_connection
-        return _ask_server(driver, statement, max_rows, timeout_s)
+        return _query_server(driver, statement, max_rows, timeout_s)
 
 
-def _ask_server(
+def _query_server(
     connection: Connection[Any], statement: str, max_rows: int, timeout_s: float
 ) -> _Answer:
     import psycopg
 
     try:
-        connection.read_only = False
-        _begin(connection, timeout_s)
-        called = _volatile_functions(connection, statement)
-        connection.rollback()
-        if called:
-            raise _refused(f"it calls {', '.join(called)}, which can do more than read")
         connection.read_only = True
         _begin(connection, timeout_s)
         with psycopg.ServerCursor(connection, _CURSOR, scrollable=True) as cursor:
@@ -162,6 +128,8 @@ def _ask_server(
         raise _refused(one_line(error)) from error
     except (psycopg.NotSupportedError, psycopg.IntegrityError, ValueError) as error:
         raise _refused(one_line(error)) from error
+    except psycopg.errors.ProtocolViolation as error:  # it has parameters
+        raise _refused(one_line(error)) from error
     finally:
         connection.rollback()
 
@@ -173,15 +141,15 @@ def _fetched(connection: Connection[Any], cursor: Any, max_rows: int) -> list[tu
     while len(rows) < max_rows:
         portion = min(portion, max_rows - len(rows))
         connection.execute(_WEIGH.format(begin=len(rows), rows=portion))
-        some = cursor.fetchmany(portion)
-        rows += some
-        of_these = sum(_size(value) for row in some for value in row)
-        size += of_these
+        fetched = cursor.fetchmany(portion)
+        rows += fetched
+        fetched_size = sum(_size(value) for row in fetched for value in row)
+        size += fetched_size
         if size > MAX_ANSWER_BYTES:
             raise _refused(f"it gives more than {MAX_ANSWER_BYTES >> 20} MiB")
-        if len(some) < portion:
+        if len(fetched) < portion:
             break
-        portion = min(2 * portion, _PORTION) if of_these < _LARGE else 1
+        portion = min(2 * portion, _PORTION) if fetched_size < _LARGE else 1
     return rows
 
 
@@ -202,28 +170,6 @@ def _begin(connection: Connection[Any], timeout_s: float) -> None:
             connection.execute("SET LOCAL ROLE pg_read_all_data")
     except InsufficientPrivilege:
         pass  # it stays who it is; a superuser never comes here
-
-
-def _volatile_functions(connection: Connection[Any], statement: str) -> list[str]:
-    """The functions that a statement calls and that may do more than read; it is not executed."""
-    create = (
-        "CREATE FUNCTION pg_temp.asked() RETURNS void LANGUAGE sql BEGIN ATOMIC\n"
-        f"{statement}\n; END"
-    )
-    # Prepared, since then the server takes one command only.
-    connection.execute(create, prepare=True)
-    tree = connection.execute(
-        "SELECT prosqlbody::text FROM pg_proc"
-        " WHERE proname = 'asked' AND pronamespace = pg_my_temp_schema()"
-    ).fetchone()
-    called = [int(oid) for oid in _FUNCTION_IN_TREE.findall(tree[0])] if tree else []
-    rows = connection.execute(
-        "SELECT DISTINCT oid::regproc::text FROM pg_proc WHERE oid = ANY(%s)"
-        " AND provolatile = 'v' AND NOT (proname = ANY(%s)"
-        " AND pronamespace = 'pg_catalog'::regnamespace) ORDER BY 1",
-        [called, _HARMLESS],
-    )
-    return [name for (name,) in rows]
 
 
 def _refused(reason: str) -> InputError:

@@ -6,22 +6,18 @@ architectures of a million configurations reads a thousand entries.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 from trappm.store.db.models import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
 
 if TYPE_CHECKING:
-    from trappm.store.query.tables import LabelFilter
-
-_LISTED = 12
-"""So many names are told; of more, only the nearest."""
+    from trappm.store.query.filters import LabelFilter
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
@@ -69,14 +65,3 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             continue
         known = known_names(session, column)
         raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """What to say to somebody who gave a name that is not known."""
-    near = difflib.get_close_matches(name, known, n=3)
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    if not known:
-        return "there is none yet"
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    return f"there are: {', '.join(known[:_LISTED])}{more}"

@@ -1,4 +1,4 @@
-"""Readings of the canary: what a device took for the same question, time after time.
+"""Readings of the canary: what the same step cost on a device, time after time.
 
 A reading is kept whatever it says, so that the reference of a device, the median of its first
 readings, and its drift since then can be read back by every later campaign.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.store.db.engine import Database, new_row
+from trappm.store.db.engine import new_row
 from trappm.store.db.models import CanaryRow, ConfigurationRow
+from trappm.store.db.transactions import Repository, reading, writing
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 
 _PLAIN = tuple(
@@ -21,10 +23,13 @@ _PLAIN = tuple(
 """What a column of the same name holds."""
 
 
-class Canaries(Database):
-    """The part of the store that keeps readings of the canary."""
+class Canaries(Repository):
+    """Readings of the canary, of every device and host."""
 
-    def save_canary(self, reading: CanaryReading, *, campaign_id: str | None = None) -> bool:
+    @writing
+    def save(
+        self, session: Session, reading: CanaryReading, *, campaign_id: str | None = None
+    ) -> bool:
         """Keeps a reading; the same attempt key twice changes nothing.
 
         Args:
@@ -37,17 +42,17 @@ class Canaries(Database):
             StoreError: the store cannot be written, or there is no such campaign.
         """
         values = {name: getattr(reading, name) for name in _PLAIN}
-        with self._writing() as session:
-            insert_configurations(session, [reading.configuration])
-            row = values | {
-                "configuration_id": reading.configuration.id,
-                "campaign_id": campaign_id,
-            }
-            query = new_row(session, CanaryRow).returning(CanaryRow.id)
-            return bool(session.execute(query, [row]).all())
+        insert_configurations(session, [reading.configuration])
+        row = values | {
+            "configuration_id": reading.configuration.id,
+            "campaign_id": campaign_id,
+        }
+        query = new_row(session, CanaryRow).returning(CanaryRow.id)
+        return bool(session.execute(query, [row]).all())
 
-    def canaries(
-        self, *, device: str | None = None, campaign_id: str | None = None
+    @reading
+    def all(
+        self, session: Session, *, device: str | None = None, campaign_id: str | None = None
     ) -> list[CanaryReading]:
         """Readings of a device (on any host, under any stack), or of a campaign, oldest first."""
         query = (
@@ -59,11 +64,10 @@ class Canaries(Database):
             query = query.where(CanaryRow.device == device)
         if campaign_id is not None:
             query = query.where(CanaryRow.campaign_id == campaign_id)
-        with self._reading() as session:
-            return [
-                CanaryReading(
-                    configuration=configuration_of(what),
-                    **{name: getattr(row, name) for name in _PLAIN},
-                )
-                for row, what in session.execute(query)
-            ]
+        return [
+            CanaryReading(
+                configuration=configuration_of(what),
+                **{name: getattr(row, name) for name in _PLAIN},
+            )
+            for row, what in session.execute(query)
+        ]

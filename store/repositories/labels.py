@@ -1,62 +1,79 @@
-"""Labels as records, and taking over those that an earlier campaign paid for."""
+"""Labels: as records, as tables, and as statistics of groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Row, Select, select
+from sqlalchemy import ColumnElement, Row, func, select
+from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration, Pair, Provenance
-from trappm.store.db.engine import Database
 from trappm.store.db.models import (
-    ArchitectureGraphRow,
     AssignmentLabelRow,
     AssignmentRow,
     ConfigurationRow,
     DeviceRow,
-    GraphRow,
     LabelRow,
+    MeasurementRow,
 )
-from trappm.store.query.suggestions import refuse_unknown_names
-from trappm.store.query.tables import LabelFilter, restricted
-from trappm.store.records import AssignmentState, LabelRecord, Role
-from trappm.store.repositories.assignments import (
-    WHOLE_ASSIGNMENT,
-    assignment_of,
-    ended,
-    write,
-    write_labels,
+from trappm.store.db.transactions import Repository, reading
+from trappm.store.query.filters import (
+    ATTEMPT_COLUMNS,
+    LabelFilter,
+    Query,
+    columns_of,
+    joined,
+    matching,
+    restricted,
 )
-from trappm.store.repositories.campaigns import AS_PLANNED
+from trappm.store.query.suggestions import known_names, refuse_unknown_names
+from trappm.store.query.tables import (
+    check_columns,
+    check_statistics,
+    frame_of,
+    summary,
+    summary_columns,
+)
+from trappm.store.records import LabelRecord, Role
+from trappm.store.repositories.assignment_rows import AS_PLANNED
 from trappm.store.repositories.workloads import configuration_of
 
-_Query = Select[*tuple[Any, ...]]
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-class Labels(Database):
-    """The part of the store that gives out labels as records."""
+class Labels(Repository):
+    """Labels, as records for heads to learn from and as tables for people."""
 
-    def labels(self, wanted: LabelFilter | None = None) -> list[LabelRecord]:
+    @reading
+    def matching(self, session: Session, wanted: LabelFilter | None = None) -> list[LabelRecord]:
         """The labels that pass the filter, in the order in which they were made.
 
         Raises:
-            InputError: the filter names an outcome: those are attempts, for `query_labels`.
+            InputError: the filter names an outcome: those are attempts, for `query`.
         """
         wanted = wanted or LabelFilter()
         if wanted.outcome is not None:
-            raise InputError("labels have no outcome; ask query_labels for attempts")
-        with self._reading() as session:
-            query = restricted(session, _join_labels(select(*_WHOLE_LABEL)), wanted)
-            return [_label(row) for row in session.execute(query.order_by(LabelRow.id))]
+            raise InputError(
+                "labels have no outcome; attempts have, and come from: store.labels.query"
+            )
+        query = restricted(session, joined(LabelRow, _WHOLE_LABEL), wanted)
+        return [_label(row) for row in session.execute(query.order_by(LabelRow.id))]
 
-    def campaign_labels(
-        self, campaign_id: str, *, device: str | None = None, role: Role | str | None = None
+    @reading
+    def of_campaign(
+        self,
+        session: Session,
+        campaign_id: str,
+        *,
+        device: str | None = None,
+        role: Role | str | None = None,
     ) -> list[LabelRecord]:
         """The labels of a campaign's assignments, with their roles, as planned."""
         query = (
-            _join_labels(select(*_WHOLE_LABEL, AssignmentRow.role))
+            joined(LabelRow, [*_WHOLE_LABEL, AssignmentRow.role])
             .join(AssignmentLabelRow, AssignmentLabelRow.label_id == LabelRow.id)
             .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
             .where(AssignmentRow.campaign_id == campaign_id)
@@ -66,24 +83,24 @@ class Labels(Database):
             query = query.where(AssignmentRow.device_key == device)
         if role is not None:
             query = query.where(AssignmentRow.role == Role(role))
-        with self._reading() as session:
-            return [_label(row) for row in session.execute(query)]
+        return [_label(row) for row in session.execute(query)]
 
-    def label(self, label_id: int) -> LabelRecord:
+    @reading
+    def get(self, session: Session, label_id: int) -> LabelRecord:
         """One label.
 
         Raises:
             InputError: there is none of this id.
         """
-        with self._reading() as session:
-            query = _join_labels(select(*_WHOLE_LABEL)).where(LabelRow.id == label_id)
-            found = session.execute(query).one_or_none()
-            if found is None:
-                raise InputError(f"no label has the id {label_id}; see: trappm labels query")
-            return _label(found)
+        query = joined(LabelRow, _WHOLE_LABEL).where(LabelRow.id == label_id)
+        row = session.execute(query).one_or_none()
+        if row is None:
+            raise InputError(f"no label has the id {label_id}; see: trappm labels query")
+        return _label(row)
 
-    def labels_of(
-        self, pairs: Iterable[Pair], what: Configuration, device: str
+    @reading
+    def of_pairs(
+        self, session: Session, pairs: Collection[Pair], what: Configuration, device: str
     ) -> list[LabelRecord]:
         """Labels of these architectures and input sizes on a device, under any stack and protocol.
 
@@ -94,21 +111,21 @@ class Labels(Database):
         """
         wanted = set(pairs)
         query = (
-            _join_labels(select(*_WHOLE_LABEL))
+            joined(LabelRow, _WHOLE_LABEL)
             .where(ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})))
             .where(DeviceRow.key == device)
             .where(*_same_settings(what))
             .order_by(LabelRow.id)
         )
-        with self._reading() as session:
-            found = [_label(row) for row in session.execute(query)]
+        labels = [_label(row) for row in session.execute(query)]
         return [
-            label for label in found
+            label for label in labels
             if (label.configuration.architecture, label.configuration.input_size) in wanted
         ]  # fmt: skip
 
-    def labelled_pairs(
-        self, device: str | None = None, like: Configuration | None = None
+    @reading
+    def pairs(
+        self, session: Session, device: str | None = None, like: Configuration | None = None
     ) -> list[Pair]:
         """Architectures and input sizes with a label that is not simulated, each once.
 
@@ -117,74 +134,129 @@ class Labels(Database):
             like: only labels of its batch size and settings.
 
         Raises:
-            InputError: the store knows no such device; the nearest one is told.
+            InputError: the store knows no such device; the error names the nearest.
         """
         row = ConfigurationRow
         query = _answering(select(row.architecture, row.input_size).distinct(), device)
         if like is not None:
             query = query.where(*_same_settings(like))
-        with self._reading() as session:
-            pairs = [(name, size) for name, size in session.execute(query)]
-            if not pairs:
-                refuse_unknown_names(session, LabelFilter(device=device))
+        pairs = [(name, size) for name, size in session.execute(query)]
+        if not pairs:
+            refuse_unknown_names(session, LabelFilter(device=device))
         return sorted(pairs)
 
-    def labelled_configurations(
-        self, architectures: Iterable[str], device: str
+    @reading
+    def configurations(
+        self, session: Session, architectures: Collection[str], device: str
     ) -> list[Configuration]:
         """What there is a label of that is not simulated, of these architectures on a device."""
         named = ConfigurationRow.architecture.in_(sorted(set(architectures)))
         query = _answering(select(ConfigurationRow).distinct(), device).where(named)
-        with self._reading() as session:
-            return sorted(configuration_of(row) for row in session.scalars(query))
+        return sorted(configuration_of(row) for row in session.scalars(query))
 
-    def pairs_of_graph(self, content_hash: str) -> list[Pair]:
-        """The architectures and input sizes that have this graph."""
-        row = ArchitectureGraphRow
-        query = select(row.architecture, row.input_size).where(row.graph_hash == content_hash)
-        with self._reading() as session:
-            return [(name, size) for name, size in session.execute(query)]
+    @reading
+    def query(
+        self,
+        session: Session,
+        wanted: LabelFilter,
+        *,
+        columns: Sequence[str] | None = None,
+        sort: str = "architecture",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> pd.DataFrame:
+        """A table of the labels that pass the filter, or of attempts if it names an outcome.
 
-    def pairs_of_same_graph(self, architecture: str, input_size: int) -> list[Pair]:
-        """As `pairs_of_graph`, of the graph that this one has; empty if none is known."""
-        with self._reading() as session:
-            row = session.get(ArchitectureGraphRow, (architecture, input_size))
-        return [] if row is None or row.graph_hash is None else self.pairs_of_graph(row.graph_hash)
+        Args:
+            wanted: the filter.
+            columns: which, in this order; all by default.
+            sort: a column; with a leading `-` the largest first. Missing values come last.
+            limit: rows at most.
+            offset: so many rows are skipped at the beginning.
 
-    def graphs_of_size(self, node_count: int) -> dict[str, bytes]:
-        """The templates of so many nodes, as `GraphTemplate.to_bytes` gives them, by their hash."""
-        query = select(GraphRow.content_hash, GraphRow.template).filter_by(node_count=node_count)
-        with self._reading() as session:
-            return {row.content_hash: row.template for row in session.execute(query)}
+        Raises:
+            InputError: there is no such column; or no label passes, and a name in the filter is not
+                in the store.
+        """
+        check_columns(wanted, columns, sort)
+        known = columns_of(wanted)
+        chosen = list(columns or known)
+        by = known[sort.removeprefix("-")]
+        order = by.desc() if sort.startswith("-") else by.asc()
+        if by.property.columns[0].nullable:  # else an index could not serve
+            order = order.nulls_last()
+        query = matching(session, wanted, [known[name].label(name) for name in chosen])
+        query = query.order_by(order, known["id"]).limit(limit).offset(offset or None)
+        rows = session.execute(query).all()
+        if not rows:
+            refuse_unknown_names(session, wanted)
+        return frame_of(rows, chosen)
 
-    def adopt_labels(
-        self, campaign_id: str, device: str, fingerprint: str, protocol_name: str
-    ) -> int:
-        """Closes open assignments whose configuration was measured before, by any campaign.
+    def summarize(
+        self,
+        wanted: LabelFilter,
+        *,
+        by: Sequence[str] = (),
+        statistics: Sequence[str] = ("count", "mean"),
+        columns: Sequence[str] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Statistics of labels (or attempts), by group.
 
-        Only measured labels count, of the same device key, software stack and protocol.
+        Args:
+            wanted: the filter.
+            by: columns whose values make a group; everything is one group without any.
+            statistics: count (of values that are there), mean, std, min, median, max, and
+                percentiles p1 to p99, which lie linearly between the two nearest values.
+            columns: of what: metrics, and duration_s of attempts; the three metrics by default.
+            sort: a column of the result; by the groups by default.
+            limit: groups at most.
 
         Returns:
-            How many assignments need no measurement any more.
+            A row for each group: its values, then `step_time_ms_mean` and so on. In
+            `attrs["censored"]`: how many labels passed that have a bound and no value of memory.
+
+        Raises:
+            InputError: there is no such column or statistic; or as `query`.
         """
-        query = (
-            WHOLE_ASSIGNMENT.add_columns(LabelRow.id.label("label_id"))
-            .join(LabelRow, LabelRow.configuration_id == AssignmentRow.configuration_id)
-            .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
-            .where(AssignmentRow.campaign_id == campaign_id)
-            .where(AssignmentRow.device_key == device)
-            .where(AssignmentRow.state == AssignmentState.OPEN)
-            .where(DeviceRow.key == device)
-            .where(DeviceRow.fingerprint == fingerprint)
-            .where(LabelRow.protocol_name == protocol_name)
-            .where(LabelRow.provenance == Provenance.MEASURED)
-            .with_for_update(of=AssignmentRow)
+        check_statistics(wanted, by, statistics, columns, sort)
+        rows = self.query(wanted, columns=summary_columns(wanted, by, columns), sort="id")
+        return summary(
+            rows, wanted, by=by, statistics=statistics, columns=columns, sort=sort, limit=limit
         )
-        with self._writing() as session:
-            found = session.execute(query).all()
-            write(session, [ended(assignment_of(row), AssignmentState.DONE) for row in found])
-            write_labels(session, [(row.id, row.label_id) for row in found])
-            return len(found)
+
+    @reading
+    def count(self, session: Session, wanted: LabelFilter, *, at_most: int) -> int:
+        """How many labels (or attempts) pass the filter; counting ends at `at_most`."""
+        rows = matching(session, wanted, [columns_of(wanted)["id"]]).limit(at_most)
+        return session.scalar(select(func.count()).select_from(rows.subquery())) or 0
+
+    @reading
+    def names(self, session: Session) -> dict[str, list[str]]:
+        """The names that filters can ask for, by the field of `LabelFilter`, sorted."""
+        columns = {
+            "device": DeviceRow.key,
+            "family": ConfigurationRow.family,
+            "architecture": ConfigurationRow.architecture,
+        }
+        return {name: known_names(session, column) for name, column in columns.items()}
+
+    @reading
+    def attempts(self, session: Session, label_id: int) -> pd.DataFrame:
+        """Every attempt at a label's configuration on its device and stack, the earliest first."""
+        row, chosen = MeasurementRow, list(ATTEMPT_COLUMNS)
+        query = (
+            joined(row, [ATTEMPT_COLUMNS[name].label(name) for name in chosen])
+            .join(
+                LabelRow,
+                (LabelRow.configuration_id == row.configuration_id)
+                & (LabelRow.device_id == row.device_id),
+            )
+            .where(LabelRow.id == label_id)
+            .order_by(row.started_at, row.id)
+        )
+        return frame_of(session.execute(query).all(), chosen)
 
 
 _WHOLE_LABEL = (
@@ -196,7 +268,7 @@ _WHOLE_LABEL = (
 """Columns rather than entities, which take twice the time to read."""
 
 
-def _answering(query: _Query, device: str | None) -> _Query:
+def _answering(query: Query, device: str | None) -> Query:
     """The query of configurations, of those that have a label which is not simulated."""
     query = (
         query.join(LabelRow, LabelRow.configuration_id == ConfigurationRow.id)
@@ -209,14 +281,6 @@ def _answering(query: _Query, device: str | None) -> _Query:
 def _same_settings(what: Configuration) -> list[ColumnElement[bool]]:
     names = ("batch_size", "precision", "memory_format", "optimizer", "phase")
     return [getattr(ConfigurationRow, name) == getattr(what, name) for name in names]
-
-
-def _join_labels(query: _Query) -> _Query:
-    return (
-        query.select_from(LabelRow)
-        .join(ConfigurationRow, ConfigurationRow.id == LabelRow.configuration_id)
-        .join(DeviceRow, DeviceRow.id == LabelRow.device_id)
-    )
 
 
 def _label(row: Row[Any]) -> LabelRecord:

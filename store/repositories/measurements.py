@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -14,14 +13,22 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import InputError, StoreError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement
-from trappm.store.db.engine import Database, insert_new, new_row
+from trappm.store.db.engine import insert_new, new_row
 from trappm.store.db.models import DeviceRow, LabelRow, MeasurementRow
-from trappm.store.db.retry import StoreAwayError, in_parts
-from trappm.store.query.tables import LabelFilter, restricted
+from trappm.store.db.retry import StoreAwayError
+from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.query.filters import LabelFilter, restricted
 from trappm.store.records import Assignment, AssignmentState, Recorded, attempts_allowed, is_final
-from trappm.store.repositories.assignments import ended, failed, locked, write, write_labels
+from trappm.store.repositories.assignment_rows import (
+    ended,
+    failed,
+    lease_named,
+    locked,
+    write,
+    write_labels,
+)
+from trappm.store.repositories.assignments import MAX_ATTEMPTS
 from trappm.store.repositories.label_rows import label_place, label_upsert, label_values
-from trappm.store.repositories.leases import MAX_ATTEMPTS, lease_named
 from trappm.store.repositories.measurement_rows import WHOLE, measurement_of_row, row_values
 from trappm.store.repositories.workloads import insert_configurations
 from trappm.store.validation import with_possible_metrics
@@ -41,11 +48,13 @@ _DEVICE = select(DeviceRow.id).where(
 )
 
 
-class Recording(Database):
-    """The part of the store that takes measurements in."""
+class Measurements(Repository):
+    """Every attempt to measure, and what is known of the devices that it ran on."""
 
+    @writing
     def record(
         self,
+        session: Session,
         measurement: Measurement,
         *,
         assignment_id: str | None = None,
@@ -68,16 +77,15 @@ class Recording(Database):
             StoreError: the store cannot be written, the assignment is of something else, or the
                 step times cannot be.
         """
-        with self._writing() as session:
-            known = locked(session, [] if assignment_id is None else [assignment_id])
-            recorded, changed = _record(
-                session, [(measurement, assignment_id)], max_attempts, known
-            )
-            write(session, changed.values())
-            return recorded[0]
+        known = locked(session, [] if assignment_id is None else [assignment_id])
+        recorded, changed = _record(session, [(measurement, assignment_id)], max_attempts, known)
+        write(session, changed.values())
+        return recorded[0]
 
+    @writing
     def record_and_lease(
         self,
+        session: Session,
         results: Sequence[tuple[Measurement, str]],
         wanted: Sequence[tuple[str, str]],
         *,
@@ -100,14 +108,12 @@ class Recording(Database):
         Raises:
             StoreError: as `record`; or there is no such assignment, or somebody else has it.
         """
-        with self._writing() as session:
-            known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
-            _, changed = _record(session, results, max_attempts, known) if results else ([], {})
-            leases = lease_named(wanted, known | changed) if wanted else []
-            write(session, (changed | {lease.id: lease for lease in leases}).values())
-            return leases
+        known = locked(session, [a for _, a in results] + [a for a, _ in wanted])
+        _, changed = _record(session, results, max_attempts, known) if results else ([], {})
+        leases = lease_named(wanted, known | changed) if wanted else []
+        write(session, (changed | {lease.id: lease for lease in leases}).values())
+        return leases
 
-    @in_parts
     def record_many(self, measurements: Iterable[Measurement]) -> int:
         """Keeps attempts of no campaign, as `record` does, a transaction for each BATCH of them.
 
@@ -119,44 +125,61 @@ class Recording(Database):
                 completes them.
         """
         count = 0
-        left = map(with_possible_metrics, measurements)
-        while batch := [*itertools.islice(left, BATCH)]:
-            count += self._patience(partial(self._record_batch, batch))
+        possible = map(with_possible_metrics, measurements)
+        while batch := [*itertools.islice(possible, BATCH)]:
+            count += self._record_batch(batch)
         return count
 
-    def _record_batch(self, batch: Sequence[Measurement]) -> int:
-        with self._writing() as session:
-            return len(_insert(session, batch, _device_ids(session, batch)))
+    @writing
+    def _record_batch(self, session: Session, batch: Sequence[Measurement]) -> int:
+        return len(_insert(session, batch, _device_ids(session, batch)))
 
-    def conflicts(self, measurements: Sequence[Measurement]) -> set[str]:
+    @reading
+    def conflicts(self, session: Session, measurements: Sequence[Measurement]) -> set[str]:
         """The attempt keys of those that are recorded already, and of which something else is."""
-        with self._reading() as session:
-            return _conflicts(session, [with_possible_metrics(m) for m in measurements])
+        return _conflicts(session, [with_possible_metrics(m) for m in measurements])
 
-    def measurement(self, measurement_id: int) -> Measurement:
+    @reading
+    def get(self, session: Session, measurement_id: int) -> Measurement:
         """An attempt with its raw samples, which are kept to float32 precision.
 
         Raises:
             InputError: there is none of this id.
         """
         query = WHOLE.where(MeasurementRow.id == measurement_id)
-        with self._reading() as session:
-            found = session.execute(query).one_or_none()
-            if found is None:
-                raise InputError(f"no measurement has the id {measurement_id}")
-            return measurement_of_row(*found)
+        row = session.execute(query).one_or_none()
+        if row is None:
+            raise InputError(f"no measurement has the id {measurement_id}")
+        return measurement_of_row(*row)
 
-    def each_measurement(self, wanted: LabelFilter) -> Iterator[Measurement]:
+    def each(self, wanted: LabelFilter) -> Iterator[Measurement]:
         """Those behind the labels that pass the filter, or the attempts if it names an outcome.
 
-        They come in the order in which they were recorded, a few at a time.
+        They come in the order in which they were recorded, a few at a time, of one transaction that
+        is not tried again.
         """
         query = WHOLE.order_by(MeasurementRow.id).execution_options(yield_per=BATCH)
         if wanted.outcome is None:
             query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
-        with self._reading() as session:
+        with self._database.reading() as session:
             for row in session.execute(restricted(session, query, wanted)):
                 yield measurement_of_row(*row)
+
+    @reading
+    def device_environments(self, session: Session, device: str) -> dict[str, Mapping[str, Any]]:
+        """The environment of the first measurement under each stack of a device, by fingerprint."""
+        query = select(DeviceRow.fingerprint, DeviceRow.environment).filter_by(key=device)
+        return {row.fingerprint: row.environment for row in session.execute(query)}
+
+    @reading
+    def device_memory_mib(self, session: Session, device: str) -> float | None:
+        """The smallest memory that any measurement on this device, under any stack, names.
+
+        Of a CPU device it is what a process of its host may have.
+        """
+        environments = session.scalars(select(DeviceRow.environment).filter_by(key=device))
+        known = [e.get("device_memory_mib") or e.get("memory_allowed_mib") for e in environments]
+        return min(filter(None, known), default=None)
 
 
 def _record(
@@ -303,14 +326,14 @@ def _not_yet_there(
 
 def _measurement_ids(session: Session, attempt_keys: Iterable[str]) -> dict[str, int]:
     keys = {"keys": [*attempt_keys]}
-    found = session.connection().execute(_IDS_OF_KEYS, keys)
-    return {row.attempt_key: row.id for row in found}
+    rows = session.connection().execute(_IDS_OF_KEYS, keys)
+    return {row.attempt_key: row.id for row in rows}
 
 
 def _conflicts(session: Session, measurements: Sequence[Measurement]) -> set[str]:
     given = {m.attempt_key: _result_of(m) for m in measurements}
     query = WHOLE.where(MeasurementRow.attempt_key.in_([*given]))
-    there = (measurement_of_row(*found) for found in session.execute(query))
+    there = (measurement_of_row(*row) for row in session.execute(query))
     return {m.attempt_key for m in there if _result_of(m) != given[m.attempt_key]}
 
 
@@ -329,8 +352,8 @@ def _label_ids(
         for m, device in zip(measurements, devices, strict=True)
     ]
     names = {"names": sorted({place[0] for place in places if place})}
-    found = session.connection().execute(_PLACES, names)
-    there = {tuple(place): label_id for label_id, *place in found}
+    rows = session.connection().execute(_PLACES, names)
+    there = {tuple(place): label_id for label_id, *place in rows}
     return [None if place is None else there[place] for place in places]
 
 

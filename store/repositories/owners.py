@@ -20,12 +20,12 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.store.db.engine import Database, database_time, utc_now
+from trappm.store.db.engine import database_time, utc_now
 from trappm.store.db.models import CampaignRow
-from trappm.store.db.retry import in_parts
+from trappm.store.db.transactions import Repository, writing
 from trappm.store.records import CampaignState, Owner, OwnerProcess, SnapshotRecord
+from trappm.store.repositories.assignments import release
 from trappm.store.repositories.campaigns import ENDED, add_event, existing, owner_of
-from trappm.store.repositories.leases import release
 from trappm.store.repositories.snapshots import register
 
 BEAT_S = 10.0
@@ -66,18 +66,13 @@ class NotOwnerError(CampaignError):
     """This process ran a campaign, and another one does now: it may not write for it any more."""
 
 
-class Owners(Database):
-    """The part of the store that knows who runs a campaign, and moves it from state to state."""
+class Owners(Repository):
+    """Who runs which campaign, and the moves of a campaign from state to state."""
 
-    @in_parts
-    def as_owner(self, campaign_id: str, owner_id: str) -> Self:
-        """The same store for this owner: it refuses to write once another has the campaign.
-
-        Its methods raise NotOwnerError then.
-        """
-        return type(self)(self._engine, self._patience, guard=_guard(campaign_id, owner_id))
-
-    def begin_campaign(self, campaign_id: str, *, gone: str | None = None) -> None:
+    @writing
+    def begin_campaign(
+        self, session: Session, campaign_id: str, *, gone: str | None = None
+    ) -> None:
         """Has a campaign run from now on; whoever claims it first does.
 
         Args:
@@ -88,15 +83,21 @@ class Owners(Database):
             OwnedError: somebody runs it.
             InputError: it has ended.
         """
-        with self._writing() as session:
-            row = existing(session, campaign_id)
-            if row.state in ENDED:
-                raise InputError(f"campaign {campaign_id} is {row.state} already")
-            _refuse_if_owned(session, row, gone)
-            row.state = CampaignState.RUNNING
+        row = existing(session, campaign_id)
+        if row.state in ENDED:
+            raise InputError(f"campaign {campaign_id} is {row.state} already")
+        _refuse_if_owned(session, row, gone)
+        row.state = CampaignState.RUNNING
 
+    @writing
     def claim_campaign(
-        self, campaign_id: str, owner_id: str, process: OwnerProcess, *, gone: str | None = None
+        self,
+        session: Session,
+        campaign_id: str,
+        owner_id: str,
+        process: OwnerProcess,
+        *,
+        gone: str | None = None,
     ) -> bool:
         """Makes this process the one that runs a campaign; by the same id again: nothing new.
 
@@ -106,62 +107,62 @@ class Owners(Database):
         Raises:
             OwnedError: somebody else runs it.
         """
-        with self._writing() as session:
-            row = existing(session, campaign_id)
-            if row.state is not CampaignState.RUNNING:
-                return False
-            if row.owner_id != owner_id:
-                _refuse_if_owned(session, row, gone)
-                row.owned_since = row.owner_seen_at = database_time(
-                    session.connection()
-                ).isoformat()
-                row.owner_id, row.owner_process = owner_id, asdict(process)
-            return True
+        row = existing(session, campaign_id)
+        if row.state is not CampaignState.RUNNING:
+            return False
+        if row.owner_id != owner_id:
+            _refuse_if_owned(session, row, gone)
+            row.owned_since = row.owner_seen_at = database_time(session.connection()).isoformat()
+            row.owner_id, row.owner_process = owner_id, asdict(process)
+        return True
 
-    def renew_ownership(self, campaign_id: str, owner_id: str) -> None:
+    @writing
+    def renew(self, session: Session, campaign_id: str, owner_id: str) -> None:
         """A heartbeat of the owner; raises NotOwnerError if it has lost the campaign."""
-        with self._writing() as session:
-            _guard(campaign_id, owner_id)(session)
-            seen = {"owner_seen_at": database_time(session.connection()).isoformat()}
-            session.execute(update(CampaignRow).filter_by(id=campaign_id).values(seen))
+        owner_guard(campaign_id, owner_id)(session)
+        seen = {"owner_seen_at": database_time(session.connection()).isoformat()}
+        session.execute(update(CampaignRow).filter_by(id=campaign_id).values(seen))
 
-    def release_ownership(self, campaign_id: str, owner_id: str) -> None:
+    @writing
+    def release(self, session: Session, campaign_id: str, owner_id: str) -> None:
         """Nobody runs the campaign any more; nothing, if this one does not anyway."""
         nobody = dict.fromkeys(("owner_id", "owner_process", "owned_since", "owner_seen_at"))
-        with self._writing() as session:
-            query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
-            session.execute(query.values(nobody))
+        query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
+        session.execute(query.values(nobody))
 
-    def stop_campaign(self, campaign_id: str, state: CampaignState) -> None:
+    @writing
+    def stop_campaign(self, session: Session, campaign_id: str, state: CampaignState) -> None:
         """An order to whoever runs it: to pause, or to cancel it; leases are taken back.
 
         Raises:
             InputError: it has ended.
         """
-        with self._writing() as session:
-            row = existing(session, campaign_id)
-            if row.state in ENDED:
-                raise InputError(f"campaign {campaign_id} is {row.state} already")
-            _move(row, state)
-            add_event(session, campaign_id, "order", {"message": f"asked to be {state}"})
-            release(session, campaign_id)
+        row = existing(session, campaign_id)
+        if row.state in ENDED:
+            raise InputError(f"campaign {campaign_id} is {row.state} already")
+        _move(row, state)
+        add_event(session, campaign_id, "order", {"message": f"asked to be {state}"})
+        release(session, campaign_id)
 
-    def end_campaign(self, campaign_id: str, state: CampaignState, message: str) -> CampaignState:
+    @writing
+    def end_campaign(
+        self, session: Session, campaign_id: str, state: CampaignState, message: str
+    ) -> CampaignState:
         """Ends the owner's part: the state, unless an order has changed it; leases; an event.
 
         Returns:
             The state that it is in now.
         """
-        with self._writing() as session:
-            row = existing(session, campaign_id)
-            if row.state is CampaignState.RUNNING:
-                _move(row, state)
-            add_event(session, campaign_id, row.state, {"message": message})
-            release(session, campaign_id)
-            return row.state
+        row = existing(session, campaign_id)
+        if row.state is CampaignState.RUNNING:
+            _move(row, state)
+        add_event(session, campaign_id, row.state, {"message": message})
+        release(session, campaign_id)
+        return row.state
 
+    @writing
     def finish_campaign(
-        self, campaign_id: str, message: str, snapshot: SnapshotRecord | None
+        self, session: Session, campaign_id: str, message: str, snapshot: SnapshotRecord | None
     ) -> bool:
         """The end of a campaign that runs, together with what it publishes, all or nothing.
 
@@ -169,19 +170,18 @@ class Owners(Database):
             False if an order to stop came first: nothing is published then.
 
         Raises:
-            SnapshotError: as `register_snapshot`.
+            SnapshotError: its id is taken by another one.
         """
-        with self._writing() as session:
-            row = existing(session, campaign_id)
-            if row.state is CampaignState.FINISHED:
-                return True  # asked again, since the first answer was lost
-            if row.state is not CampaignState.RUNNING:
-                return False
-            if snapshot is not None:
-                register(session, snapshot)
-            _move(row, CampaignState.FINISHED)
-            add_event(session, campaign_id, row.state, {"message": message})
-            return True
+        row = existing(session, campaign_id)
+        if row.state is CampaignState.FINISHED:
+            return True  # by an attempt whose answer was lost
+        if row.state is not CampaignState.RUNNING:
+            return False
+        if snapshot is not None:
+            register(session, snapshot)
+        _move(row, CampaignState.FINISHED)
+        add_event(session, campaign_id, row.state, {"message": message})
+        return True
 
 
 def _move(row: CampaignRow, state: CampaignState) -> None:
@@ -195,8 +195,8 @@ def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> No
         raise OwnedError(row.id, row.state, owner)
 
 
-def _guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
-    """Asked at the beginning of a transaction whether this is still the owner."""
+def owner_guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
+    """What raises NotOwnerError at the beginning of a transaction once another is the owner."""
 
     def check(session: Session) -> None:
         values = {"campaign": campaign_id, "owner": owner_id}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration
-from trappm.store.db.engine import Database, insert_new, utc_now
+from trappm.store.db.engine import insert_new, utc_now
 from trappm.store.db.models import (
     ArchitectureGraphRow,
     ConfigurationRow,
@@ -19,38 +19,44 @@ from trappm.store.db.models import (
     PoolMemberRow,
     StepProfileRow,
 )
+from trappm.store.db.transactions import Repository, reading, writing
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 
 _CONFIGURATION = ConfigurationRow.__table__.c
 
 
-class Pools(Database):
-    """The part of the store that keeps pools."""
+class Pools(Repository):
+    """Pools by name."""
 
-    def save_pool(
-        self, name: str, spec: Mapping[str, Any], configurations: Iterable[Configuration]
+    @writing
+    def save(
+        self,
+        session: Session,
+        name: str,
+        spec: Mapping[str, Any],
+        configurations: Collection[Configuration],
     ) -> None:
         """Makes the pool of this name consist of exactly these configurations.
 
         Campaigns that have taken an earlier form of it keep what they took.
         """
-        with self._writing() as session:
-            members = insert_configurations(session, configurations)
-            row = session.scalar(select(NamedPoolRow).where(NamedPoolRow.name == name))
-            if row is None:
-                row = NamedPoolRow(name=name)
-                session.add(row)
-            row.spec, row.built_at = dict(spec), utc_now()
-            session.flush()
-            session.execute(delete(PoolMemberRow).where(PoolMemberRow.pool_id == row.id))
-            insert_new(
-                session,
-                PoolMemberRow,
-                [{"pool_id": row.id, "configuration_id": member} for member in members],
-            )
+        members = insert_configurations(session, configurations)
+        row = session.scalar(select(NamedPoolRow).where(NamedPoolRow.name == name))
+        if row is None:
+            row = NamedPoolRow(name=name)
+            session.add(row)
+        row.spec, row.built_at = dict(spec), utc_now()
+        session.flush()
+        session.execute(delete(PoolMemberRow).where(PoolMemberRow.pool_id == row.id))
+        insert_new(
+            session,
+            PoolMemberRow,
+            [{"pool_id": row.id, "configuration_id": member} for member in members],
+        )
 
-    def pools(self) -> list[PoolRecord]:
+    @reading
+    def all(self, session: Session) -> list[PoolRecord]:
         """All pools, the latest built first."""
         query = (
             select(NamedPoolRow, func.count(PoolMemberRow.configuration_id))
@@ -58,27 +64,27 @@ class Pools(Database):
             .group_by(NamedPoolRow.id)
             .order_by(NamedPoolRow.built_at.desc(), NamedPoolRow.name)
         )
-        with self._reading() as session:
-            return [
-                PoolRecord(name=row.name, spec=row.spec, built_at=row.built_at, size=size)
-                for row, size in session.execute(query)
-            ]
+        return [
+            PoolRecord(name=row.name, spec=row.spec, built_at=row.built_at, size=size)
+            for row, size in session.execute(query)
+        ]
 
-    def pool(self, name: str) -> list[Configuration]:
+    @reading
+    def get(self, session: Session, name: str) -> list[Configuration]:
         """The configurations of a pool, sorted.
 
         Raises:
             InputError: there is no pool of this name.
         """
-        with self._reading() as session:
-            rows = session.execute(
-                select(*_CONFIGURATION)
-                .join(PoolMemberRow, PoolMemberRow.configuration_id == _CONFIGURATION.id)
-                .where(PoolMemberRow.pool_id == _pool_id(session, name))
-            )
-            return sorted(configuration_of(row) for row in rows)
+        rows = session.execute(
+            select(*_CONFIGURATION)
+            .join(PoolMemberRow, PoolMemberRow.configuration_id == _CONFIGURATION.id)
+            .where(PoolMemberRow.pool_id == _pool_id(session, name))
+        )
+        return sorted(configuration_of(row) for row in rows)
 
-    def pool_parts(self, name: str) -> list[PoolPart]:
+    @reading
+    def parts(self, session: Session, name: str) -> list[PoolPart]:
         """How far each architecture and input size of a pool is, sorted.
 
         Raises:
@@ -93,35 +99,29 @@ class Pools(Database):
             has_step_profile.label("has_step_profile"),
             step.refusal.label("step_refusal"),
         )
-        with self._reading() as session:
-            rows = session.execute(
-                select(*what, *state, func.count().label("configurations"))
-                .join(PoolMemberRow, PoolMemberRow.configuration_id == _CONFIGURATION.id)
-                .outerjoin(
-                    graph,
-                    (graph.architecture == _CONFIGURATION.architecture)
-                    & (graph.input_size == _CONFIGURATION.input_size),
-                )
-                .outerjoin(
-                    step,
-                    (step.architecture == graph.architecture)
-                    & (step.input_size == graph.input_size),
-                )
-                .where(PoolMemberRow.pool_id == _pool_id(session, name))
-                .group_by(*what, *state)
-                .order_by(*what)
+        rows = session.execute(
+            select(*what, *state, func.count().label("configurations"))
+            .join(PoolMemberRow, PoolMemberRow.configuration_id == _CONFIGURATION.id)
+            .outerjoin(
+                graph,
+                (graph.architecture == _CONFIGURATION.architecture)
+                & (graph.input_size == _CONFIGURATION.input_size),
             )
-            return [PoolPart(**row._mapping) for row in rows]
+            .outerjoin(
+                step,
+                (step.architecture == graph.architecture) & (step.input_size == graph.input_size),
+            )
+            .where(PoolMemberRow.pool_id == _pool_id(session, name))
+            .group_by(*what, *state)
+            .order_by(*what)
+        )
+        return [PoolPart(**row._mapping) for row in rows]
 
 
 def _pool_id(session: Session, name: str) -> int:
     rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
     ids: dict[str, int] = {row.name: row.id for row in rows}
     if name not in ids:
-        near = difflib.get_close_matches(name, ids, n=1)
-        there_are = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(ids))}"
-        raise InputError(
-            f"no pool {name!r}; "
-            + (there_are if ids else "make one with: trappm pool build --spec FILE")
-        )
+        make_one = "make one with: trappm pool build --spec FILE"
+        raise InputError(f"no pool {name!r}; {nearest(name, sorted(ids)) if ids else make_one}")
     return ids[name]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Row, delete, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
@@ -19,21 +19,19 @@ from trappm.profiler.records import (
     Precision,
 )
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.store.db.engine import Database, insert_new
+from trappm.store.db.engine import insert_new
 from trappm.store.db.models import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
+from trappm.store.db.transactions import Repository, reading, writing
 from trappm.store.records import Refusal
 
 
-class Workloads(Database):
-    """The part of the store that keeps configurations and graphs."""
+class Workloads(Repository):
+    """Configurations, and the static profiles of their architectures."""
 
-    def add_configurations(self, configurations: Iterable[Configuration]) -> None:
-        """Stores those that are not there yet."""
-        with self._writing() as session:
-            insert_configurations(session, configurations)
-
+    @writing
     def save_graph(
         self,
+        session: Session,
         architecture: str,
         input_size: int,
         template: bytes | None,
@@ -57,29 +55,31 @@ class Workloads(Database):
         """
         graph = None if template is None else GraphTemplate.from_bytes(template)
         facts = {} if step is None else _facts(step)
-        with self._writing() as session:
-            if graph is not None:
-                row = {
-                    "content_hash": graph.content_hash,
-                    "template": template,
-                    "node_count": len(graph.operators),
-                }
-                insert_new(session, GraphRow, [row])
-            session.merge(
-                ArchitectureGraphRow(
-                    architecture=architecture,
-                    input_size=input_size,
-                    graph_hash=None if graph is None else graph.content_hash,
-                    refusal=refusal,
-                )
+        if graph is not None:
+            row = {
+                "content_hash": graph.content_hash,
+                "template": template,
+                "node_count": len(graph.operators),
+            }
+            insert_new(session, GraphRow, [row])
+        session.merge(
+            ArchitectureGraphRow(
+                architecture=architecture,
+                input_size=input_size,
+                graph_hash=None if graph is None else graph.content_hash,
+                refusal=refusal,
             )
-            at = {"architecture": architecture, "input_size": input_size}
-            if step is None and step_refusal is None:
-                session.execute(delete(StepProfileRow).filter_by(**at))
-            else:
-                session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
+        )
+        at = {"architecture": architecture, "input_size": input_size}
+        if step is None and step_refusal is None:
+            session.execute(delete(StepProfileRow).filter_by(**at))
+        else:
+            session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
 
-    def pairs_to_profile(self, pairs: Sequence[Pair], *, also_refused: bool = False) -> list[Pair]:
+    @reading
+    def pairs_to_profile(
+        self, session: Session, pairs: Sequence[Pair], *, also_refused: bool = False
+    ) -> list[Pair]:
         """Those whose static profile is not complete: without a graph or a step profile.
 
         Args:
@@ -88,65 +88,84 @@ class Workloads(Database):
         """
         graph, step = ArchitectureGraphRow, StepProfileRow
         refused_or_complete = or_(graph.refusal.is_not(None), step.architecture.is_not(None))
-        with self._reading() as session:
-            rows = session.execute(
-                select(graph.architecture, graph.input_size)
-                .outerjoin(
-                    step,
-                    (step.architecture == graph.architecture)
-                    & (step.input_size == graph.input_size),
-                )
-                .where(step.profile.is_not(None) if also_refused else refused_or_complete)
+        rows = session.execute(
+            select(graph.architecture, graph.input_size)
+            .outerjoin(
+                step,
+                (step.architecture == graph.architecture) & (step.input_size == graph.input_size),
             )
-            known = {(architecture, input_size) for architecture, input_size in rows}
+            .where(step.profile.is_not(None) if also_refused else refused_or_complete)
+        )
+        known = {(architecture, input_size) for architecture, input_size in rows}
         return [pair for pair in pairs if pair not in known]
 
-    def graph_templates(self, pairs: Iterable[Pair]) -> dict[Pair, bytes]:
+    @reading
+    def graph_templates(self, session: Session, pairs: Collection[Pair]) -> dict[Pair, bytes]:
         """The templates as bytes, for `GraphTemplate.from_bytes`; refused pairs are left out."""
         wanted = set(pairs)
         architectures = sorted({architecture for architecture, _ in wanted})
-        with self._reading() as session:
-            rows = session.execute(
-                select(
-                    ArchitectureGraphRow.architecture,
-                    ArchitectureGraphRow.input_size,
-                    GraphRow.template,
-                )
-                .join(GraphRow, GraphRow.content_hash == ArchitectureGraphRow.graph_hash)
-                .where(ArchitectureGraphRow.architecture.in_(architectures))
+        rows = session.execute(
+            select(
+                ArchitectureGraphRow.architecture,
+                ArchitectureGraphRow.input_size,
+                GraphRow.template,
             )
-            return {(a, size): data for a, size, data in rows if (a, size) in wanted}
+            .join(GraphRow, GraphRow.content_hash == ArchitectureGraphRow.graph_hash)
+            .where(ArchitectureGraphRow.architecture.in_(architectures))
+        )
+        return {(a, size): data for a, size, data in rows if (a, size) in wanted}
 
-    def step_profiles(self, pairs: Iterable[Pair]) -> dict[Pair, bytes]:
+    @reading
+    def step_profiles(self, session: Session, pairs: Collection[Pair]) -> dict[Pair, bytes]:
         """The step profiles, for `StepProfile.from_bytes`; pairs without one are left out."""
         wanted = set(pairs)
         architectures = sorted({architecture for architecture, _ in wanted})
         row = StepProfileRow
-        with self._reading() as session:
-            rows = session.execute(
-                select(row.architecture, row.input_size, row.profile).where(
-                    row.architecture.in_(architectures)
-                )
+        rows = session.execute(
+            select(row.architecture, row.input_size, row.profile).where(
+                row.architecture.in_(architectures)
             )
-            return {(a, size): data for a, size, data in rows if data and (a, size) in wanted}
+        )
+        return {(a, size): data for a, size, data in rows if data and (a, size) in wanted}
 
-    def graph_for(self, architecture: str, input_size: int) -> GraphTemplate | None:
-        """The graph template; None if it was refused or never profiled."""
-        found = self.graph_templates([(architecture, input_size)])
-        return GraphTemplate.from_bytes(*found.values()) if found else None
+    @reading
+    def refusals(self, session: Session) -> list[Refusal]:
+        rows = session.scalars(
+            select(ArchitectureGraphRow)
+            .where(ArchitectureGraphRow.refusal.is_not(None))
+            .order_by(ArchitectureGraphRow.architecture, ArchitectureGraphRow.input_size)
+        )
+        return [
+            Refusal(architecture=r.architecture, input_size=r.input_size, reason=r.refusal)
+            for r in rows
+            if r.refusal is not None
+        ]
 
-    def refusals(self) -> list[Refusal]:
-        with self._reading() as session:
-            rows = session.scalars(
-                select(ArchitectureGraphRow)
-                .where(ArchitectureGraphRow.refusal.is_not(None))
-                .order_by(ArchitectureGraphRow.architecture, ArchitectureGraphRow.input_size)
-            )
-            return [
-                Refusal(architecture=r.architecture, input_size=r.input_size, reason=r.refusal)
-                for r in rows
-                if r.refusal is not None
-            ]
+    @reading
+    def pairs_of_graph(self, session: Session, content_hash: str) -> list[Pair]:
+        """The architectures and input sizes that have this graph."""
+        row = ArchitectureGraphRow
+        query = select(row.architecture, row.input_size).where(row.graph_hash == content_hash)
+        return [(name, size) for name, size in session.execute(query)]
+
+    @reading
+    def pairs_of_same_graph(
+        self, session: Session, architecture: str, input_size: int
+    ) -> list[Pair]:
+        """As `pairs_of_graph`, of the graph that this one has; empty if none is known."""
+        row, same = ArchitectureGraphRow, aliased(ArchitectureGraphRow)
+        query = (
+            select(same.architecture, same.input_size)
+            .join(row, row.graph_hash == same.graph_hash)
+            .where(row.architecture == architecture, row.input_size == input_size)
+        )
+        return [(name, size) for name, size in session.execute(query)]
+
+    @reading
+    def graphs_of_size(self, session: Session, node_count: int) -> dict[str, bytes]:
+        """The templates of so many nodes, as `GraphTemplate.to_bytes` gives them, by their hash."""
+        query = select(GraphRow.content_hash, GraphRow.template).filter_by(node_count=node_count)
+        return {row.content_hash: row.template for row in session.execute(query)}
 
 
 def _facts(step: bytes) -> dict[str, int]:

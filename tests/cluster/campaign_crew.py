@@ -222,21 +222,21 @@ class FakeLearner:
 
 def owned(store, campaign_id):
     """The store as a new owner of the campaign; whoever had it is gone."""
-    before, owner_id = store.campaign(campaign_id).owner, uuid.uuid4().hex
+    before, owner_id = store.campaigns.get(campaign_id).owner, uuid.uuid4().hex
     gone = before and before.id
-    store.begin_campaign(campaign_id, gone=gone)
-    assert store.claim_campaign(campaign_id, owner_id, this_process(), gone=gone)
+    store.owners.begin_campaign(campaign_id, gone=gone)
+    assert store.owners.claim_campaign(campaign_id, owner_id, this_process(), gone=gone)
     return store.as_owner(campaign_id, owner_id)
 
 
 def campaign(store, workers, learner=None, campaign_id=None, **changes):
     if campaign_id is None:
-        record = store.create_campaign("tiny", spec(**changes).model_dump(mode="json"), 7)
+        record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
     workers.campaign = Campaign(
         store=owned(store, campaign_id),
         campaign_id=campaign_id,
-        spec=spec_of(store.campaign(campaign_id)),
+        spec=spec_of(store.campaigns.get(campaign_id)),
         workers=workers,
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
@@ -247,4 +247,4 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
 
 
 def labels_by_device(store, campaign_id):
-    return Counter(label.device for label in store.campaign_labels(campaign_id))
+    return Counter(label.device for label in store.labels.of_campaign(campaign_id))

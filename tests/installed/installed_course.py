@@ -63,7 +63,7 @@ def main() -> None:
     }
     home = Home.open()
     with Store.open(home.database_url) as store:
-        record = store.create_campaign("laptop", laptop, laptop["seed"])
+        record = store.campaigns.create("laptop", laptop, laptop["seed"])
         spec = campaign_crew.spec_of(record)
         learner = Learner(
             preset=spec.learner, strategy=spec.strategy, source=spec.devices.source,
@@ -76,7 +76,7 @@ def main() -> None:
         ).run()  # fmt: skip
         told = {
             "trained_on": learner.report.labels,
-            "state": str(store.campaign_state(record.id)),
+            "state": str(store.campaigns.state(record.id)),
             "grew_trees": "xgboost" in sys.modules,
             "trappm": str(Path(sys.modules["trappm"].__file__ or "")),
         }

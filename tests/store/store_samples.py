@@ -17,8 +17,9 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.store import OwnerProcess, PlannedAssignment
+from trappm.store import OwnerProcess, PlannedAssignment, SnapshotRecord
 from trappm.store.db.models import METADATA
+from trappm.store.repositories.snapshots import register
 
 DEVICE = "cpu-2t"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.13.0", "host": "here", "load_average_before": 0.25}
@@ -92,23 +93,23 @@ def planned(configurations, device=DEVICE, role="train"):
 
 def campaign_with(store, configurations, *, device=DEVICE, role="train"):
     """A campaign with one round in which all these wait to be measured; its id."""
-    campaign_id = store.create_campaign("tiny", {"budget": 3}, 7).id
-    store.set_campaign_pool(campaign_id, [(one, False) for one in configurations])
-    store.plan_round(campaign_id, 0, "initial", planned(configurations, device, role))
+    campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
+    store.campaigns.set_pool(campaign_id, [(one, False) for one in configurations])
+    store.rounds.plan(campaign_id, 0, "initial", planned(configurations, device, role))
     return campaign_id
 
 
 def states(store, campaign_id):
-    return [(a.state, a.attempts, a.failures) for a in store.assignments(campaign_id)]
+    return [(a.state, a.attempts, a.failures) for a in store.assignments.of_campaign(campaign_id)]
 
 
 def lease_next(store, campaign_id, worker="w"):
     """Leases what is next, as a campaign's machine would have it; None if nothing is open."""
-    waiting = store.assignments(campaign_id, device=DEVICE, state="open")
+    waiting = store.assignments.of_campaign(campaign_id, device=DEVICE, state="open")
     if not waiting:
         return None
     first = min(waiting, key=lambda a: (a.round_number, a.failures, a.rank, a.configuration.id))
-    return store.record_and_lease([], [(first.id, worker)])[0]
+    return store.measurements.record_and_lease([], [(first.id, worker)])[0]
 
 
 def process(host="here", pid=1):
@@ -118,8 +119,8 @@ def process(host="here", pid=1):
 
 def owned(store, campaign_id, owner_id="o", **claim):
     """The store as the owner of a campaign that is begun and claimed."""
-    store.begin_campaign(campaign_id, **claim)
-    assert store.claim_campaign(campaign_id, owner_id, process(owner_id), **claim)
+    store.owners.begin_campaign(campaign_id, **claim)
+    assert store.owners.claim_campaign(campaign_id, owner_id, process(owner_id), **claim)
     return store.as_owner(campaign_id, owner_id)
 
 
@@ -127,7 +128,7 @@ def measure_next(store, campaign_id, outcome="ok", worker="w", **fields):
     """Leases the next assignment, and records how its measurement ended."""
     lease = lease_next(store, campaign_id, worker)
     result = measurement(lease.configuration, outcome, attempt_key=lease.attempt_key, **fields)
-    return result, store.record(result, assignment_id=lease.id)
+    return result, store.measurements.record(result, assignment_id=lease.id)
 
 
 def contents(url):
@@ -143,3 +144,15 @@ def contents(url):
         }
     engine.dispose()
     return rows
+
+
+def snapshot(snapshot_id, campaign_id=None, day="01", location="there"):
+    return SnapshotRecord(
+        id=snapshot_id, campaign_id=campaign_id, location=location, manifest={},
+        created_at=f"2026-01-{day}T00:00:00+00:00",
+    )  # fmt: skip
+
+
+def publish(store, snapshot):
+    with store.database.writing() as session:
+        register(session, snapshot)

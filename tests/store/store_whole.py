@@ -9,6 +9,8 @@ from store_samples import (
     measure_next,
     owned,
     planned,
+    publish,
+    snapshot,
     step_profile,
     template,
 )
@@ -20,25 +22,24 @@ from trappm.store.db.models import CampaignRow
 def fill(store):
     """Rows in every table: labels, a censored one, a failure, a lease, its owner, a canary ..."""
     graph = template()
-    store.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
-    store.save_graph("odd", 64, None, "no graph")
+    store.workloads.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
+    store.workloads.save_graph("odd", 64, None, "no graph")
     some = [configuration(batch_size) for batch_size in (1, 2, 3, 4, 5)]
     held_out = configuration(architecture="vgg11")
-    store.save_pool("tiny", {"name": "tiny"}, some)
-    campaign_id = store.create_campaign("tiny", {"budget": 3}, 7).id
-    store.set_campaign_pool(campaign_id, [*((one, False) for one in some), (held_out, True)])
-    store.plan_round(campaign_id, 0, "evaluation", planned([held_out], role="evaluate"))
+    store.pools.save("tiny", {"name": "tiny"}, some)
+    campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
+    store.campaigns.set_pool(campaign_id, [*((c, False) for c in some), (held_out, True)])
+    store.rounds.plan(campaign_id, 0, "evaluation", planned([held_out], role="evaluate"))
     measure_next(store, campaign_id)
-    store.close_round(campaign_id, 0, {"error": 0.5})
-    store.plan_round(campaign_id, 1, "initial", planned(some[:4]))
+    store.rounds.close(campaign_id, 0, {"error": 0.5})
+    store.rounds.plan(campaign_id, 1, "initial", planned(some[:4]))
     measure_next(store, campaign_id, power_w=50.0)
     measure_next(store, campaign_id, "oom", memory_detail_mib={"capacity": 4096.0})
     measure_next(store, campaign_id, "unsupported")
     lease_next(store, campaign_id)
-    store.register_snapshot("s1", campaign_id=campaign_id, location="there", manifest={})
-    store.set_alias("latest", "s1")
-    store.log_event(campaign_id, "note", {"message": "hello"})
-    store.save_canary(
+    publish(store, snapshot("s1", campaign_id))
+    store.campaigns.log_event(campaign_id, "note", {"message": "hello"})
+    store.canaries.save(
         CanaryReading(
             attempt_key="canary", taken_at="2026-01-02T03:04:05+00:00", host="here", device=DEVICE,
             stack_fingerprint="f", configuration=some[0], protocol="quick", outcome="ok",
@@ -48,6 +49,6 @@ def fill(store):
         campaign_id=campaign_id,
     )  # fmt: skip
     owned(store, campaign_id)
-    with store._writing() as session:  # its owner lives for as long as any test takes
+    with store.database.writing() as session:  # its owner lives for as long as any test takes
         session.get(CampaignRow, campaign_id).owner_seen_at = "2999-01-01T00:00:00+00:00"
     return campaign_id

@@ -16,7 +16,7 @@ from trappm.store.repositories.owners import OwnedError
 def open_store(url, barrier, results):
     barrier.wait()
     with Store.open(url) as store:
-        results.put(len(store.campaigns()))
+        results.put(len(store.campaigns.all()))
 
 
 def run_turns(url, campaign_id, name, barrier, results, turns=5):
@@ -31,14 +31,14 @@ def run_turns(url, campaign_id, name, barrier, results, turns=5):
             barrier.wait()
             for life in itertools.count():
                 owner_id = f"{name} {life}"
-                before = store.campaign(campaign_id).owner
+                before = store.campaigns.get(campaign_id).owner
                 gone = before.id if before else None
                 with contextlib.suppress(OwnedError):
-                    store.begin_campaign(campaign_id, gone=gone)
-                    store.claim_campaign(campaign_id, owner_id, process(name), gone=gone)
+                    store.owners.begin_campaign(campaign_id, gone=gone)
+                    store.owners.claim_campaign(campaign_id, owner_id, process(name), gone=gone)
                 mine = store.as_owner(campaign_id, owner_id)
                 with contextlib.suppress(NotOwnerError):
-                    mine.release_leases(campaign_id)
+                    mine.assignments.release_leases(campaign_id)
                     if not _turns(mine, campaign_id, name, turns, results):
                         break
                 time.sleep(random.random())
@@ -53,12 +53,12 @@ def _turns(mine, campaign_id, name, count, results):
     leases = []
     for _ in range(count):
         done = [(measurement(x.configuration, attempt_key=x.attempt_key), x.id) for x in leases]
-        waiting = mine.assignments(campaign_id, state="open")[:2]
-        leases = mine.record_and_lease(done, [(one.id, name) for one in waiting])
+        waiting = mine.assignments.of_campaign(campaign_id, state="open")[:2]
+        leases = mine.measurements.record_and_lease(done, [(one.id, name) for one in waiting])
         for _, assignment_id in done:
             results.put((name, assignment_id))
         if not leases:
-            return bool(mine.assignments(campaign_id, state="leased"))
+            return bool(mine.assignments.of_campaign(campaign_id, state="leased"))
     return True
 
 
@@ -69,5 +69,5 @@ def record_for_ever(url, acknowledged):
         while True:
             batch_size += 1
             result = measurement(configuration(batch_size))
-            store.record(result)
+            store.measurements.record(result)
             acknowledged.send(result.attempt_key)

@@ -53,7 +53,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
     from trappm.store import Store
 
     with Store.open_to_read(_url(database)) as store:
-        findings = store.check()
+        findings = store.maintenance.check()
         where = store.address
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -81,8 +81,8 @@ def mend(database: Database = None, as_json: AsJson = False) -> None:
     url = _url(database)
     Store.open_to_read(url).close()  # or there is none, and none is made
     with Store.open(url) as store:
-        done = store.relabel()
-        left = store.check()
+        done = store.maintenance.relabel()
+        left = store.maintenance.check()
         where = store.address
     if as_json:
         print_json(asdict(done))
@@ -115,9 +115,9 @@ def profile(
 
     url = _url(database)
     with Store.open_to_read(url) as store:  # or there is none, and none is made
-        pairs = store.labelled_pairs(device)
+        pairs = store.labels.pairs(device)
     with Store.open(url) as store:
-        missing = store.pairs_to_profile(pairs, also_refused=retry_refused)[:limit]
+        missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)[:limit]
         display = BuildDisplay()
         try:
             with display:
@@ -132,8 +132,8 @@ def profile(
         except KeyboardInterrupt as interrupt:
             typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
             raise typer.Exit(130) from interrupt
-        graphs = store.graph_templates(pairs)
-        left = len(store.pairs_to_profile(pairs))
+        graphs = store.workloads.graph_templates(pairs)
+        left = len(store.workloads.pairs_to_profile(pairs))
     told = f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph"
     typer.echo(f"{told}; {left:,} are still to be made, {len(pairs) - len(graphs) - left:,} cannot")
 
@@ -144,7 +144,7 @@ def stats(database: Database = None, as_json: AsJson = False) -> None:
     from trappm.store import Store
 
     with Store.open_to_read(_url(database)) as store:
-        facts = store.stats()
+        facts = store.maintenance.stats()
     if as_json:
         print_json(asdict(facts))
         return

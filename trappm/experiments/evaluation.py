@@ -154,7 +154,7 @@ def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[st
 def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
     if labels is not None:
         return read_labels(labels)
-    measurements = list(store.each_measurement(LabelFilter(device=device)))
+    measurements = list(store.measurements.each(LabelFilter(device=device)))
     if not measurements:
         raise InputError(
             f"the label store has no labels of {device}; see: trappm labels query --by device"

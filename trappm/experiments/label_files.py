@@ -15,7 +15,6 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
 from trappm.store.exchange.files import check_columns, checked_size, read_file
 from trappm.store.exchange.importers import gpumemnet, timm_results
-from trappm.store.exchange.rows import COLUMNS
 
 METRICS = {
     "memory": "memory_mib",
@@ -58,13 +57,13 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
         verdicts = iter(gpumemnet.verdicts(path))
     elif columns & {"train_step_time", "infer_step_time"}:
         verdicts = iter(timm_results.verdicts(path, named_like=named_like))
-    elif columns <= {*COLUMNS}:
+    elif path.suffix != ".csv":
         verdicts = read_file(path)
     else:
         raise InputError(
-            f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export, a "
-            f"sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of timm (train_step_time or "
-            "infer_step_time)"
+            f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
+            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of "
+            "timm (train_step_time or infer_step_time)"
         )
     for verdict in verdicts:
         reasons[verdict.reason] += 1

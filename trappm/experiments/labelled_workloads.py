@@ -75,7 +75,12 @@ def prepare(
     _make_profiles(pairs, store, processes, watch)
     explained = metric in OF_KERNELS
     traced = kernel_keys(known, kernels, processes, watch) if explained else {}
-    maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
+    maker = _Workloads(
+        store.workloads.graph_templates(pairs),
+        store.workloads.step_profiles(pairs),
+        traced,
+        kernels,
+    )
     rows = _beside_workloads(known, maker, left_out, kernels_needed=explained)
     if not rows:
         raise InputError(
@@ -96,7 +101,7 @@ def prepare(
 
 
 def _make_profiles(pairs: Sequence[Pair], store: Store, processes: int, watch: Watch) -> None:
-    missing = store.pairs_to_profile(pairs)
+    missing = store.workloads.pairs_to_profile(pairs)
     for done, profile in enumerate(profile_in_processes(missing, processes)):
         watch(done, len(missing), f"static profile of {profile.architecture}")
         profile.save(store)

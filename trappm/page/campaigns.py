@@ -75,7 +75,7 @@ def _pace(store: Store, campaign_id: str) -> dict[str, Any]:
     """Attempts that ended well by the minute, for each device, over the time of the campaign."""
     from trappm.store import LabelFilter
 
-    frame = store.query_labels(
+    frame = store.labels.query(
         LabelFilter(outcome="any", campaign=campaign_id),
         columns=["device", "outcome", "started_at"],
         sort="-started_at",

@@ -38,8 +38,8 @@ def page(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int) 
     Raises:
         InputError: a column or name that there is not.
     """
-    total = store.count_labels(wanted, at_most=COUNTED + 1)
-    frame = store.query_labels(wanted, sort=sort, limit=size, offset=(page - 1) * size)
+    total = store.labels.count(wanted, at_most=COUNTED + 1)
+    frame = store.labels.query(wanted, sort=sort, limit=size, offset=(page - 1) * size)
     return {
         "rows": json.loads(json.dumps(list(records(frame)), default=str)),
         "total": min(total, COUNTED),
@@ -51,7 +51,7 @@ def page(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int) 
 
 def names(store: Store) -> dict[str, Any]:
     """What the form's fields offer."""
-    known = store.label_names()
+    known = store.labels.names()
     return {
         **known,
         "precision": list(Precision),
@@ -61,7 +61,7 @@ def names(store: Store) -> dict[str, Any]:
         "provenance": list(Provenance),
         "outcome": [*Outcome, "any"],
         "metric": [*METRICS, "energy_j"],
-        "campaign": [c.id for c in store.campaigns()],
+        "campaign": [c.id for c in store.campaigns.all()],
     }
 
 
@@ -71,9 +71,9 @@ def label_details(store: Store, label_id: int) -> dict[str, Any]:
     Raises:
         InputError: there is none of this id.
     """
-    label = store.label(label_id)
-    measurement = store.measurement(label.measurement_id)
-    attempts = store.label_attempts(label_id).tail(MOST_ATTEMPTS)
+    label = store.labels.get(label_id)
+    measurement = store.measurements.get(label.measurement_id)
+    attempts = store.labels.attempts(label_id).tail(MOST_ATTEMPTS)
     fields = measurement.to_dict()
     samples = list(measurement.step_samples_ms)
     fields.pop("configuration", None)
@@ -95,7 +95,7 @@ def as_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
     Raises:
         InputError: there are more than a page can hand out; with the command for that.
     """
-    frame = store.query_labels(wanted, sort=sort, limit=MOST_IN_FILE + 1)
+    frame = store.labels.query(wanted, sort=sort, limit=MOST_IN_FILE + 1)
     if len(frame) > MOST_IN_FILE:
         raise InputError(
             f"more than {MOST_IN_FILE:,} labels pass the filter; narrow it, or use: "

@@ -48,7 +48,7 @@ class Maps:
         Raises:
             InputError: no such campaign or device, or nothing is encoded yet.
         """
-        counts = store.assignment_counts(store.campaign(campaign_id).id)
+        counts = store.assignments.counts(store.campaigns.get(campaign_id).id)
         key = campaign_id, device, f"{home.path} {counts}"
         with self._lock:
             if key not in self._maps:
@@ -79,7 +79,7 @@ def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, An
 
     with store_to_read(home) as store, _nobody_measures_here():
         explanation = explain(store, home, campaign_id, device=device, count=WANTED)
-        devices = list(store.assignment_counts(campaign_id))
+        devices = list(store.assignments.counts(campaign_id))
     reasons = {x["configuration"]: x for x in [*explanation["chosen"], *explanation["wanted"]]}
     points = []
     for point in explanation["map"]:

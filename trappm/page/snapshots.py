@@ -71,9 +71,9 @@ def _families(store: Store, manifest: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
     """From what the last report of a campaign predicted for its evaluation set."""
-    if campaign_id not in {campaign.id for campaign in store.campaigns()}:
+    if campaign_id not in {campaign.id for campaign in store.campaigns.all()}:
         return []
-    reports = [r.report for r in store.rounds(str(campaign_id)) if r.report]
+    reports = [r.report for r in store.rounds.all(str(campaign_id)) if r.report]
     errors: dict[tuple[str, str, str], list[float]] = {}
     for row in reports[-1]["evaluation"] if reports else []:
         place = row["device"], row["metric"], family_of(row["architecture"])

@@ -180,36 +180,36 @@ class _Inquiry:
 
     def _labels(self, store: Store, device: str) -> list[LabelRecord]:
         if self.file is not None:
-            return store.labels_of(self._pairs_of_file(self.file, store), self.what, device)
+            return store.labels.of_pairs(self._pairs_of_file(self.file, store), self.what, device)
         own = (self.model, self.what.input_size)
-        pairs = store.pairs_of_same_graph(*own)
+        pairs = store.workloads.pairs_of_same_graph(*own)
         if pairs:
-            profiles = store.step_profiles([own, *pairs])
+            profiles = store.workloads.step_profiles([own, *pairs])
             step = profiles.get(own)
         else:  # it has no profile yet
-            labels = store.labels_of([own], self.what, device)
+            labels = store.labels.of_pairs([own], self.what, device)
             if labels:
                 return labels
             from trappm.profiler.static_profile import static_profile
 
             profile = static_profile(*own)
-            pairs = store.pairs_of_graph(profile.graph.content_hash)
-            profiles = store.step_profiles(pairs)
+            pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
+            profiles = store.workloads.step_profiles(pairs)
             step = None if profile.step is None else profile.step.to_bytes()
         same = {pair for pair in pairs if step is not None and profiles.get(pair) == step}
-        return store.labels_of({own, *same}, self.what, device)
+        return store.labels.of_pairs({own, *same}, self.what, device)
 
     def _pairs_of_file(self, file: GraphTemplate, store: Store) -> set[Pair]:
         """Architectures and input sizes with the graph of a file."""
         wanted, batch = file.content_hash, file.fixed_batch_size
         if batch is None:
-            return set(store.pairs_of_graph(wanted))
+            return set(store.workloads.pairs_of_graph(wanted))
         # The file knows one batch size only; which graphs that we have become it at that one?
         pairs: set[Pair] = set()
-        for content_hash, data in store.graphs_of_size(len(file.operators)).items():
+        for content_hash, data in store.workloads.graphs_of_size(len(file.operators)).items():
             graph = type(file).from_bytes(data).at(batch)
             if type(file).fixed(graph).content_hash == wanted:
-                pairs.update(store.pairs_of_graph(content_hash))
+                pairs.update(store.workloads.pairs_of_graph(content_hash))
         return pairs
 
     def answer(self, device: str, labels: list[LabelRecord]) -> Answer:
@@ -247,20 +247,20 @@ class _Inquiry:
             return []
         with store:
             try:
-                alike = store.labelled_pairs(device, like=self.what)
+                alike = store.labels.pairs(device, like=self.what)
             except InputError as error:  # no such device; the error names the nearest
                 return [str(error)]
             hints = []
             pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
             names = [self.model] if self.file is None else [name for name, _ in pairs]
             there = [
-                what for what in store.labelled_configurations(names, device)
+                what for what in store.labels.configurations(names, device)
                 if self.file is None or (what.architecture, what.input_size) in pairs
             ]  # fmt: skip
             if there:
                 nearest = sorted(there, key=self._distance)[:_NEAREST]
                 hints.append(f"the nearest labels there: {'; '.join(map(str, nearest))}")
-            if self.file is not None and (unprofiled := store.pairs_to_profile(alike)):
+            if self.file is not None and (unprofiled := store.workloads.pairs_to_profile(alike)):
                 hints.append(
                     f"{len(unprofiled):,} architectures with such labels there have no graph "
                     f"to compare the file with; make them: trappm store profile --device {device}"
@@ -288,9 +288,9 @@ class _Inquiry:
         open_device(device)  # before anything is begun
         with Store.open(Home.open().database_url) as store, Measurer() as measurer:
             measurement = measurer.measure(self.what, device, rule)
-            recorded = store.record(measurement)
+            recorded = store.measurements.record(measurement)
             if recorded.label_id is not None:
-                return store.label(recorded.label_id)
+                return store.labels.get(recorded.label_id)
         where = f" in {measurement.failed_in}" if measurement.failed_in else ""
         raise TrappmError(
             f"measuring {self.what} on {device} ended as {measurement.outcome}{where}: "
@@ -343,8 +343,8 @@ class _Inquiry:
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
     """The protocol to measure by; looked up even where unneeded, to catch misspelt names."""
     from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from trappm.profiler.nearest import nearest
     from trappm.profiler.records import is_cpu_device
-    from trappm.store.query.suggestions import nearest
 
     rule = protocol or ("quick" if is_cpu_device(device) else "paper")
     if not isinstance(rule, str):

@@ -182,7 +182,7 @@ class CampaignFacts:
 
 def campaign_rows(store: Store) -> list[CampaignRow]:
     """All campaigns, the latest first."""
-    labels = store.label_counts()
+    labels = store.campaigns.label_counts()
     return [
         CampaignRow(
             id=campaign.id,
@@ -193,9 +193,9 @@ def campaign_rows(store: Store) -> list[CampaignRow]:
             seed=campaign.seed,
             created_at=campaign.created_at,
             finished_at=campaign.finished_at,
-            devices=_by_state(campaign, store.assignment_counts(campaign.id)),
+            devices=_by_state(campaign, store.assignments.counts(campaign.id)),
         )
-        for campaign in store.campaigns()
+        for campaign in store.campaigns.all()
     ]
 
 
@@ -206,11 +206,11 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         InputError: there is no such campaign.
         CampaignError: another version launched it, whose file this one cannot read.
     """
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     budget = budget_of(campaign)
     devices = _devices(store, campaign, budget)
     minutes = [device.minutes_to_go for device in devices.values()]
-    snapshots = [s.id for s in store.snapshots() if s.campaign_id == campaign_id]
+    snapshots = [s.id for s in store.snapshots.all() if s.campaign_id == campaign_id]
     return CampaignFacts(
         id=campaign.id,
         name=campaign.name,
@@ -222,8 +222,8 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         spec=campaign.spec,
         devices=devices,
         minutes_to_go=None if None in minutes else max(m for m in minutes if m is not None),
-        assignments=store.assignment_counts(campaign_id),
-        outcomes=store.outcome_counts(campaign_id),
+        assignments=store.assignments.counts(campaign_id),
+        outcomes=store.campaigns.outcome_counts(campaign_id),
         rounds=[
             RoundFacts(
                 number=r.number,
@@ -231,9 +231,9 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
                 state=r.state,
                 report=TrainingReport.of(r.report),
             )
-            for r in store.rounds(campaign_id)
+            for r in store.rounds.all(campaign_id)
         ],
-        canary=_canary(store.canaries(campaign_id=campaign_id)),
+        canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         snapshot=snapshots[0] if snapshots else None,
         end=end_of(store, campaign, budget),
@@ -245,9 +245,9 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
                 configuration=str(a.configuration),
                 attempt=a.attempts,
             )
-            for a in store.assignments(campaign_id, state=AssignmentState.LEASED)
+            for a in store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
         ],
-        events=store.events(campaign_id, last=latest_events),
+        events=store.campaigns.events(campaign_id, last=latest_events),
     )
 
 
@@ -285,9 +285,9 @@ def _devices(
     now = datetime.now(UTC)
     began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
     minutes = max((now - began).total_seconds() / 60, 1 / 60)
-    counts = store.assignment_counts(campaign.id)
-    lately = store.outcome_counts(campaign.id, since=began.isoformat())
-    at_work = store.assignments(campaign.id, state=AssignmentState.LEASED)
+    counts = store.assignments.counts(campaign.id)
+    lately = store.campaigns.outcome_counts(campaign.id, since=began.isoformat())
+    at_work = store.assignments.of_campaign(campaign.id, state=AssignmentState.LEASED)
     devices = {}
     for device in budget.devices.keys:
         states = counts.get(device, {})
@@ -313,8 +313,8 @@ def _cost(
     budget: CampaignBudget,
     devices: Mapping[str, DeviceFacts],
 ) -> Cost:
-    spent_s = store.measuring_seconds_by_device(campaign.id)
-    attempts = {d: sum(n.values()) for d, n in store.outcome_counts(campaign.id).items()}
+    spent_s = store.campaigns.measuring_seconds_by_device(campaign.id)
+    attempts = {d: sum(n.values()) for d, n in store.campaigns.outcome_counts(campaign.id).items()}
     to_come = {}
     if campaign.state not in ENDED:
         to_come = {d: max(0, f.budget - f.done - f.failed) for d, f in devices.items()}

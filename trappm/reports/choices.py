@@ -58,15 +58,15 @@ def explain(
         count: how many of the next picks to tell.
 
     Returns:
-        campaign, device, strategy, chosen (a list of configuration, round, state, reason),
-        wanted (configuration, reason), map (x, y, kind of each configuration of the pool).
+        campaign, device, strategy, chosen (configuration, round, state, reason), wanted
+        (configuration, reason), map (x, y, kind of each configuration of the pool).
 
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
     from trappm.cluster.campaign.spec import spec_of
 
-    campaign = store.campaign(campaign_id)
+    campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
     chosen_device = device or spec.devices.source
     if chosen_device not in spec.devices.keys:
@@ -74,29 +74,34 @@ def explain(
             f"campaign {campaign.id} does not measure on {chosen_device!r}; "
             f"it does on: {', '.join(spec.devices.keys)}"
         )
-    assigned = store.assignments(campaign.id, device=chosen_device)
-    acquired = [a for a in assigned if a.role is Role.TRAIN]
-    pool = store.campaign_pool(campaign.id)
+    assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
+    pool = store.campaigns.pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
         "campaign": campaign.id,
         "device": chosen_device,
         "strategy": spec.strategy,
-        "chosen": [
-            {
-                "configuration": str(a.configuration),
-                "round": a.round_number,
-                "state": str(a.state),
-                "reason": dict(a.reason),
-            }
-            for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
-        ],
+        "chosen": _chosen(assigned),
         "wanted": [
             {"configuration": str(configuration), "reason": dict(reason)}
             for configuration, reason in wanted
         ],
         "map": _map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
     }
+
+
+def _chosen(assigned: Sequence[Assignment]) -> list[dict[str, Any]]:
+    """What acquisition chose, the latest first."""
+    acquired = [a for a in assigned if a.role is Role.TRAIN]
+    return [
+        {
+            "configuration": str(a.configuration),
+            "round": a.round_number,
+            "state": str(a.state),
+            "reason": dict(a.reason),
+        }
+        for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
+    ]
 
 
 def _next(
@@ -118,9 +123,9 @@ def _next(
         raise InputError(
             f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
         )
-    pool = store.campaign_pool(campaign.id)
+    pool = store.campaigns.pool(campaign.id)
     pairs = {(c.architecture, c.input_size) for c, _ in pool}
-    templates = store.graph_templates(pairs)
+    templates = store.workloads.graph_templates(pairs)
     learner = CampaignLearner(
         preset=spec.learner,
         strategy=spec.strategy,
@@ -132,12 +137,12 @@ def _next(
     learner.set_pool(
         [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
         lambda done, total: None,
-        store.step_profiles(pairs),
+        store.workloads.step_profiles(pairs),
         planner.known_kernels(KernelCache(home.kernel_profiles)),
     )
     if labels := training_labels(store, campaign.id).labels:
         learner.fit(labels, lambda done, total: None)
-    number = max((r.number for r in store.rounds(campaign.id)), default=0) + 1
+    number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
     by_id = {c.id: c for c, _ in pool}
     return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings

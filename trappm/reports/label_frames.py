@@ -52,13 +52,13 @@ def labels(
         statistics = statistics or ("count", "mean")
         check_statistics(wanted, by, statistics, columns, sort)  # before there need be a store
         with store_to_read() as store:
-            return store.summarize_labels(
+            return store.labels.summarize(
                 wanted, by=by, statistics=statistics, columns=columns, sort=sort, limit=limit
             )
     sort = sort or "architecture"
     check_columns(wanted, columns, sort)
     with store_to_read() as store:
-        return store.query_labels(wanted, columns=columns, sort=sort, limit=limit)
+        return store.labels.query(wanted, columns=columns, sort=sort, limit=limit)
 
 
 def store_to_read(home: Home | None = None) -> Store:

@@ -34,11 +34,11 @@ def pool_facts(store: Store, name: str | None = None) -> dict[str, Any] | None:
     Raises:
         InputError: there is no pool of this name.
     """
-    pools = store.pools()
+    pools = store.pools.all()
     if name is None and not pools:
         return None
     name = name or pools[0].name
-    parts = store.pool_parts(name)
+    parts = store.pools.parts(name)
     families = sorted({part.family for part in parts})
     return {
         "name": name,

@@ -51,9 +51,11 @@ def import_file(
     tally = Tally()
     verdicts = iter(read())
     while batch := [*islice(verdicts, BATCH)]:
-        other = store.conflicts([v.measurement for v in batch if v.measurement is not None])
+        other = store.measurements.conflicts(
+            [v.measurement for v in batch if v.measurement is not None]
+        )
         for verdict in batch:
             is_other = verdict.measurement is not None and verdict.measurement.attempt_key in other
             tally.add(_CONFLICT if is_other else verdict)
-    new = store.record_many(v.measurement for v in read() if v.measurement is not None)
+    new = store.measurements.record_many(v.measurement for v in read() if v.measurement is not None)
     return tally.report(path.name, source or "TraPPM", new)

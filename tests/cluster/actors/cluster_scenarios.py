@@ -186,8 +186,8 @@ def node_frozen(url):
             frozen = family(made.measuring[2])
             for process in frozen:
                 process.suspend()
-            (record,) = store.campaigns()
-            wait_until(lambda: any(e.kind == "lost" for e in store.events(record.id)))
+            (record,) = store.campaigns.all()
+            wait_until(lambda: any(e.kind == "lost" for e in store.campaigns.events(record.id)))
             told["recovery_s"] = time.monotonic() - moment
             for process in frozen:
                 with contextlib.suppress(psutil.Error):
@@ -208,7 +208,7 @@ def campaign_killed(url):
     """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
     plan = spec(100)
     with emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         recovery_s = []
         for count in (20, 60):
@@ -218,7 +218,7 @@ def campaign_killed(url):
             moment, before = time.monotonic(), attempts(store, record.id)
             wait_until(lambda before=before: attempts(store, record.id) > before)
             recovery_s.append(time.monotonic() - moment)
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan) | {"recovery_s": max(recovery_s)}
 
 
@@ -226,20 +226,20 @@ def paused_and_resumed_at_once(url):
     """Before it has begun, when it has just ended, and before it has seen that it is to stop."""
     plan = spec(100)
     with emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         order_stop(store, record.id, CampaignState.PAUSED)
         actor = ray.get_actor(f"{runtime.CAMPAIGN_ACTOR}{record.id}")
         wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
-        assert store.campaign_state(record.id) is CampaignState.PAUSED
+        assert store.campaigns.state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)
         for count in (20, 60):
             wait_until(lambda count=count: attempts(store, record.id) >= count)
             order_stop(store, record.id, CampaignState.PAUSED)
             if count == 20:
-                wait_until(lambda: not runs(store.campaign(record.id)))
+                wait_until(lambda: not runs(store.campaigns.get(record.id)))
             launch(url, record.id, plan)
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan)
 
 
@@ -248,7 +248,7 @@ def side_by_side(url):
     plans = [spec(240).model_copy(update={"name": "first"}),
              spec(150).model_copy(update={"name": "second", "priority": 2})]  # fmt: skip
     with emulated([("A100", 3), ("V100", 1)]), Store.open(url) as store:
-        records = [store.create_campaign(p.name, p.model_dump(mode="json"), p.seed) for p in plans]
+        records = [store.campaigns.create(p.name, p.model_dump(mode="json"), p.seed) for p in plans]
         launch(url, records[0].id, plans[0])
         wait_until(lambda: attempts(store, records[0].id) >= 20)
         launch(url, records[1].id, plans[1])
@@ -257,8 +257,8 @@ def side_by_side(url):
         wait_until(lambda: on(store, records[1], A100) >= 80)
         after = [on(store, record, A100) for record in records]
         on_v100 = [on(store, record, V100) for record in records]
-        wait_until(lambda: store.campaign_state(records[1].id) == "finished")
-        wait_until(lambda: store.campaign_state(records[0].id) == "finished")
+        wait_until(lambda: store.campaigns.state(records[1].id) == "finished")
+        wait_until(lambda: store.campaigns.state(records[0].id) == "finished")
         return {
             "campaigns": [summary(store, r.id, p) for r, p in zip(records, plans, strict=True)],
             "meanwhile_on_a100": [late - early for early, late in zip(before, after, strict=True)],
@@ -270,19 +270,19 @@ def head_restarted(url):
     """The whole cluster goes, the campaign's process with it, and another one comes."""
     plan = spec(100)
     with Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         with emulated(NODES):
             launch(url, record.id, plan)
             wait_until(lambda: attempts(store, record.id) >= 20)
-        wait_until(lambda: not runs(store.campaign(record.id)))
-        between = live_state(store.campaign(record.id))
+        wait_until(lambda: not runs(store.campaigns.get(record.id)))
+        between = live_state(store.campaigns.get(record.id))
         begin = time.monotonic()
         with emulated(NODES):
             before = attempts(store, record.id)
             launch(url, record.id, plan)
             wait_until(lambda: attempts(store, record.id) > before)
             recovery_s = time.monotonic() - begin
-            wait_until(lambda: store.campaign_state(record.id) == "finished")
+            wait_until(lambda: store.campaigns.state(record.id) == "finished")
         told = {"between": between, "recovery_s": recovery_s}
         return summary(store, record.id, plan) | told
 
@@ -301,16 +301,16 @@ def soak(url):
     plan = spec(labels).model_copy(update={"max_attempts": 10})
     generator, happened = random.Random(1), Counter()
     with emulated(NODES) as made, Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         begin = time.monotonic()
         wait_until(lambda: attempts(store, record.id) > 0)
-        while store.campaign_state(record.id) == "running":
+        while store.campaigns.state(record.id) == "running":
             assert time.monotonic() - begin < 60 * (10 + 5 * minutes), "it does not come to an end"
             name = generator.choice(sorted(SOAK_FAULTS))
             happened[name] += SOAK_FAULTS[name](made, store, generator)
             soon = time.monotonic() + every_s
-            while time.monotonic() < soon and store.campaign_state(record.id) == "running":
+            while time.monotonic() < soon and store.campaigns.state(record.id) == "running":
                 time.sleep(0.5)
         told = {"faults": happened, "minutes": (time.monotonic() - begin) / 60}
         return summary(store, record.id, plan) | told
@@ -348,7 +348,7 @@ def freeze_a_node(made, store, generator):
 
 
 def lock_the_store(made, store, generator):
-    with store._writing():
+    with store.database.writing():
         time.sleep(5.0)
     return 1
 

@@ -249,7 +249,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
     """
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         workers = MadeUpPool(
             plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
             tell=lambda message: campaign.note("node", message),
@@ -295,12 +295,12 @@ def summary(store, campaign_id, plan):
     """What the store tells of a campaign that has ended."""
     return {
         "budget": {d: plan.budget(d) for d in plan.devices.keys},
-        "labels": Counter(label.device for label in store.campaign_labels(campaign_id)),
-        "states": Counter(str(a.state) for a in store.assignments(campaign_id)),
-        "outcomes": store.outcome_counts(campaign_id),
-        "rounds": [str(r.state) for r in store.rounds(campaign_id)],
-        "state": str(store.campaign(campaign_id).state),
-        "events": [[e.kind, e.message["message"]] for e in store.events(campaign_id)],
+        "labels": Counter(label.device for label in store.labels.of_campaign(campaign_id)),
+        "states": Counter(str(a.state) for a in store.assignments.of_campaign(campaign_id)),
+        "outcomes": store.campaigns.outcome_counts(campaign_id),
+        "rounds": [str(r.state) for r in store.rounds.all(campaign_id)],
+        "state": str(store.campaigns.get(campaign_id).state),
+        "events": [[e.kind, e.message["message"]] for e in store.campaigns.events(campaign_id)],
     }
 
 
@@ -346,13 +346,13 @@ def family(node):
 
 
 def attempts(store, campaign_id):
-    by_device = store.outcome_counts(campaign_id).values()
+    by_device = store.campaigns.outcome_counts(campaign_id).values()
     return sum(sum(counts.values()) for counts in by_device)
 
 
 def on(store, record, device):
     """Attempts of a campaign on a device."""
-    return sum(store.outcome_counts(record.id).get(device, {}).values())
+    return sum(store.campaigns.outcome_counts(record.id).get(device, {}).values())
 
 
 def wait_until(condition):

@@ -41,7 +41,7 @@ PLAN = spec(60)
 def main(url, password):
     own = make_url(url).set(password=password).render_as_string(hide_password=False)
     with emulated(NODES) as made, Store.open(own) as store:
-        record = store.create_campaign(PLAN.name, PLAN.model_dump(mode="json"), PLAN.seed)
+        record = store.campaigns.create(PLAN.name, PLAN.model_dump(mode="json"), PLAN.seed)
         shell = [sys.executable, __file__, "shell", made.address, record.id, url]
         told = subprocess.run(
             shell,
@@ -58,7 +58,7 @@ def main(url, password):
         wait_until(lambda: attempts(store, record.id) > before)
         seen = {**in_processes(), **in_files(os.environ["RAY_TMPDIR"])}
         seen |= {"actors": str(ray._private.state.actors()), "shell": told.stdout + told.stderr}
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
         seen |= in_files(os.environ["RAY_TMPDIR"])
         where = ray.remote(lambda: trappm.__file__)
         nodes = [node["NodeID"] for node in ray.nodes()]

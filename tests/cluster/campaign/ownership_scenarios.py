@@ -70,7 +70,7 @@ def restarted_during_an_outage(_url):
     """The campaign's process is killed while the database is away, which comes back later."""
     plan, away_s = spec(100), float(os.environ.get("AWAY_S", "25"))
     with postgresql() as (server, url), emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
         with held():
@@ -82,7 +82,7 @@ def restarted_during_an_outage(_url):
             begin, before = time.monotonic(), attempts(store, record.id)
         wait_until(lambda: attempts(store, record.id) > before)
         recovery_s = time.monotonic() - begin
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan) | {"recovery_s": recovery_s}
 
 
@@ -94,7 +94,7 @@ def two_hosts(_url):
     """
     plan = spec(150)
     with postgresql() as (_, url), emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
         with held():
@@ -113,13 +113,13 @@ def two_hosts(_url):
                 ended = str(error.cause)
             woken = {
                 "ended": ended, "recorded": attempts(store, record.id) - frozen,
-                "state": str(store.campaign_state(record.id)),
-                "kinds": [e.kind for e in store.events(record.id)],
+                "state": str(store.campaigns.state(record.id)),
+                "kinds": [e.kind for e in store.campaigns.events(record.id)],
             }  # fmt: skip
             second.stdin.close()
             second.wait()
         launch(url, record.id, plan)
-        wait_until(lambda: store.campaign_state(record.id) == "finished")
+        wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan) | {
             "status": status, "resumed": resumed, "woken": woken,
         }  # fmt: skip
@@ -162,7 +162,7 @@ with Store.open(sys.argv[1]) as store:
         except trappm.store.repositories.owners.OwnedError:
             time.sleep(1.0)
     with trappm.cluster.campaign.ownership.ownership(store, sys.argv[2]) as mine:
-        mine.release_leases(sys.argv[2])
+        mine.assignments.release_leases(sys.argv[2])
         print("runs", flush=True)
         sys.stdin.read()
 """
@@ -187,9 +187,9 @@ def mixed_stacks(url):
     with emulated(NODES) as made, Store.open(url) as store:
         mark(made.measuring[1], "another stack")
         told = play(url, spec(60))
-        known = training_labels(store, store.campaign().id)
-        report = store.rounds(store.campaign().id)[-1].report
-        stacks = Counter((x.device, x.fingerprint) for x in store.labels())
+        known = training_labels(store, store.campaigns.get().id)
+        report = store.rounds.all(store.campaigns.get().id)[-1].report
+        stacks = Counter((x.device, x.fingerprint) for x in store.labels.matching())
         return told | {
             "learned_from": len(known.labels),
             "left_out": report["left_out"],
@@ -201,11 +201,11 @@ def cancelled_while_publishing(url):
     os.environ["PUBLISH_S"] = "10"
     plan = spec(30, devices=("a100", "v100"))
     with emulated(NODES), Store.open(url) as store:
-        record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
+        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         wait_until(Path(os.environ["TRAPPM_HOME"], "publishing").exists)
-        assert store.campaign_state(record.id) == "running"
+        assert store.campaigns.state(record.id) == "running"
         order_stop(store, record.id, CampaignState.CANCELLED)
-        wait_until(lambda: not runs(store.campaign(record.id)))
-        told = {"aliases": store.aliases(), "snapshots": [x.id for x in store.snapshots()]}
-        return summary(store, record.id, plan) | told
+        wait_until(lambda: not runs(store.campaigns.get(record.id)))
+        published = {"snapshots": [x.id for x in store.snapshots.all()]}
+        return summary(store, record.id, plan) | published

@@ -39,9 +39,9 @@ def test_a_campaign_spends_its_budget_once_and_publishes(store):
     assert labels_by_device(store, run.id) == BUDGET
     assert len(workers.starts) == len(set(workers.starts)) == sum(BUDGET.values())
     assert workers.most_at_once == 1
-    assert store.campaign(run.id).state == "finished"
+    assert store.campaigns.get(run.id).state == "finished"
     assert store.snapshot("latest").id == "snap1"
-    assert [r.purpose for r in store.rounds(run.id)] == [
+    assert [r.purpose for r in store.rounds.all(run.id)] == [
         "evaluation", "initial", "acquired", "acquired",
     ]  # fmt: skip
     assert len(learner.fits) == 3
@@ -59,34 +59,34 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
     workers = FakeWorkers()
     run = campaign(store, workers)
     run.run()
-    assert {c.architecture for c, _ in store.campaign_pool(run.id)}.isdisjoint({"vgg11"})
-    assert [(r.architecture, r.reason) for r in store.refusals()] == [
+    assert {c.architecture for c, _ in store.campaigns.pool(run.id)}.isdisjoint({"vgg11"})
+    assert [(r.architecture, r.reason) for r in store.workloads.refusals()] == [
         ("vgg11", "too small an input")
     ]
 
 
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
-    store.save_pool("built", {}, build_pool(spec().pool))
+    store.pools.save("built", {}, build_pool(spec().pool))
     workers = FakeWorkers()
     run = campaign(store, workers, pool="built")
     assert run.spec.pool == "built"
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
-    chosen_from = {c for c, _ in store.campaign_pool(run.id)}
-    assert chosen_from == {c for c in store.pool("built") if c.architecture != "vgg11"}
-    store.save_pool("built", {}, [])  # what a campaign has taken it keeps
-    assert {c for c, _ in store.campaign_pool(run.id)} == chosen_from
+    chosen_from = {c for c, _ in store.campaigns.pool(run.id)}
+    assert chosen_from == {c for c in store.pools.get("built") if c.architecture != "vgg11"}
+    store.pools.save("built", {}, [])  # what a campaign has taken it keeps
+    assert {c for c, _ in store.campaigns.pool(run.id)} == chosen_from
 
 
 def test_a_pool_that_was_not_built_or_is_too_small_is_told_before_anything_starts(store):
     with pytest.raises(InputError, match="trappm pool build"):
         check_spec(store, spec(pool="bilt"), "auto")
-    store.save_pool("built", {}, build_pool(spec().pool))
+    store.pools.save("built", {}, build_pool(spec().pool))
     with pytest.raises(InputError, match="no pool 'bilt'; did you mean 'built'"):
         check_spec(store, spec(pool="bilt"), "auto")
     check_spec(store, spec(pool="built"), "auto")
     for architecture in ("resnet10t", "resnet14t", "resnet18"):
-        store.save_graph(architecture, 64, None, "too odd")
+        store.workloads.save_graph(architecture, 64, None, "too odd")
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         check_spec(store, spec(pool="built"), "auto")
 
@@ -112,8 +112,8 @@ def test_a_campaign_that_would_end_at_once_by_the_clock_is_not_begun(store):
     over = spec(stop={"ends_at": "2020-01-01T00:00+00:00"})
     with pytest.raises(InputError, match="ends_at: it is past 2020-01-01 00:00 UTC"):
         start_or_continue(store, over)
-    assert store.campaigns() == []
-    begun = store.create_campaign(over.name, over.model_dump(mode="json"), over.seed)
+    assert store.campaigns.all() == []
+    begun = store.campaigns.create(over.name, over.model_dump(mode="json"), over.seed)
     assert start_or_continue(store, over)[0].id == begun.id  # it goes on, and ends by its rule
     later = spec(stop={"ends_at": "2999-01-01T00:00+00:00"})
     assert start_or_continue(store, later)[0].id != begun.id
@@ -133,8 +133,8 @@ def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, s
     run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
         run.run()
-    assert store.campaign(run.id).state == "paused"
-    recorded = {(x.device, x.configuration.id) for x in store.campaign_labels(run.id)}
+    assert store.campaigns.get(run.id).state == "paused"
+    recorded = {(x.device, x.configuration.id) for x in store.labels.of_campaign(run.id)}
     again = FakeWorkers()
     campaign(store, again, campaign_id=run.id).run()
     assert labels_by_device(store, run.id) == BUDGET
@@ -156,7 +156,7 @@ def test_a_configuration_that_always_fails_is_given_up_after_bounded_attempts(st
     run = campaign(store, workers)
     run.run()
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
-    assert Counter(a.state for a in store.assignments(run.id))["failed"] == 1
+    assert Counter(a.state for a in store.assignments.of_campaign(run.id))["failed"] == 1
 
 
 def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_it_again(store):
@@ -181,7 +181,7 @@ def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):
     run = campaign(store, workers)
     run.run()
     assert len(workers.starts) == sum(BUDGET.values())
-    outcomes = store.outcome_counts(run.id)
+    outcomes = store.campaigns.outcome_counts(run.id)
     assert sum(c.get("oom", 0) for c in outcomes.values()) == 1
 
 
@@ -191,7 +191,7 @@ def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         run.run()
     assert workers.starts == []
-    assert store.campaign(run.id).state == "failed"
+    assert store.campaigns.get(run.id).state == "failed"
 
 
 def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store):
@@ -203,7 +203,7 @@ def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(sto
     run = campaign(store, workers, Broken())
     with pytest.raises(CampaignError, match="learner died"):
         run.run()
-    assert store.campaign(run.id).state == "failed"
+    assert store.campaigns.get(run.id).state == "failed"
     measured = len(workers.starts)
     again = FakeWorkers()
     campaign(store, again, campaign_id=run.id).run()
@@ -240,8 +240,8 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
     run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
         run.run()
-    assert store.campaign(run.id).state == state
-    assert not store.assignments(run.id, state="leased")
+    assert store.campaigns.get(run.id).state == state
+    assert not store.assignments.of_campaign(run.id, state="leased")
     assert 4 <= labels_by_device(store, run.id).total() <= 6
     if state is CampaignState.PAUSED:
         campaign(store, FakeWorkers(), campaign_id=to_resume(store, None).id).run()
@@ -270,9 +270,9 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
     with pytest.raises(CampaignStopped):
         run.run()
     assert len(asked_for) == 2
-    assert not store.campaign_pool(run.id)
+    assert not store.campaigns.pool(run.id)
     assert not workers.starts
-    assert store.campaign(run.id).state == state
+    assert store.campaigns.get(run.id).state == state
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_kernels_are_traced_once_for_each_format_where_a_device_is_a_gpu(store, 
     run = campaign(store, workers, pool={"groups": groups}, **options)
     with pytest.raises(CampaignStopped):
         run.run()
-    names = {c.architecture for c, _ in store.campaign_pool(run.id)}
+    names = {c.architecture for c, _ in store.campaigns.pool(run.id)}
     assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
     refusals = [line for line in workers.told if "no kernels of" in line]
     assert len(refusals) == len(workers.traced)
@@ -331,24 +331,24 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
     run = campaign(store, FakeWorkers(), OrderedAboutEncoder())
     with pytest.raises(CampaignStopped):
         run.run()
-    assert store.campaign(run.id).state == "paused"
+    assert store.campaigns.get(run.id).state == "paused"
     campaign(store, FakeWorkers(), campaign_id=run.id).run()
     assert labels_by_device(store, run.id) == BUDGET
 
 
 def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_do(store):
     file = spec().model_dump(mode="json")
-    first, second, third = (store.create_campaign(str(n), file, n).id for n in range(3))
-    store.begin_campaign(first)
+    first, second, third = (store.campaigns.create(str(n), file, n).id for n in range(3))
+    store.owners.begin_campaign(first)
     assert order_stop(store, None, CampaignState.PAUSED).id == first
     for one in (first, second):
-        store.begin_campaign(one)
+        store.owners.begin_campaign(one)
     with pytest.raises(InputError, match="2 campaigns run; name one of them") as refused:
         order_stop(store, None, CampaignState.PAUSED)
     assert first in str(refused.value)
     assert second in str(refused.value)
     assert third not in str(refused.value)
-    assert {store.campaign(one).state for one in (first, second)} == {"running"}
+    assert {store.campaigns.get(one).state for one in (first, second)} == {"running"}
     assert order_stop(store, second, CampaignState.PAUSED).id == second
 
 
@@ -359,10 +359,10 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     run.run()
     before = labels_by_device(store, run.id).total()
     assert before == sum(BUDGET.values()) - 1
-    reports = {r.number: r.report for r in store.rounds(run.id)}
+    reports = {r.number: r.report for r in store.rounds.all(run.id)}
     other = "timeout" if fault != "timeout" else "error"
     assert order_retry(store, run.id, other)[1] == 0
-    assert store.campaign(run.id).state == "finished"
+    assert store.campaigns.get(run.id).state == "finished"
     with pytest.raises(InputError, match="no attempt"):
         order_retry(store, run.id, "ok")
     retried, count = order_retry(store, run.id, fault)
@@ -371,8 +371,8 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
     campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
     assert len(again.starts) == 1
     assert labels_by_device(store, run.id) == BUDGET
-    assert {r.state for r in store.rounds(run.id)} == {"closed"}
-    assert {r.number for r in store.rounds(run.id)} == set(reports)
+    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
+    assert {r.number for r in store.rounds.all(run.id)} == set(reports)
 
 
 def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
@@ -381,11 +381,11 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
 
     class Beside(FakeLearner):
         def choose(self, request):
-            waiting = store.assignments(run.id, device=request.device, state="open")
+            waiting = store.assignments.of_campaign(run.id, device=request.device, state="open")
             for one in waiting if request.known else ():
                 elsewhere.append(one.id)
                 key = f"elsewhere {one.id}"
-                store.record(made_up(one.configuration, one.device, run.protocol, key))
+                store.measurements.record(made_up(one.configuration, one.device, run.protocol, key))
             return super().choose(request)
 
     class Slow(FakeWorkers):
@@ -435,7 +435,9 @@ def test_what_is_given_up_is_told(store):
     workers = FakeWorkers(poison="lost")
     run = campaign(store, workers)
     run.run()
-    (told,) = [e.message["message"] for e in store.events(run.id) if e.kind == "quarantined"]
+    (told,) = [
+        e.message["message"] for e in store.campaigns.events(run.id) if e.kind == "quarantined"
+    ]
     assert "3 attempts failed, on 1 host" in told
     assert told in workers.told
 

@@ -43,18 +43,20 @@ def test_every_worker_measures_the_canary_at_first_and_then_as_planned(store):
     assert after_each_canary(workers, "w-cpu-2t") == [4, 4, 3]
     assert after_each_canary(workers, "w-cpu-1t") == [4, 2]
     assert labels_by_device(store, run.id) == BUDGET
-    readings = store.canaries(campaign_id=run.id)
+    readings = store.canaries.all(campaign_id=run.id)
     assert [r.decision for r in readings] == ["ok"] * 5
-    assert readings == store.canaries()
-    assert [r.reference_ms for r in store.canaries(device="cpu-2t")] == [None, 10, 10]
+    assert readings == store.canaries.all()
+    assert [r.reference_ms for r in store.canaries.all(device="cpu-2t")] == [None, 10, 10]
     assert sum("canary ok" in line for line in workers.told) == 5
 
 
 def test_canaries_are_no_labels_and_no_attempts_of_the_campaign(store):
     run = campaign(store, FakeWorkers(), canary=CANARY)
     run.run()
-    attempts = sum(n for counts in store.outcome_counts(run.id).values() for n in counts.values())
-    assert attempts == len(store.labels()) == sum(BUDGET.values())
+    attempts = sum(
+        n for counts in store.campaigns.outcome_counts(run.id).values() for n in counts.values()
+    )
+    assert attempts == len(store.labels.matching()) == sum(BUDGET.values())
 
 
 @pytest.mark.parametrize("off", [False, None])
@@ -62,7 +64,7 @@ def test_a_campaign_can_do_without(store, off):
     workers = FakeWorkers()
     campaign(store, workers, canary=off).run()
     assert {what for _, what in workers.done} == {"label"}
-    assert store.canaries() == []
+    assert store.canaries.all() == []
 
 
 def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(store):
@@ -72,13 +74,13 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
     workers = FakeWorkers(canary={"w-cpu-2t": [10.0, 14.0, 12.0, 12.5, 12.5]})
     worker, protocol = workers.joined()[0], spec().measuring_protocol
     for _ in range(5):
-        of_this_campaign = store.create_campaign("one of many", {}, 7).id
+        of_this_campaign = store.campaigns.create("one of many", {}, 7).id
         canaries = CanaryGate(store, of_this_campaign, plan)
         assert canaries.is_due(worker)
         workers.start(worker, canaries.check(worker), protocol)
         canaries.take(*workers.wait(0))
         assert not canaries.is_due(worker)
-    references = [reading.reference_ms for reading in store.canaries()]
+    references = [reading.reference_ms for reading in store.canaries.all()]
     assert references == [None, 10.0, 12.0, 12.0, 12.0]
 
 
@@ -86,7 +88,7 @@ def test_a_drifting_worker_is_told_and_goes_on(store):
     workers = FakeWorkers(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]})
     run = campaign(store, workers, canary=CANARY)
     assert run.run() == "snap1"
-    readings = store.canaries(device="cpu-2t")
+    readings = store.canaries.all(device="cpu-2t")
     assert [r.decision for r in readings] == ["ok", "drifting", "drifting", "ok"]
     warnings = [line for line in workers.told if "canary drifting" in line]
     assert len(warnings) == 2
@@ -100,7 +102,7 @@ def test_what_a_stopped_worker_has_left_goes_to_the_other_of_its_device(store):
     assert after_each_canary(workers, "one") == [4, 0, 0]
     assert sum(after_each_canary(workers, "two")) == BUDGET["cpu-2t"] - 4
     assert labels_by_device(store, run.id) == {"cpu-2t": BUDGET["cpu-2t"]}
-    (event,) = [e for e in store.events(run.id) if e.kind == "canary"]
+    (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "canary"]
     assert "cpu-2t measures no more" in event.message["message"]
 
 
@@ -114,13 +116,13 @@ def test_a_campaign_whose_last_worker_stopped_is_paused_and_goes_on_when_it_is_w
     assert "cpu-2t" in told
     assert f"trappm campaign resume {run.id}" in told
     assert len(told.splitlines()) == 1
-    assert store.campaign(run.id).state == "paused"
+    assert store.campaigns.get(run.id).state == "paused"
     assert labels_by_device(store, run.id)["cpu-2t"] == 4
     assert after_each_canary(workers, "w-cpu-2t") == [4, 0, 0]
     # the other device went on to the end of the round
     assert labels_by_device(store, run.id)["cpu-1t"] == 2 + 2
-    assert store.rounds(run.id)[-1].state == "open"
-    recorded = {(x.device, x.configuration.id) for x in store.campaign_labels(run.id)}
+    assert store.rounds.all(run.id)[-1].state == "open"
+    recorded = {(x.device, x.configuration.id) for x in store.labels.of_campaign(run.id)}
 
     well = FakeWorkers()
     assert campaign(store, well, campaign_id=run.id).run() == "snap1"
@@ -137,7 +139,7 @@ def test_resuming_a_node_that_is_still_not_well_takes_one_look_and_no_label(stor
     with pytest.raises(CanaryStopError):
         campaign(store, again, campaign_id=run.id).run()
     assert after_each_canary(again, "w-cpu-2t") == [0]
-    assert store.campaign(run.id).state == "paused"
+    assert store.campaigns.get(run.id).state == "paused"
 
 
 def test_a_worker_that_was_lost_measures_the_canary_before_it_goes_on(store):
@@ -151,16 +153,16 @@ def test_a_canary_that_was_lost_once_is_measured_again(store):
     run = campaign(store, workers, canary=CANARY | {"every_measurements": 99})
     assert run.run() == "snap1"
     assert after_each_canary(workers, "w-cpu-2t") == [0, BUDGET["cpu-2t"]]
-    assert len(store.canaries(device="cpu-2t")) == 1
+    assert len(store.canaries.all(device="cpu-2t")) == 1
 
 
 def test_a_spec_of_before_the_canary_and_one_with_it_are_read_back(store):
     old = spec().model_dump(mode="json")
     del old["canary"]
-    assert spec_of(store.create_campaign("old", old, 7)) == spec()
+    assert spec_of(store.campaigns.create("old", old, 7)) == spec()
     for canary in (False, CANARY):
         new = spec(canary=canary)
-        assert spec_of(store.create_campaign("new", new.model_dump(mode="json"), 7)) == new
+        assert spec_of(store.campaigns.create("new", new.model_dump(mode="json"), 7)) == new
     assert spec(canary=CANARY).canary.every_measurements == CANARY["every_measurements"]
 
 
@@ -186,16 +188,14 @@ SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}
 
 
 def test_a_campaign_on_simulated_devices_says_so_and_publishes_nothing(store):
-    store_before = store.aliases()
     workers = FakeWorkers(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
     run = campaign(store, workers, **SIMULATED)
     assert run.run() is None
     assert "a rehearsal: simulated:a100, simulated:v100" in workers.told[0]
     assert "no snapshot is published" in workers.told[-1]
-    assert store.campaign(run.id).state == "finished"
-    assert store.aliases() == store_before == {}
-    assert store.snapshots() == []
-    labels = store.campaign_labels(run.id)
+    assert store.campaigns.get(run.id).state == "finished"
+    assert store.snapshots.all() == []
+    labels = store.labels.of_campaign(run.id)
     assert {x.provenance for x in labels} == {Provenance.SIMULATED}
     assert len(labels) == sum(BUDGET.values())
     assert {what for _, what in workers.done} == {"label"}  # nothing there can drift
@@ -209,7 +209,7 @@ def test_a_snapshot_of_hardware_stays_the_latest_beside_a_rehearsal(store):
     run = campaign(store, FakeWorkers(workers=names), learner, **mixed)
     assert run.run() is None
     assert learner.fits
-    assert store.snapshot("latest").campaign_id != run.id
+    assert run.id not in {s.campaign_id for s in store.snapshots.all()}
 
 
 def test_simulated_labels_answer_for_no_later_campaign(store):

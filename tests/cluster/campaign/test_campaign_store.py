@@ -24,6 +24,7 @@ from trappm.cluster.learning.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
+from trappm.store.repositories.labels import Labels
 
 AWAY_S = 1.0
 
@@ -44,7 +45,7 @@ class FaultyAfter(FakeWorkers):
 def lock(opened):
     """Another process holds the write lock."""
     other = sqlite3.connect(
-        opened._engine.url.database, isolation_level=None, check_same_thread=False
+        opened.database.engine.url.database, isolation_level=None, check_same_thread=False
     )
     other.execute("BEGIN IMMEDIATE")
     return other.close
@@ -52,7 +53,7 @@ def lock(opened):
 
 def fill_the_disk(opened):
     """SQLite may take no more pages."""
-    pool = opened._engine.pool
+    pool = opened.database.engine.pool
     connections = [pool.connect() for _ in range(pool.checkedin())]
     drivers = [connection.dbapi_connection for connection in connections]
     for connection in connections:
@@ -83,9 +84,11 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
         run = campaign(opened, workers)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
-        counts = opened.outcome_counts(run.id)
+        counts = opened.campaigns.outcome_counts(run.id)
         assert sum(c["ok"] for c in counts.values()) == len(workers.starts) == sum(BUDGET.values())
-        away, back = [e.message["message"] for e in opened.events(run.id) if e.kind == "store"]
+        away, back = [
+            e.message["message"] for e in opened.campaigns.events(run.id) if e.kind == "store"
+        ]
     assert "full" in away or "locked" in away
     assert "answers again" in back
 
@@ -105,7 +108,7 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
         run = campaign(opened, workers)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
-        assert not [e for e in opened.events(run.id) if e.kind == "lost"]
+        assert not [e for e in opened.campaigns.events(run.id) if e.kind == "lost"]
     assert len(workers.starts) == sum(BUDGET.values())
 
 
@@ -121,9 +124,9 @@ def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeyp
     monkeypatch.setattr(trappm.cluster.campaign.results.Results, "events", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
-    counts = store.outcome_counts(run.id)
+    counts = store.campaigns.outcome_counts(run.id)
     assert sum(c["ok"] for c in counts.values()) > 0
-    assert store.campaign_state(run.id) == "failed"
+    assert store.campaigns.state(run.id) == "failed"
 
 
 IMPOSSIBLE = {
@@ -163,12 +166,12 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
              "rounds": {"count": 1, "source": 2}}  # fmt: skip
     run = campaign(store, workers, **small)
     run.run()
-    outcomes = store.outcome_counts(run.id)["cpu-2t"]
+    outcomes = store.campaigns.outcome_counts(run.id)["cpu-2t"]
     assert outcomes == {"ok": 3 + 4 + 2 - 1, "error": 3}
     messages, _ = store.query_sql("SELECT message FROM measurements WHERE outcome = 'error'")
     assert all("cannot be recorded: " in message for message in messages.message)
-    assert store.campaign_state(run.id) == "finished"
-    assert store.check() == []
+    assert store.campaigns.state(run.id) == "finished"
+    assert store.maintenance.check() == []
 
 
 def labels_are_not_loaded(*_, **__):
@@ -179,8 +182,8 @@ def test_who_only_counts_loads_no_label(store, monkeypatch):
     run = campaign(store, FakeWorkers(), stop={"labels": 9})
     run.run()
     counted = labels_by_device(store, run.id).total()
-    monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
-    monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
+    monkeypatch.setattr(Labels, "of_campaign", labels_are_not_loaded)
+    monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
     assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
     report, _ = StopCheck(store, run.id, run.spec).check_errors(TrainingReport())

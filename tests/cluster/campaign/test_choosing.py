@@ -261,7 +261,7 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     run.run()
     assert not learner.asked[0].known
     assert [r.count for r in learner.asked[:2]] == [4, 2]
-    reasons = {a.round_number: a.reason for a in store.assignments(run.id)}
+    reasons = {a.round_number: a.reason for a in store.assignments.of_campaign(run.id)}
     assert reasons[0] == {"strategy": "uniform draw"}
     assert "rank" in reasons[1]
 
@@ -288,7 +288,7 @@ def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store)
     for mib in (38_000.0, 39_000.0):
         told = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
-        store.record(replace(told, environment=environment))
+        store.measurements.record(replace(told, environment=environment))
     learner = Listening()
     workers = FakeWorkers(workers=[("w1", "a100"), ("w2", "v100")])
     campaign(store, workers, learner, devices={"source": "a100", "target": "v100"}).run()
@@ -331,9 +331,12 @@ def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
     run = campaign(store, workers, learner)
     run.run()
     assert [r.unsteady for r in learner.asked if r.unsteady] == [{workers.victim: 3}]
-    assert not store.assignments(run.id, state="failed")
-    (again,) = [a for a in store.assignments(run.id) if a.configuration.id == workers.victim
-                and a.attempts == 4]  # fmt: skip
+    assert not store.assignments.of_campaign(run.id, state="failed")
+    (again,) = [
+        a
+        for a in store.assignments.of_campaign(run.id)
+        if a.configuration.id == workers.victim and a.attempts == 4
+    ]
     assert (again.round_number, again.state) == (2, "done")
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
 
@@ -343,7 +346,7 @@ def test_what_crashed_is_not_chosen_again(store):
     run = campaign(store, workers, learner)
     run.run()
     assert not any(request.unsteady for request in learner.asked)
-    (failed,) = store.assignments(run.id, state="failed")
+    (failed,) = store.assignments.of_campaign(run.id, state="failed")
     assert failed.configuration.id == workers.victim
     assert all(workers.victim not in r.known for r in learner.asked if r.device == failed.device)
 

@@ -64,10 +64,10 @@ def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, r
     run = campaign(store, workers, Judging(errors), stop=rules)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id)["cpu-2t"] == after_initial(rounds)
-    assert store.campaign(run.id).state == "finished"
+    assert store.campaigns.get(run.id).state == "finished"
     end = campaign_facts(store, run.id).end
     assert (end.rule, end.holds) == (rule, True)
-    (event,) = [e for e in store.events(run.id) if e.kind == "enough"]
+    (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "enough"]
     assert event.message["message"] == f"enough ({rule}): {end.reason}"
     assert event.message["message"] in workers.told
     assert end.unmeasured == 0
@@ -90,7 +90,7 @@ def test_a_stop_rule_says_the_same_after_a_restart(store, stop_after):
     again = campaign(store, FakeWorkers(), Judging([9.0]), campaign_id=run.id)
     again.run()
     assert labels_by_device(store, run.id).total() == 14
-    assert [e.kind for e in store.events(run.id)].count("enough") == 1
+    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 GPUS = {"source": "a100", "target": "v100"}
@@ -110,15 +110,15 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     run = gpu_campaign(store, labels=labels)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id).total() == labels
-    assert store.campaign(run.id).state == "finished"
-    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    assert store.campaigns.get(run.id).state == "finished"
+    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
     facts = campaign_facts(store, run.id)
-    left = len(store.assignments(run.id)) - labels
+    left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     print_status(facts)
     told = capsys.readouterr().out
     assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
-    assert store.check() == []
+    assert store.maintenance.check() == []
 
 
 def test_labels_that_failed_are_made_up_for(store):
@@ -136,7 +136,7 @@ def test_a_budget_is_met_exactly_after_a_restart_too(store, stop_after):
     again = gpu_campaign(store, campaign_id=run.id)
     again.run()
     assert labels_by_device(store, run.id).total() == 12
-    assert [e.kind for e in store.events(run.id)].count("enough") == 1
+    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 class Clock(datetime.datetime):
@@ -170,10 +170,10 @@ def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, mo
     # The look comes once a turn, in which each of the four may have begun one more.
     assert count <= len(workers.starts) <= count + 4
     assert labels_by_device(store, run.id).total() == len(workers.starts)
-    assert {r.state for r in store.rounds(run.id)} == {"closed"}
+    assert {r.state for r in store.rounds.all(run.id)} == {"closed"}
     end = campaign_facts(store, run.id).end
     assert (end.rule, end.holds) == ("clock", True)
-    assert end.unmeasured == len(store.assignments(run.id)) - len(workers.starts)
+    assert end.unmeasured == len(store.assignments.of_campaign(run.id)) - len(workers.starts)
 
 
 def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
@@ -181,7 +181,7 @@ def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot
     run = campaign(store, workers, stop={"ends_at": PAST})
     assert run.run() is None
     assert workers.starts == []
-    assert store.campaign(run.id).state == "finished"
+    assert store.campaigns.get(run.id).state == "finished"
     assert workers.told[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
@@ -194,8 +194,8 @@ def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
 
 def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
     run = campaign(store, FakeWorkers())
-    store.plan_round(run.id, 0, "evaluation", [])
-    store.close_round(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
+    store.rounds.plan(run.id, 0, "evaluation", [])
+    store.rounds.close(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
     end = campaign_facts(store, run.id).end
     assert (end.rule, end.reason, end.holds) == ("target", "it is reached", True)
 
@@ -207,7 +207,7 @@ def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, cap
         run.run()
     facts = campaign_facts(store, run.id)
     assert (facts.end.rule, facts.end.labels) == ("GPU-hours", 16)
-    launched = store.campaign(run.id).created_at
+    launched = store.campaigns.get(run.id).created_at
     assert facts.end.at > datetime.datetime.fromisoformat(launched)
     print_status(facts)
     assert "it will end by GPU-hours" in capsys.readouterr().out

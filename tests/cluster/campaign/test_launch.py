@@ -53,7 +53,7 @@ def test_a_store_that_is_away_while_ray_starts_is_waited_for(tmp_path, monkeypat
         launch._make_way(home, campaign.id, print)
     assert len(tries) == 2
     with opened(home.database_url, Patience()) as store:
-        assert store.campaign_state(campaign.id) is CampaignState.RUNNING
+        assert store.campaigns.state(campaign.id) is CampaignState.RUNNING
 
 
 PATIENCE_S = 120

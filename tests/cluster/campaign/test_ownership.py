@@ -36,13 +36,13 @@ with Store.open(url) as store:
 
 @pytest.fixture
 def campaign_id(store):
-    return store.create_campaign("tiny", spec().model_dump(mode="json"), 7).id
+    return store.campaigns.create("tiny", spec().model_dump(mode="json"), 7).id
 
 
 @pytest.fixture
 def runner(store, campaign_id):
     """Another process that runs the campaign until its input ends."""
-    url = store._engine.url.render_as_string()
+    url = store.database.engine.url.render_as_string()
     with subprocess.Popen(
         [sys.executable, "-c", RUN, url, campaign_id],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -54,14 +54,14 @@ def runner(store, campaign_id):
 
 def test_a_campaign_that_runs_here_is_run_by_nobody_else(store, campaign_id, runner, monkeypatch):
     monkeypatch.setattr(ownership, "WAIT_S", 0.5)
-    assert runs(store.campaign(campaign_id))
-    assert store.campaign(campaign_id).owner.process.pid == runner.pid
+    assert runs(store.campaigns.get(campaign_id))
+    assert store.campaigns.get(campaign_id).owner.process.pid == runner.pid
     monkeypatch.setattr(
         trappm.store.repositories.owners, "SILENT_S", -1.0
     )  # whatever the clock says
     with pytest.raises(OwnedError, match=rf"process {runner.pid}\) since"):
         begin(store, campaign_id)
-    assert runs(store.campaign(campaign_id))
+    assert runs(store.campaigns.get(campaign_id))
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
@@ -76,12 +76,12 @@ def test_a_campaign_whose_process_was_killed_here_goes_on_at_once(
         runner.wait()
     else:  # it has ended, and its parent has not asked about it
         os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
-    assert not runs(store.campaign(campaign_id))
+    assert not runs(store.campaigns.get(campaign_id))
     begin(store, campaign_id)
     with ownership.ownership(store, campaign_id) as mine:
-        assert store.campaign(campaign_id).owner.process == this_process()
-        assert mine.release_leases(campaign_id) == 0
-    assert store.campaign(campaign_id).owner is None
+        assert store.campaigns.get(campaign_id).owner.process == this_process()
+        assert mine.assignments.release_leases(campaign_id) == 0
+    assert store.campaigns.get(campaign_id).owner is None
 
 
 def test_one_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
@@ -92,9 +92,9 @@ def test_one_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
 
 def test_a_process_id_that_is_anothers_by_now_is_nobody(store, campaign_id):
     earlier = replace(this_process(), began=this_process().began - 1)
-    store.begin_campaign(campaign_id)
-    assert store.claim_campaign(campaign_id, "earlier", earlier)
-    assert not runs(store.campaign(campaign_id))
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, "earlier", earlier)
+    assert not runs(store.campaigns.get(campaign_id))
     begin(store, campaign_id)
 
 
@@ -102,14 +102,16 @@ def test_of_another_machine_the_heartbeat_decides(store, campaign_id, monkeypatc
     """A process id says nothing there: this one's own, and one that does not exist, are alike."""
     for pid in (os.getpid(), 1 << 30):
         elsewhere = OwnerProcess(host="far", machine=f"not {machine()}", pid=pid, began=0)
-        before = store.campaign(campaign_id).owner
-        store.begin_campaign(campaign_id, gone=before and before.id)
-        assert store.claim_campaign(campaign_id, f"far {pid}", elsewhere, gone=before and before.id)
-        assert runs(store.campaign(campaign_id))
+        before = store.campaigns.get(campaign_id).owner
+        store.owners.begin_campaign(campaign_id, gone=before and before.id)
+        assert store.owners.claim_campaign(
+            campaign_id, f"far {pid}", elsewhere, gone=before and before.id
+        )
+        assert runs(store.campaigns.get(campaign_id))
         with pytest.raises(OwnedError, match="runs on host far"):
             begin(store, campaign_id)
     monkeypatch.setattr(trappm.store.repositories.owners, "SILENT_S", 0.0)
-    assert not runs(store.campaign(campaign_id))
+    assert not runs(store.campaigns.get(campaign_id))
     begin(store, campaign_id)
 
 
@@ -117,22 +119,22 @@ def test_an_owner_that_lives_is_heard_of(store, campaign_id, monkeypatch):
     monkeypatch.setattr(trappm.store.repositories.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
     with ownership.ownership(store, campaign_id):
-        first = store.campaign(campaign_id).owner
+        first = store.campaigns.get(campaign_id).owner
         seen = set()
         while len(seen) < 3:
-            with store._reading() as session:
+            with store.database.reading() as session:
                 row = session.get(trappm.store.db.models.CampaignRow, campaign_id)
                 seen.add(row.owner_seen_at)
             time.sleep(0.02)
-        assert store.campaign(campaign_id).owner.since == first.since
+        assert store.campaigns.get(campaign_id).owner.since == first.since
 
 
 def test_what_was_stopped_before_it_was_claimed_is_not_run(store, campaign_id):
     begin(store, campaign_id)
-    store.stop_campaign(campaign_id, CampaignState.CANCELLED)
+    store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
     with ownership.ownership(store, campaign_id) as mine:
         assert mine is None
-    assert store.campaign(campaign_id).owner is None
+    assert store.campaigns.get(campaign_id).owner is None
 
 
 class TakenOver(FakeWorkers):
@@ -159,13 +161,13 @@ def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monke
     with pytest.raises(NotOwnerError, match="was taken over by host"):
         run.run()
     assert len(workers.starts) == after
-    assert store.campaign(run.id).state == "running"  # as the other has it
+    assert store.campaigns.get(run.id).state == "running"  # as the other has it
     assert labels_by_device(store, run.id).total() == after - 1
     workers.other.campaign.run()
     assert labels_by_device(store, run.id) == BUDGET
-    outcomes = store.outcome_counts(run.id)
+    outcomes = store.campaigns.outcome_counts(run.id)
     assert {d: n["ok"] for d, n in outcomes.items()} == BUDGET  # nothing was recorded twice
-    kinds = {e.kind for e in store.events(run.id)}
+    kinds = {e.kind for e in store.campaigns.events(run.id)}
     assert not kinds & {"failed", "paused"}
 
 
@@ -190,20 +192,18 @@ def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
 
     class Slow(FakeLearner):
         def publish(self, registry, fields):
-            store.stop_campaign(fields["campaign"], order)
+            store.owners.stop_campaign(fields["campaign"], order)
             return super().publish(registry, fields)
 
     learner = Slow()
     run = campaign(store, FakeWorkers(), learner)
     with pytest.raises(CampaignStopped):
         run.run()
-    assert store.campaign(run.id).state == order
+    assert store.campaigns.get(run.id).state == order
     assert learner.promoted is None
-    assert store.snapshots() == []
-    assert store.aliases() == {}
+    assert store.snapshots.all() == []
     if order is CampaignState.PAUSED:
         assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"
-        assert store.aliases() == {"latest": "snap1"}
 
 
 def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_path):
@@ -226,6 +226,6 @@ def test_a_store_that_is_opened_while_it_is_away_is_waited_for(new_store, tmp_pa
             os.rename(path, folder / "share" / "labels.db")
 
     with Patience(tell=come_back)(partial(Store.open, away, Patience())) as opened:
-        assert opened.campaigns() == []
+        assert opened.campaigns.all() == []
     assert "trying again" in told[0]
     assert "answers again" in told[1]

@@ -56,7 +56,7 @@ def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, capsys, monke
     monkeypatch.setenv("COLUMNS", "200")
     run = campaign(store, FakeWorkers())  # begun, with this process for its owner
     assert campaign_rows(store)[0].state == "running"
-    with store._writing() as session:
+    with store.database.writing() as session:
         row = session.get(CampaignRow, run.id)
         row.owner_process = row.owner_process | {"began": 1}  # of an earlier process of this id
     rows = campaign_rows(store)
@@ -96,7 +96,7 @@ def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, cap
     with pytest.raises(CampaignStopped):
         run.run()
     cost = campaign_facts(store, run.id).cost
-    spent = sum(sum(n.values()) for n in store.outcome_counts(run.id).values())
+    spent = sum(sum(n.values()) for n in store.campaigns.outcome_counts(run.id).values())
     assert cost.money == pytest.approx(spent)  # each attempt is made up to take a second
     assert cost.money_to_come == pytest.approx(sum(BUDGET.values()) - spent)
     assert cost.gpu_hours == pytest.approx(spent / 3600)

@@ -57,7 +57,9 @@ def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, 
     assert (left_out.device, left_out.labels) == ("cpu-2t", others)
     assert left_out.why == "torch '2.13.0' instead of '2.11.0'"
     assert any(str(left_out) in line for line in workers.told)
-    assert str(left_out) in [e.message["message"] for e in store.events(run.id, kind="stack")]
+    assert str(left_out) in [
+        e.message["message"] for e in store.campaigns.events(run.id, kind="stack")
+    ]
     facts = campaign_facts(store, run.id)
     assert facts.rounds[-1].report.left_out[0].labels == others
     print_report(facts)

@@ -53,8 +53,8 @@ def test_in_the_course_of_time_gpus_are_used_in_proportion(gpus, priorities):
 
 def test_a_campaign_whose_budget_cannot_be_read_counts_with_what_it_has_planned(store):
     def launched(file):
-        record = store.create_campaign("tiny", file, 7)
-        store.begin_campaign(record.id)
+        record = store.campaigns.create("tiny", file, 7)
+        store.owners.begin_campaign(record.id)
         return record.id
 
     known = spec(priority=3).model_dump(mode="json")
@@ -64,8 +64,8 @@ def test_a_campaign_whose_budget_cannot_be_read_counts_with_what_it_has_planned(
         PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=n)
         for n, c in enumerate(pool)
     ]
-    store.set_campaign_pool(foreign, [(c, False) for c in pool])
-    store.plan_round(foreign, 0, "evaluation", planned)
+    store.campaigns.set_pool(foreign, [(c, False) for c in pool])
+    store.rounds.plan(foreign, 0, "evaluation", planned)
     claims = Claims(store, mine).of([mine, foreign])
     assert claims == {
         "cpu-2t": {mine: Claim(3, BUDGET["cpu-2t"], 0.0), foreign: Claim(1, 2, 0.0)}

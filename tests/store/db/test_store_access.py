@@ -29,7 +29,7 @@ def test_what_libpq_reads_goes_along(guarded, monkeypatch, tmp_path):
     with pytest.raises(StoreError):
         Store.open(guarded, IMPATIENT)
     with Store.open(pickle.loads(handed_on).take_over(), IMPATIENT) as store:  # noqa: S301
-        assert store.campaigns() == []
+        assert store.campaigns.all() == []
 
 
 def test_a_password_file_goes_along(guarded, monkeypatch, tmp_path):
@@ -42,7 +42,7 @@ def test_a_password_file_goes_along(guarded, monkeypatch, tmp_path):
     with pytest.raises(StoreError, match="password"):
         Store.open(guarded, IMPATIENT)
     with Store.open(access.take_over(), IMPATIENT) as store:
-        assert store.campaigns() == []
+        assert store.campaigns.all() == []
 
 
 def test_it_prints_as_nothing(monkeypatch, tmp_path):

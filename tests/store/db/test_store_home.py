@@ -115,4 +115,4 @@ def test_every_command_works_on_the_database_that_is_named(
     assert cli.run(["store", "check"]) == 0
     assert not (home / "labels.db").exists()
     with Store.open_to_read(empty_database_url) as store:
-        assert len(store.labels()) == 1
+        assert len(store.labels.matching()) == 1

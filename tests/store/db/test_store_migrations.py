@@ -114,20 +114,22 @@ def test_an_upgrade_drops_labels_that_nothing_supports_and_mending_makes_others_
     engine.dispose()
     upgrade_store(empty_database_url)
     with Store.open(empty_database_url) as opened:
-        assert 2 not in {label.id for label in opened.labels()}
-        assert {f.what for f in opened.check()} >= {"measurements without the label that they make"}
-        assert opened.relabel().made == 1
-        assert 99 in {label.measurement_id for label in opened.labels()}
+        assert 2 not in {label.id for label in opened.labels.matching()}
+        assert {f.what for f in opened.maintenance.check()} >= {
+            "measurements without the label that they make"
+        }
+        assert opened.maintenance.relabel().made == 1
+        assert 99 in {label.measurement_id for label in opened.labels.matching()}
         assert "measurements without the label that they make" not in {
-            finding.what for finding in opened.check()
+            finding.what for finding in opened.maintenance.check()
         }
 
 
 def test_opening_again_keeps_everything(empty_database_url):
     with Store.open(empty_database_url) as first:
-        label_id = first.record(measurement()).label_id
+        label_id = first.measurements.record(measurement()).label_id
     with Store.open(empty_database_url) as second:
-        assert [label.id for label in second.labels()] == [label_id]
+        assert [label.id for label in second.labels.matching()] == [label_id]
 
 
 def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
@@ -155,10 +157,10 @@ def test_graphs_made_before_there_were_step_profiles_are_kept_and_completed(
     assert upgrade_store(empty_database_url).before == "0002"
     pairs = [("a", 64), ("b", 64)]
     with Store.open(empty_database_url) as opened:
-        assert opened.graph_for("a", 64).content_hash == graph.content_hash
-        assert opened.pairs_to_profile(pairs) == pairs[:1]
-        opened.save_graph("a", 64, graph.to_bytes(), None, step=step_profile())
-        assert opened.pairs_to_profile(pairs) == []
+        assert opened.workloads.graph_templates([("a", 64)]) == {("a", 64): graph.to_bytes()}
+        assert opened.workloads.pairs_to_profile(pairs) == pairs[:1]
+        opened.workloads.save_graph("a", 64, graph.to_bytes(), None, step=step_profile())
+        assert opened.workloads.pairs_to_profile(pairs) == []
 
 
 def test_a_newer_schema_is_left_alone(store, database_url):
@@ -211,12 +213,12 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
 def test_a_store_that_cannot_be_written_can_be_read(tmp_path):
     path = tmp_path / "labels.db"
     with Store.open(f"sqlite:///{path}") as store:
-        store.record(measurement())
+        store.measurements.record(measurement())
         # Opened read-only while somebody writes: afterwards SQLite would need to write to read.
         with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as readable:
-            assert len(readable.labels()) == 1
+            assert len(readable.labels.matching()) == 1
             with pytest.raises(StoreAccessError, match="readonly database"):
-                readable.record(measurement())
+                readable.measurements.record(measurement())
 
 
 @pytest.mark.parametrize(
@@ -247,23 +249,26 @@ def test_what_the_user_can_mend_is_bad_input_and_a_busy_database_is_not(tmp_path
     with engine.connect() as other, Store.open(url, Patience(wait_s=0)) as waiting:
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="locked") as caught:
-            waiting.record(measurement())
+            waiting.measurements.record(measurement())
         assert not isinstance(caught.value, StoreAccessError)
     engine.dispose()
 
 
 def test_faults_of_our_own_are_not_told_as_the_databases(tmp_path):
     with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store:
-        with pytest.raises(ValueError, match="ours"), store._writing():
+        with pytest.raises(ValueError, match="ours"), store.database.writing():
             raise ValueError("ours")
         with pytest.raises(StoreError, match="surrogates not allowed"):
-            store.save_pool("\ud800", {}, [])
+            store.pools.save("\ud800", {}, [])
         with pytest.raises(StoreError, match="too large"):
-            store.create_campaign("a", {}, 1 << 70)
+            store.campaigns.create("a", {}, 1 << 70)
 
 
 def test_sqlite_is_set_up_to_keep_what_it_acknowledged(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store, store._reading() as session:
+    with (
+        Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as store,
+        store.database.reading() as session,
+    ):
         settings = {
             name: session.execute(text(f"PRAGMA {name}")).scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")

@@ -26,7 +26,7 @@ def path(tmp_path):
     path = tmp_path / "50% & more?" / "labels.db"
     path.parent.mkdir()
     with Store.open(url_of(path)) as store:
-        store.record(measurement())
+        store.measurements.record(measurement())
     return path
 
 
@@ -39,17 +39,17 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_question_is_answered_and_every_change_refused(store, database_url):
-    store.record(measurement())
-    campaign = store.create_campaign("one", {}, 0)
+    store.measurements.record(measurement())
+    campaign = store.campaigns.create("one", {}, 0)
     before = contents(database_url)
     with Store.open_to_read(database_url) as readable:
-        assert len(readable.query_labels(LabelFilter())) == 1
-        assert readable.campaign() == campaign
+        assert len(readable.labels.query(LabelFilter())) == 1
+        assert readable.campaigns.get() == campaign
         for change in (
-            lambda: readable.record(measurement(configuration(2))),
-            lambda: readable.create_campaign("two", {}, 0),
-            lambda: readable.log_event(campaign.id, "note", {}),
-            lambda: readable.add_configurations([configuration(99)]),
+            lambda: readable.measurements.record(measurement(configuration(2))),
+            lambda: readable.campaigns.create("two", {}, 0),
+            lambda: readable.campaigns.log_event(campaign.id, "note", {}),
+            lambda: readable.pools.save("late", {}, [configuration(99)]),
         ):
             with pytest.raises(StoreError, match=r"readonly|read-only"):
                 change()
@@ -59,8 +59,8 @@ def test_every_question_is_answered_and_every_change_refused(store, database_url
 def test_what_is_written_meanwhile_is_seen(store, database_url):
     with Store.open_to_read(database_url) as readable:
         for count in (1, 2, 3):
-            store.record(measurement(configuration(count)))
-            assert len(readable.labels()) == count
+            store.measurements.record(measurement(configuration(count)))
+            assert len(readable.labels.matching()) == count
 
 
 def test_where_there_is_no_store_nothing_is_made(tmp_path):
@@ -101,7 +101,7 @@ import pandas, sqlalchemy.dialects.sqlite.pysqlite, alembic
 os.setgid({nobody}), os.setuid({nobody})
 try:
     with Store.open_to_read(sys.argv[1]) as store:
-        print(len(store.query_labels(LabelFilter())), "labels")
+        print(len(store.labels.query(LabelFilter())), "labels")
 except TrappmError as error:
     print(error)
 """
@@ -135,13 +135,13 @@ def test_a_folder_that_cannot_be_written_can_be_asked(read_only):
 
 def test_it_can_be_asked_while_its_owner_writes(read_only):
     with Store.open(url_of(read_only)) as store:
-        store.record(measurement(configuration(2)))
+        store.measurements.record(measurement(configuration(2)))
         assert ask_as_nobody(url_of(read_only)) == "2 labels"
 
 
 def test_labels_that_stand_in_the_log_only_are_never_missed(read_only, tmp_path):
     with Store.open(url_of(read_only)) as store:
-        store.record(measurement(configuration(2)))
+        store.measurements.record(measurement(configuration(2)))
         log = read_only.with_name("labels.db-wal")
         kept = read_only.read_bytes(), log.read_bytes()
     read_only.write_bytes(kept[0])
@@ -149,7 +149,7 @@ def test_labels_that_stand_in_the_log_only_are_never_missed(read_only, tmp_path)
     read_only.with_name("labels.db-shm").unlink(missing_ok=True)
     assert "unable to open database file" in ask_as_nobody(url_of(read_only))
     with Store.open_to_read(url_of(read_only)) as readable:  # root may make what is missing
-        assert len(readable.labels()) == 2
+        assert len(readable.labels.matching()) == 2
     assert sqlite3.connect(read_only).execute("SELECT count(*) FROM labels").fetchone() == (2,)
 
 
@@ -161,4 +161,4 @@ def test_options_of_an_address_make_no_file(tmp_path, address):
     assert list(tmp_path.iterdir()) == []
     Store.open(f"sqlite:///{path}").close()
     with Store.open_to_read(address.format(path)) as store:
-        assert store.labels() == []
+        assert store.labels.matching() == []

@@ -79,12 +79,12 @@ def test_every_released_schema_comes_up_whole(empty_database_url, revision):
     with Store.open(empty_database_url) as store:
         # There were no censored labels before 0004; what ran out of memory then still lacks one.
         # Nor was there an owner before 0009: who runs the campaign of a lease is not known.
-        assert len(store.check()) == (revision < "0004") + (revision < "0009")
-        assert store.relabel().made == (revision < "0004")
-        assert store.release_leases(store.campaign().id) == 1
-        assert store.check() == []
-        assert store.stats().rows["labels"] == len(store.labels()) >= 2
-        assert set(store.query_labels(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}
+        assert len(store.maintenance.check()) == (revision < "0004") + (revision < "0009")
+        assert store.maintenance.relabel().made == (revision < "0004")
+        assert store.assignments.release_leases(store.campaigns.get().id) == 1
+        assert store.maintenance.check() == []
+        assert store.maintenance.stats().rows["labels"] == len(store.labels.matching()) >= 2
+        assert set(store.labels.query(LabelFilter(outcome="any")).outcome) > {"ok", "oom"}
 
 
 @pytest.mark.parametrize("revision", STORED[:1])
@@ -108,7 +108,7 @@ def test_an_empty_database_becomes_a_store(empty_database_url, tmp_path):
     done = upgrade_store(empty_database_url)
     assert (done.before, done.backup) == (None, None)
     with Store.open_to_read(empty_database_url) as store:
-        assert store.check() == []
+        assert store.maintenance.check() == []
 
 
 def test_where_there_is_no_store_none_is_made(tmp_path):

@@ -82,7 +82,9 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
         take_away()
         recorded = []
         recorder = threading.Thread(
-            target=lambda: recorded.append(opened.record(result, assignment_id=lease.id))
+            target=lambda: recorded.append(
+                opened.measurements.record(result, assignment_id=lease.id)
+            )
         )
         recorder.start()
         assert told.has_begun.wait(PATIENCE_S)
@@ -92,10 +94,10 @@ def test_what_is_recorded_while_the_database_is_away_is_there_once_it_is_back(ou
         assert recorded[0].is_new
         assert "trying again" in told.lines[0]
         assert "answers again" in told.lines[-1]
-        assert not opened.record(result, assignment_id=lease.id).is_new
+        assert not opened.measurements.record(result, assignment_id=lease.id).is_new
         assert states(opened, campaign_id) == [("done", 1, 0), ("open", 0, 0)]
-        (label,) = opened.campaign_labels(campaign_id)
-        assert opened.measurement(label.measurement_id) == result
+        (label,) = opened.labels.of_campaign(campaign_id)
+        assert opened.measurements.get(label.measurement_id) == result
 
 
 def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
@@ -105,12 +107,12 @@ def test_a_campaign_goes_on_with_every_method_after_an_outage(outage, told):
         take_away()
         helper = threading.Thread(target=lambda: (told.has_begun.wait(PATIENCE_S), bring_back()))
         helper.start()
-        opened.log_event(campaign_id, "note", {"message": "during"})
+        opened.campaigns.log_event(campaign_id, "note", {"message": "during"})
         helper.join(PATIENCE_S)
         assert lease_next(opened, campaign_id) is not None
         many = (measurement(configuration(b)) for b in (2, 4, 8))
-        assert opened.record_many(many) == 3
-        assert [e.kind for e in opened.events(campaign_id)] == ["note"]
+        assert opened.measurements.record_many(many) == 3
+        assert [e.kind for e in opened.campaigns.events(campaign_id)] == ["note"]
 
 
 def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outage, told):
@@ -122,8 +124,8 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
         assert "\n" not in str(caught.value)
         assert len(told.lines) == 1
         bring_back()
-        assert opened.record(measurement()).is_new
-        assert len(opened.labels()) == 1
+        assert opened.measurements.record(measurement()).is_new
+        assert len(opened.labels.matching()) == 1
 
 
 def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told, monkeypatch):
@@ -135,8 +137,8 @@ def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told,
         threading.Thread(
             target=lambda: (told.has_begun.wait(PATIENCE_S), holder.execute("COMMIT"))
         ).start()
-        opened.save_pool("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
-        assert len(opened.pool("three")) == 3
+        opened.pools.save("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
+        assert len(opened.pools.get("three")) == 3
         holder.close()
 
 
@@ -150,6 +152,6 @@ def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):
         opened.close()  # its connections, so that the other gets the file for itself
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="locked") as caught:
-            opened.labels()
+            opened.labels.matching()
         assert "in vain" not in str(caught.value)
         holder.close()

@@ -23,7 +23,7 @@ from trappm.store.exchange.files import export_file, read_file
 from trappm.store.exchange.importers import import_file
 from trappm.store.exchange.importers.sheets import read_sheet
 
-FORMATS = ("parquet", "csv", "jsonl")
+FORMATS = ("parquet", "jsonl")
 
 amounts = st.floats(min_value=1e-6, max_value=1e9)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
@@ -77,7 +77,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path, many, suffix):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
     bound = {"capacity": 80_000.0}
-    store.record_many(
+    store.measurements.record_many(
         [
             measurement(configuration(1)),
             measurement(configuration(2), "oom", memory_detail_mib=bound),
@@ -85,13 +85,13 @@ def test_labels_go_out_and_come_in_once(store, database_url, tmp_path, suffix):
         ]
     )
     path = tmp_path / f"labels.{suffix}"
-    assert export_file(store.each_measurement(LabelFilter()), path) == 2
+    assert export_file(store.measurements.each(LabelFilter()), path) == 2
     before = contents(database_url)
     report = import_file(store, path)
     assert (report.rows, report.new) == (2, 0)
     assert report.counts == {"imported": 1, "censored": 1}
     assert contents(database_url) == before
-    assert export_file(store.each_measurement(LabelFilter(outcome="any")), path) == 3
+    assert export_file(store.measurements.each(LabelFilter(outcome="any")), path) == 3
 
 
 def lines(tmp_path, *rows):
@@ -146,28 +146,28 @@ def test_lines_of_the_profiler_are_read_and_measured_if_a_process_wrote_them(tmp
         ({"batch_size": 1.5}, "batch_size is 1.5"),
         ({"batch_size": True}, "batch_size is True"),
         ({"batch_size": 10**20}, "batch_size is 1000"),
-        ({"architecture": "a" * 201}, "1 to 200 letters"),
-        ({"architecture": "a\0"}, "1 to 200 letters"),
+        ({"architecture": "a" * 201}, "at most 200 characters"),
+        ({"architecture": "a\0"}, "configuration has a text that"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"outcome": "great"}, "outcome is 'great'"),
         ({"provenance": "guessed"}, "provenance is 'guessed'"),
         ({"started_at": "yesterday"}, "ISO 8601"),
         ({"started_at": "2026-01-01T00:00:00"}, "with a zone"),
-        ({"step_samples_ms": [1, "2"]}, "list of times"),
-        ({"step_samples_ms": 3}, "list of times"),
+        ({"step_samples_ms": [1, "2"]}, "step_samples_ms.1 is '2'"),
+        ({"step_samples_ms": 3}, "valid list"),
         ({"step_samples_ms": [1e39, 10.0]}, "finite as a float32"),
         ({"step_samples_ms": [1e-46]}, "finite as a float32"),
-        ({"step_samples_ms": [10**400]}, "list of times"),
+        ({"step_samples_ms": [10**400]}, "valid number"),
         ({"memory_mib": 10**400}, "memory_mib is 1000"),
         (dict.fromkeys(NO_METRIC), "neither a step time nor memory nor power"),
-        ({"message": "half a pair: \ud800"}, "cannot keep"),
+        ({"message": "half a pair: \ud800"}, "message is 'half a pair: .*unicode"),
         ({"environment": {"host": ["a\0b"]}}, "environment has a text that"),
         ({"missing": {"power_w\0": ""}}, "missing has a text that"),
         ({"environment": {"deep": json.loads("[" * 200 + "]" * 200)}}, "more than 100 levels"),
         ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at is '0001"),
-        ({"missing": {"power_w": 3}}, "missing is"),
+        ({"missing": {"power_w": 3}}, "missing.power_w is 3"),
         ({"environment": []}, "environment is"),
-        ({"protocol": {"name": "x", "steps": 3}}, "protocol has no 'steps'"),
+        ({"protocol": {"name": "x", "steps": 3}}, "protocol.steps is 3; Unexpected"),
         ({"protocol": {"name": "x", "min_steps": 0}}, "at least one"),
         ({"device": None}, "device is missing"),
         ({"duration_s": None}, "duration_s is missing"),
@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
         import_file(store, path)
     assert str(caught.value).startswith("rows.jsonl, row 2: ")
     assert "\n" not in str(caught.value)
-    assert store.labels() == []
+    assert store.labels.matching() == []
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,13 @@ def test_a_row_that_cannot_be_refuses_the_whole_file(store, tmp_path, changes, m
     [
         ("a.parquet", b"PAR1 but not really PAR1"),
         ("a.csv", b"architecture,batch_size\nresnet18,4\n"),
-        ("a.csv", b"architecture\n\xff\xfe\n"),
-        ("a.csv", b'architecture,message\n"' + b"x" * 200_000),
         ("a.jsonl", b"[1, 2]\n"),
         ("a.jsonl", b"{\n"),
         ("a.jsonl", b"[" * 100_000 + b"\n"),
         ("a.jsonl", b"{}\n"),
         ("a.jsonl", b" " * (9 << 20)),
         ("a.txt", b""),
-        ("gone.csv", None),
+        ("gone.jsonl", None),
     ],
 )
 def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, content):
@@ -208,20 +206,7 @@ def test_a_file_of_something_else_is_told_in_one_line(store, tmp_path, name, con
     with pytest.raises(InputError, match=name) as caught:
         import_file(store, path)
     assert "\n" not in str(caught.value)
-    assert store.labels() == []
-
-
-def test_numbers_in_csv_are_checked_as_in_the_others(store, tmp_path):
-    path = tmp_path / "labels.csv"
-    export_file([measurement()], path)
-    with path.open(newline="") as file:
-        header, cells = csv.reader(file)
-    for value in ("nan", "inf", "1e999", "-3", "many", "9" * 50):
-        cells[header.index("memory_mib")] = value
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([header, cells])
-        with pytest.raises(InputError, match="memory_mib is"):
-            import_file(store, path)
+    assert store.labels.matching() == []
 
 
 def test_a_number_too_large_for_a_float_is_refused_in_json(store, tmp_path):
@@ -239,13 +224,6 @@ def test_a_row_that_was_edited_is_told_and_changes_nothing(store, database_url, 
     assert (report.new, report.counts) == (0, {"rejected": 1})
     assert ["conflicts" in reason for _, reason in report.reasons] == [True]
     assert contents(database_url) == before
-
-
-def test_a_byte_order_mark_is_no_letter(tmp_path):
-    path = tmp_path / "labels.csv"
-    export_file([measurement()], path)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert len([*read_file(path)]) == 1
 
 
 MEASURED = """
@@ -275,20 +253,13 @@ def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused_in_bounded_memory(t
     assert max(map(int, peaks_kib)) < 2**20
 
 
-def test_a_csv_line_that_has_no_end_is_refused(tmp_path):
-    path = tmp_path / "long.csv"
-    path.write_text("a" * (9 << 20))
-    with pytest.raises(InputError, match="longer than 8 MiB"):
-        next(read_file(path))
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"step_p95_ms": 1e-3}, "below the median"),
-        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; a share is 1 at most"),
-        ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; at most 1e\+09"),
-        ({"step_mean_ms": 10**30}, "step_mean_ms is 10+; at most"),
+        ({"step_forward_share": 1.5}, "step_forward_share is 1.5; .* less than or equal to 1"),
+        ({"memory_mib": 1e308}, r"memory_mib is 1e\+308; .* less than or equal to 1000000000"),
+        ({"step_mean_ms": 10**30}, "step_mean_ms is 10+; .* less than or equal to"),
         ({"memory_detail_mib": {"capacity": 1.0}}, "and there are 1.0 MiB"),
         ({"environment": {"note": "\x01" * 900_000}}, "longer than 3 MiB when it is exported"),
     ],
@@ -303,7 +274,6 @@ def test_what_cannot_be_is_refused_at_import(tmp_path, changes, told):
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("letter", ["a", '"', "\\", "é", "\x01", "\n"])
 def test_whatever_is_accepted_is_exported_so_that_it_can_be_read(tmp_path, suffix, letter):
-    """In cells of more letters than a reader of CSV takes by itself, too."""
     letters = 3_000_000 // len(json.dumps(letter)[1:-1]) - 2000
     long = measurement(environment={"note": letter * letters}, step_samples_ms=())
     again = tmp_path / f"again.{suffix}"
@@ -313,13 +283,20 @@ def test_whatever_is_accepted_is_exported_so_that_it_can_be_read(tmp_path, suffi
         assert verdict.measurement.environment == long.environment
 
 
+def test_csv_is_written_for_others_and_not_read(tmp_path):
+    path = tmp_path / "labels.csv"
+    kept = measurement(message='he said "no",\nand left')
+    assert export_file([kept], path) == 1
+    with path.open(newline="") as file:
+        (cells,) = csv.DictReader(file)
+    assert (cells["message"], cells["memory_mib"]) == (kept.message, str(kept.memory_mib))
+    assert json.loads(cells["environment"]) == kept.environment
+    with pytest.raises(InputError, match=r"labels\.csv ends in none of \.parquet, \.jsonl"):
+        next(read_file(path))
+
+
 def test_a_column_that_stands_twice_is_refused(tmp_path):
-    export_file([measurement()], tmp_path / "one.csv")
-    header, cells = (tmp_path / "one.csv").read_text().split("\n", 1)
     twice = tmp_path / "twice.csv"
-    twice.write_text(f"{header.rstrip()},device\r\n{cells.rstrip()},other\r\n")
-    with pytest.raises(InputError, match="column 'device' twice"):
-        list(read_file(twice))
     for read in (
         lambda path: list(read_sheet(path, ("a",), (), ())),
         read_usable,

@@ -49,11 +49,11 @@ def test_the_memory_sheet_is_read_with_its_faults(store, database_url, tmp_path)
     assert (report.rows, report.new) == (12, 9)
     attempts = {
         (m.configuration.architecture, m.configuration.batch_size): m
-        for m in store.each_measurement(LabelFilter(outcome="any"))
+        for m in store.measurements.each(LabelFilter(outcome="any"))
     }
     bounds = {
         (x.configuration.architecture, x.configuration.batch_size): x.memory_above_mib
-        for x in store.labels()
+        for x in store.labels.matching()
     }
     assert {at: (m.outcome, m.memory_mib, bounds.get(at)) for at, m in attempts.items()} == EXPECTED
     assert "spike" in attempts["resnet18", 8].message
@@ -76,7 +76,7 @@ def test_models_that_are_not_todays_are_not_trusted(store, tmp_path):
     report = import_file(store, path, source="gpumemnet", check_models=True)
     doubt = "not about the model that timm builds today"
     assert report.reasons[("failed", doubt)] == 2
-    assert {label.configuration.architecture for label in store.labels()} == {"resnet18"}
+    assert {label.configuration.architecture for label in store.labels.matching()} == {"resnet18"}
 
 
 TIMM = """model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count
@@ -92,13 +92,13 @@ def test_timms_sheet_is_read_with_the_stack_in_its_name(store, tmp_path):
     path.write_text(TIMM)
     report = import_file(store, path, source="timm")
     assert report.counts == {"imported": 1, "rejected": 3}
-    (label,) = store.labels()
+    (label,) = store.labels.matching()
     assert (label.device, label.step_time_ms, label.provenance) == ("rtx3090", 128.0, "imported")
     what = label.configuration
     assert (what.precision, what.memory_format, what.optimizer, what.phase) == (
         "amp-fp16", "channels-last", "momentum", "train",
     )  # fmt: skip
-    environment = store.measurement(label.measurement_id).environment
+    environment = store.measurements.get(label.measurement_id).environment
     assert (environment["torch"], environment["cuda"]) == ("1.10", "11.3")
     assert import_file(store, path, source="timm").new == 0
 
@@ -121,7 +121,7 @@ def test_a_sheet_that_cannot_be_is_refused_whole(store, tmp_path, source, name, 
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         import_file(store, path, source=source)
-    assert store.labels() == []
+    assert store.labels.matching() == []
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published sheets are not in ../shared/data")

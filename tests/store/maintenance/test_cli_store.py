@@ -237,7 +237,7 @@ def test_a_backup_is_restored_into_an_empty_store_only(home, run, tmp_path, monk
     there = f"sqlite:///{tmp_path / 'third.db'}"
     done = json.loads(run("restore", tmp_path / "copy.db", "--database", there, "--json")[1])
     with Store.open_to_read(there) as store:
-        assert done["rows"] == sum(store.stats().rows.values())
+        assert done["rows"] == sum(store.maintenance.stats().rows.values())
     status, _, err, _ = run("restore", tmp_path / "none.db")
     assert (status, "there is no backup" in err) == (2, True)
 

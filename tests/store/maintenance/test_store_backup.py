@@ -41,8 +41,8 @@ def test_a_copy_is_a_store_with_the_same_rows(whole_url, tmp_path):
     assert contents(url) == contents(whole_url)
     assert done.rows == sum(map(len, contents(whole_url).values()))
     with Store.open(url) as copy:
-        assert copy.check() == []
-        copy.record(measurement(configuration(99)))  # one can go on with it
+        assert copy.maintenance.check() == []
+        copy.measurements.record(measurement(configuration(99)))  # one can go on with it
 
 
 def test_nothing_is_ever_overwritten(store, database_url, tmp_path):
@@ -106,10 +106,10 @@ def test_a_copy_made_while_another_process_writes_is_of_one_moment(store, databa
             file = tmp_path / f"copy{number}.db"
             back_up(database_url, file)
             with Store.open(f"sqlite:///{file}") as copy:
-                assert copy.check() == []
-                assert copy.stats().rows["labels"] >= acknowledged
+                assert copy.maintenance.check() == []
+                assert copy.maintenance.stats().rows["labels"] >= acknowledged
                 # The writer goes through batch sizes one by one: a copy has all up to its moment.
-                sizes = sorted(label.configuration.batch_size for label in copy.labels())
+                sizes = sorted(label.configuration.batch_size for label in copy.labels.matching())
                 assert sizes == list(range(1, len(sizes) + 1))
         assert ours.poll(PATIENCE_S), "the writer was not held up"
     finally:

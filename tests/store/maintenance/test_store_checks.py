@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
-from store_faults import FAULTS, IN_OTHER_WORDS, VALUES, findings, inject
+from store_faults import FAULTS, IN_OTHER_WORDS, ORPHANS, VALUES, findings, inject
 from store_samples import configuration, measurement
 
 from trappm.store import Store
@@ -18,7 +18,7 @@ def test_nothing_is_found_in_a_whole_store(whole_url):
     assert findings(whole_url) == {}
     engine = create_engine(whole_url)
     with engine.connect() as connection, Store.open_to_read(whole_url) as store:
-        empty = {name for name, count in store.stats().rows.items() if not count}
+        empty = {name for name, count in store.maintenance.stats().rows.items() if not count}
         assert empty == set(), "fill() must put rows into every table"
         assert connection.execute(text("SELECT count(*) FROM labels")).scalar() == 3
     engine.dispose()
@@ -27,7 +27,8 @@ def test_nothing_is_found_in_a_whole_store(whole_url):
 CASES = [("sqlite", name) for name in FAULTS]
 CASES += [
     pytest.param("postgresql", name, marks=() if name in IN_OTHER_WORDS else pytest.mark.slow)
-    for name in FAULTS
+    for name, (_, expected) in FAULTS.items()
+    if ORPHANS not in expected  # which PostgreSQL itself sees to
 ]
 
 
@@ -53,28 +54,26 @@ def test_a_fault_is_found_and_nothing_else(whole_url, name):
 
 
 def test_nothing_that_is_damaged_is_changed(whole_url):
-    inject(whole_url, "DELETE FROM measurements WHERE id = 2")
+    inject(whole_url, "DELETE FROM labels WHERE id = 2")
     assert findings(whole_url).keys() == findings(whole_url).keys() != set()
 
 
 def test_every_row_of_a_fault_is_counted(whole_url):
-    inject(whole_url, "DELETE FROM measurements")
-    found = findings(whole_url)["labels without their row of measurements (measurement_id)"]
+    inject(whole_url, "DELETE FROM labels")
+    found = findings(whole_url)["measurements without the label that they make"]
     assert (found.count, found.example) == (3, "1")
 
 
-def test_a_table_made_anew_without_its_constraints_is_told_with_its_duplicates(whole_url):
+def test_a_table_made_anew_without_its_constraints_is_told(whole_url):
     inject(
         whole_url,
-        "CREATE TABLE made_anew AS SELECT * FROM snapshot_aliases",
-        "DROP TABLE snapshot_aliases",
-        "ALTER TABLE made_anew RENAME TO snapshot_aliases",
-        "INSERT INTO snapshot_aliases SELECT * FROM snapshot_aliases",
-        "INSERT INTO snapshot_aliases VALUES (NULL, 's1')",
+        "CREATE TABLE made_anew AS SELECT * FROM pool_members",
+        "DROP TABLE pool_members",
+        "ALTER TABLE made_anew RENAME TO pool_members",
+        "INSERT INTO pool_members SELECT * FROM pool_members WHERE pool_id = 1",
+        "INSERT INTO pool_members VALUES (NULL, 's1')",
     )
     found = findings(whole_url)
-    assert found["values of snapshot_aliases (name) that more than one row has"].example == "latest"
-    assert found["snapshot_aliases without name"].count == 1
     assert found["differences between the schema and that of this version"].count > 0
 
 
@@ -110,5 +109,5 @@ def test_what_is_recorded_meanwhile_is_no_fault(whole_url):
     """All is read at one point in time, although another connection writes between the reads."""
     with Store.open(whole_url) as writer, Store.open_to_read(whole_url) as reader:
         for batch_size in range(100, 105):
-            writer.record(measurement(configuration(batch_size)))
-            assert reader.check() == []
+            writer.measurements.record(measurement(configuration(batch_size)))
+            assert reader.maintenance.check() == []

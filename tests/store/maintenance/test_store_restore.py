@@ -29,13 +29,13 @@ def test_a_restored_store_has_the_same_rows_and_goes_on(kept, empty_database_url
     assert contents(empty_database_url) == contents(f"sqlite:///{kept}")
     assert done.rows == sum(map(len, contents(empty_database_url).values()))
     with Store.open(empty_database_url) as store:
-        assert store.check() == []
-        highest = max(label.id for label in store.labels())
-        recorded = store.record(measurement(configuration(99)))
+        assert store.maintenance.check() == []
+        highest = max(label.id for label in store.labels.matching())
+        recorded = store.measurements.record(measurement(configuration(99)))
         assert recorded.is_new
         assert recorded.label_id > highest
-        store.log_event(store.campaign().id, "note", {})
-        store.save_pool("another", {"name": "another"}, [configuration(98)])
+        store.campaigns.log_event(store.campaigns.get().id, "note", {})
+        store.pools.save("another", {"name": "another"}, [configuration(98)])
 
 
 def test_there_and_back_again_nothing_is_lost(kept, database_url, tmp_path):
@@ -45,7 +45,7 @@ def test_there_and_back_again_nothing_is_lost(kept, database_url, tmp_path):
 
 
 def test_nothing_is_merged_into_a_store_with_rows(kept, store, database_url):
-    store.record(measurement())
+    store.measurements.record(measurement())
     before = contents(database_url)
     with pytest.raises(InputError, match=r"with 4 rows.*nothing is merged"):
         restore(kept, database_url)
@@ -54,7 +54,7 @@ def test_nothing_is_merged_into_a_store_with_rows(kept, store, database_url):
 
 def test_an_empty_store_can_be_restored_into(kept, store, database_url):
     restore(kept, database_url)
-    assert len(store.labels()) == 3
+    assert len(store.labels.matching()) == 3
 
 
 def test_a_backup_that_cannot_be_loaded_whole_leaves_no_row(kept, database_url):
@@ -64,7 +64,7 @@ def test_a_backup_that_cannot_be_loaded_whole_leaves_no_row(kept, database_url):
     with pytest.raises(StoreError, match="refused"):
         restore(kept, database_url)
     with Store.open(database_url) as store:
-        assert sum(store.stats().rows.values()) == 0
+        assert sum(store.maintenance.stats().rows.values()) == 0
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def asked(store):
         (configuration(1, "vgg11_bn", precision=Precision.AMP_FP16), {"provenance": "imported"}),
         (configuration(1, "odd%name"), {}),
     ]:
-        store.record(measurement(what, **fields))
-    store.record(measurement(configuration(64, "resnet18"), "oom"))
-    store.record(measurement(configuration(1, "resnet18"), "unstable"))
+        store.measurements.record(measurement(what, **fields))
+    store.measurements.record(measurement(configuration(64, "resnet18"), "oom"))
+    store.measurements.record(measurement(configuration(1, "resnet18"), "unstable"))
     return store
 
 
@@ -62,51 +62,51 @@ FILTERS = [
 
 def test_filters_restrict(asked):
     for wanted, count in FILTERS:
-        frame = asked.query_labels(LabelFilter(**wanted))
+        frame = asked.labels.query(LabelFilter(**wanted))
         assert len(frame) == count, wanted
         assert {"architecture", "device", "step_time_ms", "memory_mib"} <= set(frame.columns)
         if "outcome" not in wanted:
-            assert len(asked.labels(LabelFilter(**wanted))) == count, wanted
+            assert len(asked.labels.matching(LabelFilter(**wanted))) == count, wanted
     with pytest.raises(InputError, match="labels have no outcome"):
-        asked.labels(LabelFilter(outcome="oom"))
+        asked.labels.matching(LabelFilter(outcome="oom"))
 
 
 def test_the_labels_of_one_campaign(asked):
     campaign_id = campaign_with(asked, [configuration(1), configuration(32)])
     measure_next(asked, campaign_id)
     measure_next(asked, campaign_id, "error")
-    assert asked.query_labels(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
+    assert asked.labels.query(LabelFilter(campaign=campaign_id)).batch_size.tolist() == [1]
     wanted = LabelFilter(campaign=campaign_id, outcome="error")
-    assert asked.query_labels(wanted).message.tolist() == ["ended as error"]
+    assert asked.labels.query(wanted).message.tolist() == ["ended as error"]
 
 
 def test_rows_are_sorted_with_missing_values_last_and_limited(asked):
-    fastest = asked.query_labels(LabelFilter(), sort="step_time_ms", limit=2)
+    fastest = asked.labels.query(LabelFilter(), sort="step_time_ms", limit=2)
     assert fastest.step_time_ms.tolist() == [4.0, 5.0]
-    by_power = asked.query_labels(LabelFilter(), sort="-power_w")
+    by_power = asked.labels.query(LabelFilter(), sort="-power_w")
     assert by_power.power_w.iloc[0] == 40.0
     assert by_power.power_w.iloc[1:].isna().all()
     assert by_power.memory_mib.dtype == "float64"
     with pytest.raises(InputError, match="cannot sort by 'speed'"):
-        asked.query_labels(LabelFilter(), sort="speed")
+        asked.labels.query(LabelFilter(), sort="speed")
 
 
 def test_pages_follow_each_other_and_are_counted(asked):
     wanted = LabelFilter(outcome="any")
-    whole = asked.query_labels(wanted, sort="-step_time_ms")["id"].tolist()
+    whole = asked.labels.query(wanted, sort="-step_time_ms")["id"].tolist()
     pages = [
-        asked.query_labels(wanted, sort="-step_time_ms", limit=3, offset=at)["id"].tolist()
+        asked.labels.query(wanted, sort="-step_time_ms", limit=3, offset=at)["id"].tolist()
         for at in (0, 3, 6, 9)
     ]
     assert [len(page) for page in pages] == [3, 3, 1, 0]
     assert sum(pages, []) == whole  # noqa: RUF017  (four of them)
-    assert asked.count_labels(wanted, at_most=100) == len(whole)
-    assert asked.count_labels(wanted, at_most=5) == 5
-    assert asked.count_labels(LabelFilter(family="resnet"), at_most=100) == 3
+    assert asked.labels.count(wanted, at_most=100) == len(whole)
+    assert asked.labels.count(wanted, at_most=5) == 5
+    assert asked.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
 
 
 def test_names_that_filters_can_ask_for(asked):
-    names = asked.label_names()
+    names = asked.labels.names()
     assert names["device"] == ["a100", "cpu-2t"]
     assert names["family"] == ["odd", "resnet", "vgg"]
     assert names["architecture"] == ["odd%name", "resnet18", "resnet50", "vgg11_bn"]
@@ -114,15 +114,15 @@ def test_names_that_filters_can_ask_for(asked):
 
 def test_columns_come_as_asked_for(asked):
     wanted = LabelFilter(architecture="resnet18")
-    frame = asked.query_labels(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
+    frame = asked.labels.query(wanted, columns=["power_w", "batch_size"], sort="-batch_size")
     assert list(frame.columns) == ["power_w", "batch_size"]
     assert frame.batch_size.tolist() == [2, 1]
     with pytest.raises(InputError, match="cannot show 'prize'"):
-        asked.query_labels(wanted, columns=["prize"])
+        asked.labels.query(wanted, columns=["prize"])
     with pytest.raises(InputError, match="cannot show 'outcome'"):
-        asked.query_labels(wanted, columns=["outcome"])
+        asked.labels.query(wanted, columns=["outcome"])
     with pytest.raises(InputError, match="cannot show 'id' twice"):
-        asked.query_labels(wanted, columns=["id", "id"])
+        asked.labels.query(wanted, columns=["id", "id"])
 
 
 @pytest.mark.parametrize("name", ["metric", "outcome", "provenance"])
@@ -164,7 +164,7 @@ UNKNOWN = [
 
 def test_a_name_that_is_not_there_is_told_with_the_nearest(asked):
     for wanted, told in UNKNOWN:
-        for ask in (asked.query_labels, asked.summarize_labels):
+        for ask in (asked.labels.query, asked.labels.summarize):
             with pytest.raises(InputError) as caught:
                 ask(LabelFilter(**wanted))
             assert told in str(caught.value)
@@ -189,8 +189,8 @@ def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url):
     before = contents(database_url)
     names = ["architecture", "family", "device", "campaign"]
     for name, hostile in itertools.product(names, HOSTILE):
-        assert asked.labels(LabelFilter(**{name: hostile})) == [], hostile
-        for ask in (asked.query_labels, asked.summarize_labels):
+        assert asked.labels.matching(LabelFilter(**{name: hostile})) == [], hostile
+        for ask in (asked.labels.query, asked.labels.summarize):
             with pytest.raises(InputError):
                 ask(LabelFilter(**{name: hostile}))
             with pytest.raises(InputError):
@@ -198,14 +198,14 @@ def test_hostile_text_matches_nothing_and_does_nothing(asked, database_url):
             with pytest.raises(InputError):
                 ask(LabelFilter(), columns=[hostile])
         with pytest.raises(InputError):
-            asked.summarize_labels(LabelFilter(), by=[hostile])
+            asked.labels.summarize(LabelFilter(), by=[hostile])
         with pytest.raises(InputError):
-            asked.summarize_labels(LabelFilter(), statistics=[hostile])
+            asked.labels.summarize(LabelFilter(), statistics=[hostile])
     assert contents(database_url) == before
 
 
 def test_a_percent_sign_in_a_glob_means_itself(asked):
-    frame = asked.query_labels(LabelFilter(architecture="*%*"))
+    frame = asked.labels.query(LabelFilter(architecture="*%*"))
     assert frame.architecture.tolist() == ["odd%name"]
 
 
@@ -213,7 +213,7 @@ def test_a_percent_sign_in_a_glob_means_itself(asked):
 
 
 def test_statistics_by_group(asked):
-    frame = asked.summarize_labels(
+    frame = asked.labels.summarize(
         LabelFilter(), by=["family", "device"], statistics=["count", "mean", "p95"]
     )
     assert list(frame.columns) == [
@@ -230,17 +230,17 @@ def test_statistics_by_group(asked):
 
 
 def test_statistics_of_all_are_one_row_and_of_attempts_too(asked):
-    frame = asked.summarize_labels(
+    frame = asked.labels.summarize(
         LabelFilter(), statistics=["min", "median", "max", "std"], columns=["step_time_ms"]
     )
     assert frame.values.tolist() == [[4.0, 12.5, 12.5, np.std([5, 4, 12.5, 12.5, 12.5], ddof=1)]]
-    frame = asked.summarize_labels(
+    frame = asked.labels.summarize(
         LabelFilter(outcome="any"), by=["outcome"], columns=["duration_s"], sort="-duration_s_count"
     )
     assert frame.outcome.tolist() == ["ok", "oom", "unstable"]
     assert frame.duration_s_count.tolist() == [5, 1, 1]
     assert frame.duration_s_mean.tolist() == [3.25] * 3
-    top = asked.summarize_labels(LabelFilter(), by=["architecture"], sort="-memory_mib_count",
+    top = asked.labels.summarize(LabelFilter(), by=["architecture"], sort="-memory_mib_count",
                                  limit=1)  # fmt: skip
     assert top.architecture.tolist() == ["resnet18"]
 
@@ -260,7 +260,7 @@ WRONG = [
 def test_a_summary_that_cannot_be_is_told(asked):
     for arguments, told in WRONG:
         with pytest.raises(InputError, match=told):
-            asked.summarize_labels(LabelFilter(), **arguments)
+            asked.labels.summarize(LabelFilter(), **arguments)
 
 
 def test_statistics_are_those_of_numpy(store):
@@ -274,9 +274,9 @@ def test_statistics_are_those_of_numpy(store):
         size = next(sizes)  # a group that no other example has
         for batch_size, value in enumerate(values, 1):
             what = configuration(batch_size, input_size=size)
-            store.record(measurement(what, step_ms=value, memory_mib=value))
+            store.measurements.record(measurement(what, step_ms=value, memory_mib=value))
         wanted = LabelFilter(input_size=size)
-        row = store.summarize_labels(
+        row = store.labels.summarize(
             wanted, by=["input_size"], statistics=["count", "mean", f"p{percent}"],
             columns=["memory_mib"],
         )  # fmt: skip
@@ -295,16 +295,18 @@ def test_a_setting_that_does_not_exist_is_told_with_those_that_do(name):
 
 
 def test_a_protocol_that_is_not_there_is_told_with_the_nearest(store):
-    store.record(measurement(protocol="paper"))
+    store.measurements.record(measurement(protocol="paper"))
     with pytest.raises(InputError, match="no protocol 'papper'; did you mean 'paper'"):
-        store.query_labels(LabelFilter(protocol="papper"))
+        store.labels.query(LabelFilter(protocol="papper"))
 
 
 def test_statistics_tell_what_is_censored_and_count_nothing_as_0(store):
-    store.record(measurement())
-    store.record(measurement(configuration(2), "oom", memory_detail_mib={"capacity": 9.0}))
-    table = store.summarize_labels(LabelFilter(), statistics=["count", "mean"])
+    store.measurements.record(measurement())
+    store.measurements.record(
+        measurement(configuration(2), "oom", memory_detail_mib={"capacity": 9.0})
+    )
+    table = store.labels.summarize(LabelFilter(), statistics=["count", "mean"])
     assert (table.memory_mib_count[0], table.attrs["censored"]) == (1, 1)
-    none = store.summarize_labels(LabelFilter(since="2999-01-01"), statistics=["count", "mean"])
+    none = store.labels.summarize(LabelFilter(since="2999-01-01"), statistics=["count", "mean"])
     assert (none.memory_mib_count[0], none.attrs["censored"]) == (0, 0)
     assert none.memory_mib_mean.isna().all()

@@ -29,8 +29,8 @@ def readings(steps_ms, history=(), **fields):
 def test_what_was_read_is_what_was_saved_with_its_reference_drift_and_decision(store):
     taken = readings([10, 10.2, 11, None, 13, 14])
     for reading in reversed(taken):
-        assert store.save_canary(reading)
-    found = store.canaries(device="cpu-2t")
+        assert store.canaries.save(reading)
+    found = store.canaries.all(device="cpu-2t")
     assert found == taken
     assert [r.decision for r in found] == ["ok", "ok", "drifting", "drifting", "stop", "stop"]
     assert found[-1].series == found[0].series
@@ -39,20 +39,22 @@ def test_what_was_read_is_what_was_saved_with_its_reference_drift_and_decision(s
 def test_an_attempt_key_is_kept_once(store):
     (first,) = readings([10])
     other = dataclasses.replace(first, step_time_ms=99.0)
-    assert store.save_canary(first)
-    assert not store.save_canary(other)
-    assert store.canaries() == [first]
+    assert store.canaries.save(first)
+    assert not store.canaries.save(other)
+    assert store.canaries.all() == [first]
 
 
 def test_readings_are_asked_for_by_device_and_by_campaign(store):
     campaign_id = campaign_with(store, [configuration()])
     (mine,), (other,) = readings([10], device="cpu-1t"), readings([10])
-    store.save_canary(mine, campaign_id=campaign_id)
-    store.save_canary(other)
-    assert store.canaries(device="cpu-1t") == store.canaries(campaign_id=campaign_id) == [mine]
-    assert set(store.canaries()) == {mine, other}
+    store.canaries.save(mine, campaign_id=campaign_id)
+    store.canaries.save(other)
+    assert (
+        store.canaries.all(device="cpu-1t") == store.canaries.all(campaign_id=campaign_id) == [mine]
+    )
+    assert set(store.canaries.all()) == {mine, other}
     with pytest.raises(StoreError):
-        store.save_canary(readings([10])[0], campaign_id="none")
+        store.canaries.save(readings([10])[0], campaign_id="none")
 
 
 @pytest.mark.parametrize(
@@ -70,5 +72,5 @@ def test_readings_are_asked_for_by_device_and_by_campaign(store):
 def test_what_cannot_be_is_not_kept(store, changes):
     (reading,) = readings([10])
     with pytest.raises(StoreError):
-        store.save_canary(dataclasses.replace(reading, **changes))
-    assert store.canaries() == []
+        store.canaries.save(dataclasses.replace(reading, **changes))
+    assert store.canaries.all() == []

@@ -24,23 +24,23 @@ from trappm.store import LabelFilter
 
 def test_a_measurement_comes_back_as_it_was(store):
     for given in (measurement(power_w=41.5, energy_j=0.5, missing={}), measurement(outcome="oom")):
-        kept = store.measurement(store.record(given).measurement_id)
+        kept = store.measurements.get(store.measurements.record(given).measurement_id)
         assert kept == given
     with pytest.raises(InputError, match="no measurement has the id 99"):
-        store.measurement(99)
+        store.measurements.get(99)
 
 
 def test_an_ok_measurement_makes_a_label(store):
     campaign_id = campaign_with(store, [configuration()], role="evaluate")
     given, recorded = measure_next(store, campaign_id)
-    (label,) = store.campaign_labels(campaign_id)
+    (label,) = store.labels.of_campaign(campaign_id)
     assert recorded.is_new
     assert (label.id, label.measurement_id) == (recorded.label_id, recorded.measurement_id)
     assert (label.step_time_ms, label.memory_mib, label.power_w) == (12.5, 321.5, None)
     assert (label.role, label.provenance, label.protocol) == ("evaluate", "measured", "quick")
     assert label.configuration == given.configuration
-    assert store.labels() == [dataclasses.replace(label, role=None)]
-    assert store.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
+    assert store.labels.matching() == [dataclasses.replace(label, role=None)]
+    assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
 
 
 def test_labels_of_a_campaign_come_as_planned_whatever_happened(store):
@@ -49,22 +49,22 @@ def test_labels_of_a_campaign_come_as_planned_whatever_happened(store):
     measure_next(store, campaign_id, "unstable")
     for _ in sizes:
         measure_next(store, campaign_id)
-    labels = store.campaign_labels(campaign_id)
+    labels = store.labels.of_campaign(campaign_id)
     assert [label.configuration.batch_size for label in labels] == sizes
     assert [label.id for label in labels] != sorted(label.id for label in labels)
-    assert store.campaign_labels(campaign_id, device=DEVICE, role="train") == labels
-    assert store.campaign_labels(campaign_id, role="evaluate") == []
-    assert store.campaign_labels(campaign_id, device="a100") == []
+    assert store.labels.of_campaign(campaign_id, device=DEVICE, role="train") == labels
+    assert store.labels.of_campaign(campaign_id, role="evaluate") == []
+    assert store.labels.of_campaign(campaign_id, device="a100") == []
 
 
 def test_recording_twice_changes_nothing(store, database_url):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
     results = [measure_next(store, campaign_id, outcome) for outcome in ("error", "oom", "ok")]
     assert states(store, campaign_id) == [("done", 2, 1), ("done", 1, 0)]
-    ids = {a.configuration: a.id for a in store.assignments(campaign_id)}
+    ids = {a.configuration: a.id for a in store.assignments.of_campaign(campaign_id)}
     before = contents(database_url)
     for given, recorded in results:
-        again = store.record(given, assignment_id=ids[given.configuration])
+        again = store.measurements.record(given, assignment_id=ids[given.configuration])
         assert again == dataclasses.replace(recorded, is_new=False)
     assert contents(database_url) == before
 
@@ -86,49 +86,53 @@ def test_an_outcome_settles_its_assignment(store, outcome, expected):
         measure_next(store, campaign_id, outcome)
         assert states(store, campaign_id) == [state]
     assert lease_next(store, campaign_id) is None
-    assert store.outcome_counts(campaign_id) == {DEVICE: {outcome: len(expected)}}
-    assert len(store.campaign_labels(campaign_id)) == (outcome == "ok")
+    assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {outcome: len(expected)}}
+    assert len(store.labels.of_campaign(campaign_id)) == (outcome == "ok")
 
 
 def test_a_late_failure_is_kept_but_does_not_take_the_lease_from_another(store):
     campaign_id = campaign_with(store, [configuration()])
     late = lease_next(store, campaign_id, "late")
-    store.give_up_lease(late.id, "silent")
+    store.assignments.take_back(late.id, "silent")
     now = lease_next(store, campaign_id, "now")
-    store.record(measurement(outcome="error", attempt_key=late.attempt_key), assignment_id=late.id)
+    store.measurements.record(
+        measurement(outcome="error", attempt_key=late.attempt_key), assignment_id=late.id
+    )
     assert states(store, campaign_id) == [("leased", 2, 1)]
-    store.record(measurement(attempt_key=now.attempt_key), assignment_id=now.id)
+    store.measurements.record(measurement(attempt_key=now.attempt_key), assignment_id=now.id)
     assert states(store, campaign_id) == [("done", 2, 1)]
-    assert store.outcome_counts(campaign_id) == {DEVICE: {"error": 1, "ok": 1}}
+    assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"error": 1, "ok": 1}}
 
 
 def test_a_late_result_is_welcome(store):
     campaign_id = campaign_with(store, [configuration()])
     late = lease_next(store, campaign_id, "late")
-    store.give_up_lease(late.id, "silent", max_attempts=1)
+    store.assignments.take_back(late.id, "silent", max_attempts=1)
     assert lease_next(store, campaign_id, "other") is None
     assert states(store, campaign_id) == [("failed", 1, 1)]
-    store.record(measurement(attempt_key=late.attempt_key), assignment_id=late.id)
+    store.measurements.record(measurement(attempt_key=late.attempt_key), assignment_id=late.id)
     assert states(store, campaign_id) == [("done", 1, 1)]
-    assert len(store.campaign_labels(campaign_id)) == 1
+    assert len(store.labels.of_campaign(campaign_id)) == 1
 
 
 def test_the_first_label_stays_and_another_stack_or_protocol_is_another_label(store):
-    first = store.record(measurement(step_ms=10.0))
-    assert store.record(measurement(step_ms=20.0)).label_id == first.label_id
-    assert store.record(measurement(protocol="paper")).label_id != first.label_id
+    first = store.measurements.record(measurement(step_ms=10.0))
+    assert store.measurements.record(measurement(step_ms=20.0)).label_id == first.label_id
+    assert store.measurements.record(measurement(protocol="paper")).label_id != first.label_id
     other_stack = {**ENVIRONMENT, "torch": "2.14.0"}
-    assert store.record(measurement(environment=other_stack)).label_id != first.label_id
+    assert (
+        store.measurements.record(measurement(environment=other_stack)).label_id != first.label_id
+    )
     other_load = {**ENVIRONMENT, "load_average_before": 3.0, "host": "there"}
-    assert store.record(measurement(environment=other_load)).label_id == first.label_id
-    assert [x.step_time_ms for x in store.labels(LabelFilter())] == [10.0, 12.5, 12.5]
+    assert store.measurements.record(measurement(environment=other_load)).label_id == first.label_id
+    assert [x.step_time_ms for x in store.labels.matching(LabelFilter())] == [10.0, 12.5, 12.5]
 
 
 def test_a_measured_label_replaces_a_simulated_one_but_never_the_reverse(store):
-    simulated = store.record(measurement(step_ms=1.0, provenance="simulated"))
-    measured = store.record(measurement(step_ms=2.0))
-    store.record(measurement(step_ms=3.0, provenance="simulated"))
-    (label,) = store.labels()
+    simulated = store.measurements.record(measurement(step_ms=1.0, provenance="simulated"))
+    measured = store.measurements.record(measurement(step_ms=2.0))
+    store.measurements.record(measurement(step_ms=3.0, provenance="simulated"))
+    (label,) = store.labels.matching()
     assert label.id == simulated.label_id == measured.label_id
     assert (label.step_time_ms, label.provenance) == (2.0, "measured")
     assert label.measurement_id == measured.measurement_id
@@ -136,10 +140,12 @@ def test_a_measured_label_replaces_a_simulated_one_but_never_the_reverse(store):
 
 @pytest.mark.parametrize("value", [0.0, -3.5, math.inf, math.nan])
 def test_a_metric_that_cannot_be_is_kept_as_missing_with_the_reason(store, value):
-    kept = store.measurement(store.record(measurement(memory_mib=value)).measurement_id)
+    kept = store.measurements.get(
+        store.measurements.record(measurement(memory_mib=value)).measurement_id
+    )
     assert kept.memory_mib is None
     assert str(value) in kept.missing["memory_mib"]
-    (label,) = store.labels()
+    (label,) = store.labels.matching()
     assert (label.step_time_ms, label.memory_mib) == (12.5, None)
 
 
@@ -147,7 +153,7 @@ def test_step_times_that_cannot_be_are_refused(store, database_url):
     before = contents(database_url)
     for step_ms in (0.0, -1.0, math.nan):
         with pytest.raises(StoreError, match="fault of the profiler"):
-            store.record(measurement(step_ms=step_ms))
+            store.measurements.record(measurement(step_ms=step_ms))
     assert contents(database_url) == before
 
 
@@ -157,7 +163,7 @@ def test_a_measurement_of_something_else_does_not_settle_an_assignment(store, da
     before = contents(database_url)
     for wrong in (measurement(configuration(2)), measurement(device="a100")):
         with pytest.raises(StoreError, match="something else"):
-            store.record(wrong, assignment_id=lease.id)
+            store.measurements.record(wrong, assignment_id=lease.id)
     with pytest.raises(StoreError, match="no assignment 'nope'"):
-        store.record(measurement(), assignment_id="nope")
+        store.measurements.record(measurement(), assignment_id="nope")
     assert contents(database_url) == before

@@ -11,10 +11,10 @@ def test_released_leases_do_not_count_as_failures(store):
     keys = set()
     for _ in range(5):
         keys.add(lease_next(store, campaign_id).attempt_key)
-        assert store.release_leases(campaign_id) == 1
+        assert store.assignments.release_leases(campaign_id) == 1
     assert len(keys) == 5
     assert states(store, campaign_id) == [("open", 5, 0)]
-    assert store.release_leases(campaign_id) == 0
+    assert store.assignments.release_leases(campaign_id) == 0
 
 
 @pytest.mark.parametrize("failure", ["outcome", "lost"])
@@ -23,8 +23,8 @@ def test_what_failed_keeps_its_place_for_readers(store, failure):
     if failure == "outcome":
         measure_next(store, campaign_id, "unstable")
     else:
-        store.give_up_lease(lease_next(store, campaign_id).id, "died")
-    planned_order = [a.configuration.batch_size for a in store.assignments(campaign_id)]
+        store.assignments.take_back(lease_next(store, campaign_id).id, "died")
+    planned_order = [a.configuration.batch_size for a in store.assignments.of_campaign(campaign_id)]
     assert planned_order == [1, 2, 4]
 
 
@@ -33,19 +33,19 @@ def test_what_was_given_up_gets_another_chance_while_its_round_is_open(store):
     measure_next(store, campaign_id)
     for _ in range(3):
         measure_next(store, campaign_id, "error")
-    assert store.reopen_failed(campaign_id) == 1
+    assert store.assignments.reopen_failed(campaign_id) == 1
     assert states(store, campaign_id) == [("done", 1, 0), ("open", 3, 0)]
     _, recorded = measure_next(store, campaign_id)
     assert recorded.is_new
-    assert store.reopen_failed(campaign_id) == 0
+    assert store.assignments.reopen_failed(campaign_id) == 0
 
 
 def test_what_was_given_up_in_a_closed_round_stays_so(store):
     campaign_id = campaign_with(store, [configuration()])
     for _ in range(3):
         measure_next(store, campaign_id, "error")
-    store.close_round(campaign_id, 0, {})
-    assert store.reopen_failed(campaign_id) == 0
+    store.rounds.close(campaign_id, 0, {})
+    assert store.assignments.reopen_failed(campaign_id) == 0
     assert states(store, campaign_id) == [("failed", 3, 3)]
 
 
@@ -53,10 +53,10 @@ def test_a_lost_worker_gives_its_lease_back_with_the_reason(store):
     campaign_id = campaign_with(store, [configuration()])
     for failures in (1, 2, 3):
         lease = lease_next(store, campaign_id)
-        store.give_up_lease(lease.id, f"died {failures}", max_attempts=3)
-        store.give_up_lease(lease.id, "told twice", max_attempts=3)
+        store.assignments.take_back(lease.id, f"died {failures}", max_attempts=3)
+        store.assignments.take_back(lease.id, "told twice", max_attempts=3)
     assert states(store, campaign_id) == [("failed", 3, 3)]
     assert lease_next(store, campaign_id) is None
-    assert [e.message["message"] for e in store.events(campaign_id)] == [
+    assert [e.message["message"] for e in store.campaigns.events(campaign_id)] == [
         "died 1", "died 2", "died 3",
     ]  # fmt: skip

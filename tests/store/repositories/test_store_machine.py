@@ -40,7 +40,7 @@ def assignment_machine(store):
             self.owners = itertools.count()
             self.owner_id, self.dead = f"owner {next(self.owners)}", None
             self.mine = owned(store, self.campaign_id, self.owner_id)
-            self.order = [a.id for a in store.assignments(self.campaign_id)]
+            self.order = [a.id for a in store.assignments.of_campaign(self.campaign_id)]
             self.state = dict.fromkeys(self.order, "open")
             self.failures = dict.fromkeys(self.order, 0)
             self.held = {}
@@ -65,7 +65,7 @@ def assignment_machine(store):
 
         def turn(self, results, wanted):
             """Records and leases as one, and has the model know of it."""
-            leases = self.mine.record_and_lease(
+            leases = self.mine.measurements.record_and_lease(
                 [(result, lease.id) for result, lease in results],
                 [(id_, "w") for id_ in wanted],
                 max_attempts=MAX_ATTEMPTS,
@@ -106,13 +106,15 @@ def assignment_machine(store):
         def what_is_not_open_is_given_to_nobody(self, data):
             closed = [i for i in self.order if self.state[i] in {"done", "failed"}]
             with pytest.raises(StoreError, match="cannot be given"):
-                self.mine.record_and_lease([], [(data.draw(st.sampled_from(closed)), "w")])
+                self.mine.measurements.record_and_lease(
+                    [], [(data.draw(st.sampled_from(closed)), "w")]
+                )
 
         @precondition(lambda self: self.held)
         @rule(data=st.data())
         def lose(self, data):
             id_ = data.draw(st.sampled_from(sorted(self.held)))
-            self.mine.give_up_lease(id_, "lost", max_attempts=MAX_ATTEMPTS)
+            self.mine.assignments.take_back(id_, "lost", max_attempts=MAX_ATTEMPTS)
             self.fail(id_, MAX_ATTEMPTS)
 
         def interrupted(self):
@@ -123,11 +125,14 @@ def assignment_machine(store):
 
         @rule()
         def be_paused_and_resumed(self):
-            store.stop_campaign(self.campaign_id, CampaignState.PAUSED)
-            assert self.mine.campaign_state(self.campaign_id) == "paused"
-            assert self.mine.end_campaign(self.campaign_id, CampaignState.FAILED, "") == "paused"
-            assert not self.mine.finish_campaign(self.campaign_id, "", None)
-            store.begin_campaign(self.campaign_id, gone=self.owner_id)
+            store.owners.stop_campaign(self.campaign_id, CampaignState.PAUSED)
+            assert self.mine.campaigns.state(self.campaign_id) == "paused"
+            assert (
+                self.mine.owners.end_campaign(self.campaign_id, CampaignState.FAILED, "")
+                == "paused"
+            )
+            assert not self.mine.owners.finish_campaign(self.campaign_id, "", None)
+            store.owners.begin_campaign(self.campaign_id, gone=self.owner_id)
             self.interrupted()
 
         @rule()
@@ -138,7 +143,7 @@ def assignment_machine(store):
             with pytest.raises(OwnedError, match="runs on host owner"):
                 owned(store, self.campaign_id, self.owner_id)
             self.mine = owned(store, self.campaign_id, self.owner_id, gone=before)
-            assert self.mine.release_leases(self.campaign_id) == len(self.held)
+            assert self.mine.assignments.release_leases(self.campaign_id) == len(self.held)
             self.interrupted()
 
         @precondition(lambda self: self.dead)
@@ -148,15 +153,15 @@ def assignment_machine(store):
             late = [(self.result_of(self.old[-1], "ok"), self.old[-1].id)] if self.old else []
             dead = self.dead
             writes = [
-                lambda: dead.record_and_lease(late, [(one, "ghost")]),
-                lambda: dead.give_up_lease(one, "ghost"),
-                lambda: dead.release_leases(self.campaign_id),
-                lambda: dead.reopen_failed(self.campaign_id),
-                lambda: dead.log_event(self.campaign_id, "ghost", {}),
-                lambda: dead.end_campaign(self.campaign_id, CampaignState.FAILED, "ghost"),
-                lambda: dead.finish_campaign(self.campaign_id, "ghost", None),
-                lambda: dead.campaign_state(self.campaign_id),
-                lambda: dead.set_alias("latest", "ghost"),
+                lambda: dead.measurements.record_and_lease(late, [(one, "ghost")]),
+                lambda: dead.assignments.take_back(one, "ghost"),
+                lambda: dead.assignments.release_leases(self.campaign_id),
+                lambda: dead.assignments.reopen_failed(self.campaign_id),
+                lambda: dead.campaigns.log_event(self.campaign_id, "ghost", {}),
+                lambda: dead.owners.end_campaign(self.campaign_id, CampaignState.FAILED, "ghost"),
+                lambda: dead.owners.finish_campaign(self.campaign_id, "ghost", None),
+                lambda: dead.campaigns.state(self.campaign_id),
+                lambda: dead.rounds.close(self.campaign_id, 0, {}),
             ]
             with pytest.raises(NotOwnerError, match="was taken over by host owner"):
                 data.draw(st.sampled_from(writes))()
@@ -164,7 +169,7 @@ def assignment_machine(store):
         @rule()
         def reopen(self):
             given_up = [i for i in self.order if self.state[i] == "failed"]
-            assert self.mine.reopen_failed(self.campaign_id) == len(given_up)
+            assert self.mine.assignments.reopen_failed(self.campaign_id) == len(given_up)
             self.state |= dict.fromkeys(given_up, "open")
             self.failures |= dict.fromkeys(given_up, 0)
 
@@ -180,18 +185,18 @@ def assignment_machine(store):
         @rule(data=st.data())
         def hand_in_again(self, data):
             result, id_ = data.draw(st.sampled_from(self.handed_in))
-            self.mine.record_and_lease([(result, id_)], [])
+            self.mine.measurements.record_and_lease([(result, id_)], [])
 
         @invariant()
         def store_and_model_agree(self):
-            rows = store.assignments(self.campaign_id)
+            rows = store.assignments.of_campaign(self.campaign_id)
             assert {a.id: a.state for a in rows} == self.state
             assert {a.id: a.failures for a in rows} == self.failures
             assert {a.id for a in rows if a.worker} == self.held.keys()
-            assert store.campaign(self.campaign_id).owner.id == self.owner_id
-            done = {label.configuration for label in store.campaign_labels(self.campaign_id)}
+            assert store.campaigns.get(self.campaign_id).owner.id == self.owner_id
+            done = {label.configuration for label in store.labels.of_campaign(self.campaign_id)}
             assert done == {a.configuration for a in rows if a.id in self.labels}
-            counts = store.outcome_counts(self.campaign_id).get(DEVICE, {})
+            counts = store.campaigns.outcome_counts(self.campaign_id).get(DEVICE, {})
             assert sum(counts.values()) == len(self.handed_in)
 
     return AssignmentMachine

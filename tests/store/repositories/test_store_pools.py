@@ -11,27 +11,29 @@ from trappm.profiler.records import Precision
 
 def test_a_pool_is_exactly_what_was_saved_last(store):
     first = [configuration(batch) for batch in (1, 2, 4)]
-    store.save_pool("small", {"groups": [1]}, [*first, first[0]])
-    store.save_pool("other", {}, first[:1])
-    assert store.pool("small") == sorted(first)
+    store.pools.save("small", {"groups": [1]}, [*first, first[0]])
+    store.pools.save("other", {}, first[:1])
+    assert store.pools.get("small") == sorted(first)
     second = [first[2], configuration(8, precision=Precision.AMP_FP16)]
-    store.save_pool("small", {"groups": [2]}, second)
-    assert store.pool("small") == sorted(second)
-    assert store.pool("other") == first[:1]
-    assert [(p.name, p.size) for p in store.pools()] == [("small", 2), ("other", 1)]
-    assert store.pools()[0].spec == {"groups": [2]}
+    store.pools.save("small", {"groups": [2]}, second)
+    assert store.pools.get("small") == sorted(second)
+    assert store.pools.get("other") == first[:1]
+    assert [(p.name, p.size) for p in store.pools.all()] == [("small", 2), ("other", 1)]
+    assert store.pools.all()[0].spec == {"groups": [2]}
 
 
 def test_parts_tell_graphs_and_refusals_and_what_is_still_to_do(store):
     names = ("resnet18", "resnet34", "resnet50", "vgg11", "vit_x")
-    store.save_pool("small", {}, [configuration(b, name) for b in (1, 2) for name in names])
+    store.pools.save("small", {}, [configuration(b, name) for b in (1, 2) for name in names])
     graph = template()
-    store.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
-    store.save_graph("resnet18", 96, graph.to_bytes(), None, step=step_profile())  # of no pool
-    store.save_graph("resnet34", 64, graph.to_bytes(), None, step_refusal="no loss")
-    store.save_graph("resnet50", 64, graph.to_bytes(), None)
-    store.save_graph("vit_x", 64, None, "too odd")
-    parts = store.pool_parts("small")
+    store.workloads.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
+    store.workloads.save_graph(
+        "resnet18", 96, graph.to_bytes(), None, step=step_profile()
+    )  # of no pool
+    store.workloads.save_graph("resnet34", 64, graph.to_bytes(), None, step_refusal="no loss")
+    store.workloads.save_graph("resnet50", 64, graph.to_bytes(), None)
+    store.workloads.save_graph("vit_x", 64, None, "too odd")
+    parts = store.pools.parts("small")
     assert [(p.architecture, p.family, p.input_size, p.configurations) for p in parts] == [
         (name, family, 64, 2)
         for name, family in zip(names, ("resnet",) * 3 + ("vgg", "vit"), strict=True)
@@ -46,12 +48,12 @@ def test_parts_tell_graphs_and_refusals_and_what_is_still_to_do(store):
         (None, "too odd", False, None, True),
     ]  # fmt: skip
     to_do = [(p.architecture, 64) for p in parts if not p.is_profiled]
-    assert store.pairs_to_profile([(name, 64) for name in names]) == to_do
+    assert store.workloads.pairs_to_profile([(name, 64) for name in names]) == to_do
 
 
 def test_a_pool_that_is_not_there_is_told(store):
     with pytest.raises(InputError, match="trappm pool build"):
-        store.pool("small")
-    store.save_pool("small", {}, [configuration()])
+        store.pools.get("small")
+    store.pools.save("small", {}, [configuration()])
     with pytest.raises(InputError, match="did you mean 'small'"):
-        store.pool_parts("smal")
+        store.pools.parts("smal")

@@ -54,7 +54,7 @@ def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path):
     ending = threading.Timer(0.3, other.execute, ["ROLLBACK"])
     ending.start()
     with Store.open(f"sqlite:///{path}") as store:
-        assert store.campaigns() == []
+        assert store.campaigns.all() == []
     ending.join()
     other.close()
 
@@ -84,14 +84,14 @@ def work_together(store, url, started, *, campaigns, assignments, processes, thr
             assert re.fullmatch("[0-9a-f]{32}", str(told)), f"{worker}: {told}"
             taken[told] += 1
     for campaign_id in ids:
-        everything = store.assignments(campaign_id)
+        everything = store.assignments.of_campaign(campaign_id)
         assert {(a.state, a.failures) for a in everything} == {("done", 0)}
         assert {taken[a.id] for a in everything} == {1}
-        assert store.outcome_counts(campaign_id) == {DEVICE: {"ok": assignments}}
-        assert store.label_counts(campaign_id) == {campaign_id: assignments}
-        assert store.events(campaign_id) == []
-    assert len(store.labels()) == assignments
-    assert store.check() == []
+        assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"ok": assignments}}
+        assert store.campaigns.label_counts(campaign_id) == {campaign_id: assignments}
+        assert store.campaigns.events(campaign_id) == []
+    assert len(store.labels.matching()) == assignments
+    assert store.maintenance.check() == []
 
 
 def test_rivals_for_campaigns_lose_no_label_and_record_none_twice(store, database_url, started):
@@ -143,4 +143,4 @@ def kill_while_it_records(database_url, started, counts):
         with Store.open_to_read(database_url) as store:
             kept, _ = store.query_sql("SELECT attempt_key FROM measurements", limit=100_000)
             assert acknowledged <= set(kept.attempt_key)
-            assert store.check() == []
+            assert store.maintenance.check() == []

@@ -18,7 +18,7 @@ CAPACITY = {"capacity": 40_536.0, "last_allocation": 512.0}
 def test_running_out_of_memory_makes_a_label_with_the_capacity_as_bound(store):
     campaign_id = campaign_with(store, [configuration()])
     _, recorded = measure_next(store, campaign_id, "oom", memory_detail_mib=CAPACITY)
-    (label,) = store.campaign_labels(campaign_id)
+    (label,) = store.labels.of_campaign(campaign_id)
     assert (label.id, label.measurement_id) == (recorded.label_id, recorded.measurement_id)
     assert (label.memory_mib, label.memory_above_mib) == (None, 40_536.0)
     assert label.step_time_ms is label.power_w is label.energy_j is None
@@ -38,8 +38,11 @@ def test_running_out_of_memory_makes_a_label_with_the_capacity_as_bound(store):
     ],
 )
 def test_without_a_bound_there_is_no_label(store, outcome, detail):
-    assert store.record(measurement(outcome=outcome, memory_detail_mib=detail)).label_id is None
-    assert store.labels() == []
+    assert (
+        store.measurements.record(measurement(outcome=outcome, memory_detail_mib=detail)).label_id
+        is None
+    )
+    assert store.labels.matching() == []
 
 
 def oom(provenance="measured"):
@@ -73,20 +76,20 @@ def ok(provenance="measured"):
 )
 def test_a_label_gives_way_to_what_is_worth_more_only(store, first, then, replaced):
     first, then = (dataclasses.replace(m, attempt_key=k) for m, k in [(first, "a"), (then, "b")])
-    recorded = [store.record(first), store.record(then)]
-    (label,) = store.labels()
+    recorded = [store.measurements.record(first), store.measurements.record(then)]
+    (label,) = store.labels.matching()
     assert [r.label_id for r in recorded] == [label.id, label.id]
     kept = then if replaced else first
     assert label.measurement_id == recorded[replaced].measurement_id
     assert (label.provenance, label.memory_mib) == (kept.provenance, kept.memory_mib)
     assert label.memory_above_mib == (40_536.0 if kept.outcome == "oom" else None)
-    assert store.record(then) == dataclasses.replace(recorded[1], is_new=False)
+    assert store.measurements.record(then) == dataclasses.replace(recorded[1], is_new=False)
 
 
 def test_the_shares_of_a_step_come_back(store):
     step = dataclasses.replace(ok().step, forward_share=0.25, optimizer_share=0.125)
-    recorded = store.record(dataclasses.replace(ok(), step=step))
-    assert store.measurement(recorded.measurement_id).step == step
+    recorded = store.measurements.record(dataclasses.replace(ok(), step=step))
+    assert store.measurements.get(recorded.measurement_id).step == step
 
 
 # Many at once.
@@ -103,15 +106,15 @@ def test_many_are_recorded_as_one_after_the_other(store, database_url, monkeypat
         measurement(configuration(3), memory_mib=0.0),
         measurement(configuration(3), device="a100"),
     ]
-    assert store.record_many(iter(given)) == len(given)
-    kept = {m.attempt_key: m for m in map(store.measurement, range(1, len(given) + 1))}
+    assert store.measurements.record_many(iter(given)) == len(given)
+    kept = {m.attempt_key: m for m in map(store.measurements.get, range(1, len(given) + 1))}
     assert kept[given[5].attempt_key].missing["memory_mib"] == "measured as 0.0, which cannot be"
     assert [kept[m.attempt_key] for m in given[:5]] == given[:5]
-    many = [dataclasses.replace(x, id=0, created_at="") for x in store.labels()]
+    many = [dataclasses.replace(x, id=0, created_at="") for x in store.labels.matching()]
     assert len(many) == 4
     before = contents(database_url)
-    assert store.record_many(given) == 0
-    assert not any(store.record(m).is_new for m in given)
+    assert store.measurements.record_many(given) == 0
+    assert not any(store.measurements.record(m).is_new for m in given)
     assert contents(database_url) == before
 
 
@@ -120,22 +123,22 @@ def test_a_batch_with_one_that_cannot_be_is_not_kept_at_all(store, monkeypatch):
     good = [measurement(configuration(b)) for b in (1, 2, 3, 4)]
     bad = measurement(configuration(9), step_ms=-1.0)
     with pytest.raises(StoreError, match="cannot be"):
-        store.record_many([*good[:3], bad, good[3]])
-    assert [x.configuration.batch_size for x in store.labels()] == [1, 2]
-    assert store.record_many(good) == 2
-    assert [x.configuration.batch_size for x in store.labels()] == [1, 2, 3, 4]
+        store.measurements.record_many([*good[:3], bad, good[3]])
+    assert [x.configuration.batch_size for x in store.labels.matching()] == [1, 2]
+    assert store.measurements.record_many(good) == 2
+    assert [x.configuration.batch_size for x in store.labels.matching()] == [1, 2, 3, 4]
 
 
 def test_an_attempt_key_is_of_one_measurement(store):
     first = measurement(outcome="error", attempt_key="same")
-    store.record(first)
+    store.measurements.record(first)
     for other in (
         measurement(configuration(10), attempt_key="same"),
         measurement(step_ms=3.0, attempt_key="same"),
     ):
         with pytest.raises(StoreError, match="'same' was recorded before, of another"):
-            store.record(other)
-    assert not store.record(first).is_new
+            store.measurements.record(other)
+    assert not store.measurements.record(first).is_new
 
 
 @pytest.mark.parametrize(
@@ -154,5 +157,5 @@ def test_an_attempt_key_is_of_one_measurement(store):
 def test_what_one_back_end_cannot_keep_neither_does(store, fields):
     """SQLite takes most of it, and could then never be restored into PostgreSQL."""
     with pytest.raises(StoreError, match="cannot be kept: "):
-        store.record(measurement(**fields))
-    assert store.stats().rows["measurements"] == 0
+        store.measurements.record(measurement(**fields))
+    assert store.maintenance.stats().rows["measurements"] == 0

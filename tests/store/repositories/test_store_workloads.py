@@ -17,43 +17,43 @@ from trappm.store.db.models import METADATA
 
 def test_graphs_come_back_as_they_were_and_equal_ones_are_kept_once(store, database_url):
     data = template().to_bytes()
-    store.save_graph("resnet18", 64, data, None)
-    store.save_graph("resnet18.copy", 64, data, None)
-    store.save_graph("vgg11", 32, None, "too small an input")
+    store.workloads.save_graph("resnet18", 64, data, None)
+    store.workloads.save_graph("resnet18.copy", 64, data, None)
+    store.workloads.save_graph("vgg11", 32, None, "too small an input")
     pairs = [("resnet18", 64), ("vgg11", 32), ("resnet18", 96)]
-    assert store.pairs_to_profile(pairs) == [("resnet18", 64), ("resnet18", 96)]
-    assert store.graph_templates(pairs) == {("resnet18", 64): data}
-    assert store.graph_for("resnet18", 64).content_hash == template().content_hash
-    assert store.graph_for("vgg11", 32) is None
-    assert [(r.architecture, r.input_size, r.reason) for r in store.refusals()] == [
+    assert store.workloads.pairs_to_profile(pairs) == [("resnet18", 64), ("resnet18", 96)]
+    assert store.workloads.graph_templates(pairs) == {("resnet18", 64): data}
+    pair = ("resnet18", 64)
+    assert store.workloads.graph_templates([pair, ("vgg11", 32)]) == {pair: template().to_bytes()}
+    assert [(r.architecture, r.input_size, r.reason) for r in store.workloads.refusals()] == [
         ("vgg11", 32, "too small an input")
     ]
     assert len(contents(database_url)["graphs"]) == 1
 
 
 def test_a_later_graph_replaces_an_earlier_answer(store):
-    store.save_graph("vgg11", 32, None, "crashed")
-    store.save_graph("vgg11", 32, template(macs=1).to_bytes(), None)
-    assert store.refusals() == []
-    store.save_graph("vgg11", 32, template(macs=2).to_bytes(), None)
-    found = GraphTemplate.from_bytes(store.graph_templates([("vgg11", 32)])["vgg11", 32])
+    store.workloads.save_graph("vgg11", 32, None, "crashed")
+    store.workloads.save_graph("vgg11", 32, template(macs=1).to_bytes(), None)
+    assert store.workloads.refusals() == []
+    store.workloads.save_graph("vgg11", 32, template(macs=2).to_bytes(), None)
+    found = GraphTemplate.from_bytes(store.workloads.graph_templates([("vgg11", 32)])["vgg11", 32])
     assert found.constant["macs"].tolist() == [2, 2]
 
 
 def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store, database_url):
     pairs = [("resnet18", 64), ("resnet18", 96), ("vgg11", 64)]
     data = template().to_bytes()
-    store.save_graph("resnet18", 64, data, None, step=step_profile())
-    store.save_graph("resnet18", 96, data, None, step=step_profile(frozen=7))
-    store.save_graph("vgg11", 64, data, None, step_refusal="its loss needs values")
-    assert store.pairs_to_profile(pairs) == []
-    assert store.step_profiles(pairs) == {
+    store.workloads.save_graph("resnet18", 64, data, None, step=step_profile())
+    store.workloads.save_graph("resnet18", 96, data, None, step=step_profile(frozen=7))
+    store.workloads.save_graph("vgg11", 64, data, None, step_refusal="its loss needs values")
+    assert store.workloads.pairs_to_profile(pairs) == []
+    assert store.workloads.step_profiles(pairs) == {
         ("resnet18", 64): step_profile(),
         ("resnet18", 96): step_profile(frozen=7),
     }
-    assert store.step_profiles(pairs[1:]) == {("resnet18", 96): step_profile(frozen=7)}
-    assert set(store.graph_templates(pairs)) == set(pairs)
-    assert store.refusals() == []
+    assert store.workloads.step_profiles(pairs[1:]) == {("resnet18", 96): step_profile(frozen=7)}
+    assert set(store.workloads.graph_templates(pairs)) == set(pairs)
+    assert store.workloads.refusals() == []
     engine = create_engine(database_url)
     with engine.connect() as connection:
         table = METADATA.tables["step_profiles"]
@@ -68,14 +68,14 @@ def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store, database_ur
 
 def test_a_later_static_profile_replaces_the_earlier_one_whole(store):
     pair = ("resnet18", 64)
-    store.save_graph(*pair, template().to_bytes(), None, step_refusal="crashed")
-    store.save_graph(*pair, template().to_bytes(), None, step=step_profile())
-    assert store.step_profiles([pair]) == {pair: step_profile()}
-    store.save_graph(*pair, None, "too small an input")
-    assert store.step_profiles([pair]) == {}
-    assert store.pairs_to_profile([pair]) == []
-    store.save_graph(*pair, template().to_bytes(), None)
-    assert store.pairs_to_profile([pair]) == [pair]
+    store.workloads.save_graph(*pair, template().to_bytes(), None, step_refusal="crashed")
+    store.workloads.save_graph(*pair, template().to_bytes(), None, step=step_profile())
+    assert store.workloads.step_profiles([pair]) == {pair: step_profile()}
+    store.workloads.save_graph(*pair, None, "too small an input")
+    assert store.workloads.step_profiles([pair]) == {}
+    assert store.workloads.pairs_to_profile([pair]) == []
+    store.workloads.save_graph(*pair, template().to_bytes(), None)
+    assert store.workloads.pairs_to_profile([pair]) == [pair]
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_later_static_profile_replaces_the_earlier_one_whole(store):
 )
 def test_a_step_profile_that_cannot_be_kept_takes_its_graph_with_it(store, step):
     with pytest.raises(TrappmError):
-        store.save_graph("resnet18", 64, template().to_bytes(), None, **step)
-    assert store.graph_templates([("resnet18", 64)]) == {}
+        store.workloads.save_graph("resnet18", 64, template().to_bytes(), None, **step)
+    assert store.workloads.graph_templates([("resnet18", 64)]) == {}

@@ -157,7 +157,9 @@ def test_graphs_are_made_once_and_kept(say, sheets, home, monkeypatch):
     monkeypatch.setattr("trappm.experiments.labelled_workloads.profile_in_processes", _refuse_work)
     assert say("--labels", sheets[2], "--estimator", "mlp", "--seeds", 1)[0] == 0
     with Store.open(Home(home).database_url) as store:
-        kept = store.step_profiles([(name, native_input_size(name)) for name in ARCHITECTURES])
+        kept = store.workloads.step_profiles(
+            [(name, native_input_size(name)) for name in ARCHITECTURES]
+        )
     assert all(StepProfile.from_bytes(data).trainable_parameters for data in kept.values())
     assert len(kept) == len(ARCHITECTURES)
 

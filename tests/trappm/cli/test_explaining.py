@@ -58,22 +58,22 @@ def home(tmp_path_factory, hasty):
     ]
     with Store.open(home.database_url) as store:
         for name, template in templates.items():
-            store.save_graph(name, 64, template, None)
-        campaign = store.create_campaign(spec.name, spec.model_dump(mode="json"), spec.seed)
+            store.workloads.save_graph(name, 64, template, None)
+        campaign = store.campaigns.create(spec.name, spec.model_dump(mode="json"), spec.seed)
         held_out = "test_vit"
-        store.set_campaign_pool(campaign.id, [(c, c.architecture == held_out) for c, _ in pool])
+        store.campaigns.set_pool(campaign.id, [(c, c.architecture == held_out) for c, _ in pool])
         learner = CampaignLearner(
             preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
             cache=home.campaigns / campaign.id,
         )  # fmt: skip
-        ordered = [(c, templates[c.architecture]) for c, _ in store.campaign_pool(campaign.id)]
+        ordered = [(c, templates[c.architecture]) for c, _ in store.campaigns.pool(campaign.id)]
         learner.set_pool(ordered, lambda done, total: None)
         ids = [c.id for c, _ in pool if c.architecture != held_out]
         choices = learner.choose(
             ChoiceRequest(device="cpu-2t", count=2, candidates=ids, known=[], seed=(1,))
         )
         by_id = {c.id: c for c, _ in pool}
-        store.plan_round(
+        store.rounds.plan(
             campaign.id, 0, "acquired",
             [
                 PlannedAssignment(
@@ -88,7 +88,7 @@ def home(tmp_path_factory, hasty):
 
 def test_reasons_come_back_and_the_next_picks_are_others(home):
     with Store.open(home.database_url) as store:
-        facts = explain(store, home, store.campaign(None).id, device=None, count=2)
+        facts = explain(store, home, store.campaigns.get(None).id, device=None, count=2)
     assert facts["strategy"] == "ours"
     assert [c["reason"]["rank"] for c in facts["chosen"]] == [0, 1]
     assert all(c["reason"]["variance_reduction"] > 0 for c in facts["chosen"])
@@ -101,7 +101,7 @@ def test_reasons_come_back_and_the_next_picks_are_others(home):
 
 def test_the_map_has_every_configuration_once(home):
     with Store.open(home.database_url) as store:
-        facts = explain(store, home, store.campaign(None).id, device=None, count=2)
+        facts = explain(store, home, store.campaigns.get(None).id, device=None, count=2)
     kinds = [p["kind"] for p in facts["map"]]
     assert len(kinds) == 9
     assert {k: kinds.count(k) for k in set(kinds)} == {
@@ -114,16 +114,16 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
     folder = shutil.copytree(home.path, tmp_path / "labelled")
     labelled = Home(folder)
     with Store.open(labelled.database_url) as store:
-        campaign = store.campaign(None).id
-        taken = {a.configuration for a in store.assignments(campaign)}
-        free = [c for c, held_out in store.campaign_pool(campaign) if not held_out]
+        campaign = store.campaigns.get(None).id
+        taken = {a.configuration for a in store.assignments.of_campaign(campaign)}
+        free = [c for c, held_out in store.campaigns.pool(campaign) if not held_out]
         more = [c for c in free if c not in taken][:2]
-        store.plan_round(campaign, 1, "acquired", [
+        store.rounds.plan(campaign, 1, "acquired", [
             PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=rank, reason={})
             for rank, c in enumerate(more)
         ])  # fmt: skip
-        for waiting in store.assignments(campaign, device="cpu-2t", state="open"):
-            (lease,) = store.record_and_lease([], [(waiting.id, "one")])
+        for waiting in store.assignments.of_campaign(campaign, device="cpu-2t", state="open"):
+            (lease,) = store.measurements.record_and_lease([], [(waiting.id, "one")])
             ms = 10.0 * lease.configuration.batch_size + 3.0 * len(lease.configuration.architecture)
             measurement = Measurement(
                 configuration=lease.configuration, device="cpu-2t", outcome=Outcome.OK,
@@ -132,7 +132,7 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
                 step=StepSummary(median_ms=ms, mean_ms=ms, iqr_ms=0.0, p95_ms=ms),
                 memory_mib=10 * ms,
             )  # fmt: skip
-            store.record(measurement, assignment_id=lease.id)
+            store.measurements.record(measurement, assignment_id=lease.id)
         facts = explain(store, labelled, campaign, device=None, count=2)
     assert len(facts["wanted"]) == 2
     # The labels are 40 to 80 ms; what the prior says without heads is 2 or 3.
@@ -152,7 +152,7 @@ def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys,
 
 def test_what_cannot_be_explained_is_told(home, tmp_path):
     with Store.open(home.database_url) as store:
-        id_ = store.campaign(None).id
+        id_ = store.campaigns.get(None).id
         with pytest.raises(InputError, match="it does on: cpu-2t"):
             explain(store, home, id_, device="a100", count=2)
         with pytest.raises(InputError, match="has not encoded"):

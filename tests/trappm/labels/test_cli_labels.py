@@ -30,11 +30,11 @@ def filled(home):
         for batch_size in (1, 2, 4):
             for name in ("resnet18", "vgg11"):
                 power = 50.0 if batch_size == 4 else None
-                store.record(
+                store.measurements.record(
                     measurement(name, batch_size, step_ms=10.0 * batch_size, power_w=power)
                 )
-        store.record(measurement("resnet18", 64, "oom"))
-        store.record(measurement("resnet18", 1, "error", message="[red]no\x1b[31m"))
+        store.measurements.record(measurement("resnet18", 64, "oom"))
+        store.measurements.record(measurement("resnet18", 1, "error", message="[red]no\x1b[31m"))
     return home
 
 
@@ -79,7 +79,7 @@ def test_metrics_that_none_has_take_no_room_in_the_table(filled, ask):
 
 def test_what_a_source_does_not_tell_is_not_shown_as_told(home, ask):
     with Store.open(Home.open().database_url) as store:
-        store.record(
+        store.measurements.record(
             measurement(
                 started_at="1970-01-01T00:00:00+00:00", memory_detail_mib={"logged": 21657.0}
             )

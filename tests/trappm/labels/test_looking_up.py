@@ -52,7 +52,7 @@ def store(tmp_path, monkeypatch, graph, step):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     with Store.open(Home.open().database_url) as opened:
         for name in (MODEL, "twin"):
-            opened.save_graph(name, SIZE, graph.to_bytes(), None, step=step)
+            opened.workloads.save_graph(name, SIZE, graph.to_bytes(), None, step=step)
         yield opened
 
 
@@ -84,11 +84,13 @@ def ask(model=MODEL, **fields):
 
 
 def test_what_was_measured_is_answered_from_the_store(store):
-    kept = store.record(measurement(MODEL, 2, step_ms=7.0))
-    store.record(measurement(MODEL, 4, step_ms=9.0))
-    store.record(measurement(MODEL, 2, step_ms=8.0, device="a100"))
-    store.record(measurement(MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"}))
-    store.record(measurement(MODEL, 2, step_ms=5.0, input_size=96))
+    kept = store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    store.measurements.record(measurement(MODEL, 4, step_ms=9.0))
+    store.measurements.record(measurement(MODEL, 2, step_ms=8.0, device="a100"))
+    store.measurements.record(
+        measurement(MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
+    )
+    store.measurements.record(measurement(MODEL, 2, step_ms=5.0, input_size=96))
     found = ask()
     assert (found.source, [label.id for label in found.labels]) == ("measured", [kept.label_id])
     assert tuple(found) == (7.0, pytest.approx(321.123456789012), None)
@@ -99,10 +101,12 @@ def test_what_was_measured_is_answered_from_the_store(store):
 
 
 def test_labels_of_the_same_graph_under_another_name_all_count(store):
-    other = store.record(measurement("twin", 2, step_ms=6.0)).label_id
+    other = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
     assert [label.id for label in ask().labels] == [other]
-    own = store.record(measurement(MODEL, 2, step_ms=7.0)).label_id
-    paper = store.record(measurement("twin", 2, protocol=Protocol(name="paper"))).label_id
+    own = store.measurements.record(measurement(MODEL, 2, step_ms=7.0)).label_id
+    paper = store.measurements.record(
+        measurement("twin", 2, protocol=Protocol(name="paper"))
+    ).label_id
     found = ask()
     assert found.step_time_ms == 7.0  # one's own name comes first
     assert [label.id for label in found.labels] == [own, paper, other]
@@ -113,38 +117,42 @@ def test_one_graph_with_another_training_step_is_another_model(store, graph, sna
     frozen = zoo.create_model(MODEL, SIZE)
     frozen.conv1.requires_grad_(False)
     other = step_profile(frozen, SIZE).to_bytes()
-    store.save_graph("frozen", SIZE, graph.to_bytes(), None, step=other)
-    store.save_graph("unknown", SIZE, graph.to_bytes(), None, step_refusal="cannot be traced")
+    store.workloads.save_graph("frozen", SIZE, graph.to_bytes(), None, step=other)
+    store.workloads.save_graph(
+        "unknown", SIZE, graph.to_bytes(), None, step_refusal="cannot be traced"
+    )
     for name in ("frozen", "unknown"):
-        store.record(measurement(name, 2, step_ms=6.0))
+        store.measurements.record(measurement(name, 2, step_ms=6.0))
     assert ask(snapshot=snapshot).source == "predicted"
-    store.record(measurement("twin", 2, step_ms=8.0))
+    store.measurements.record(measurement("twin", 2, step_ms=8.0))
     found = ask()
     assert (found.step_time_ms, len(found.labels)) == (8.0, 1)
     assert "measured as twin" in found.remark
 
 
 def test_measured_labels_come_before_imported_and_simulated_ones_never(store, snapshot):
-    store.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
+    store.measurements.record(measurement(MODEL, 2, provenance="simulated", step_ms=1.0))
     assert ask(snapshot=snapshot).source == "predicted"
-    store.record(measurement(MODEL, 2, provenance="imported", step_ms=2.0,
+    store.measurements.record(measurement(MODEL, 2, provenance="imported", step_ms=2.0,
                              protocol=Protocol(name="published")))  # fmt: skip
     found = ask()
     assert (found.source, found.step_time_ms) == ("imported", 2.0)
-    store.record(measurement(MODEL, 2, step_ms=3.0, protocol=Protocol(name="paper")))
+    store.measurements.record(measurement(MODEL, 2, step_ms=3.0, protocol=Protocol(name="paper")))
     found = ask()
     assert (found.source, found.step_time_ms, len(found.labels)) == ("measured", 3.0, 2)
 
 
 def test_memory_that_ran_out_is_a_bound(store):
-    store.record(measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0}))
+    store.measurements.record(
+        measurement(MODEL, 2, "oom", memory_detail_mib={"capacity": 40_000.0})
+    )
     found = ask()
     assert (found.memory_mib, found.memory_above_mib) == (None, 40_000.0)
 
 
 def test_an_architecture_that_nobody_profiled_is_found_by_its_profile(store):
-    store.save_graph(MODEL, SIZE, None, "as if it had not been made")
-    store.record(measurement("twin", 2, step_ms=6.0))
+    store.workloads.save_graph(MODEL, SIZE, None, "as if it had not been made")
+    store.measurements.record(measurement("twin", 2, step_ms=6.0))
     assert ask().step_time_ms == 6.0
 
 
@@ -158,7 +166,7 @@ def files(tmp_path_factory):
 
 
 def test_a_file_is_found_by_its_graph_under_any_name(store, files, snapshot):
-    kept = store.record(measurement("twin", 2, step_ms=6.0)).label_id
+    kept = store.measurements.record(measurement("twin", 2, step_ms=6.0)).label_id
     for name in ("open.onnx", "fixed.onnx"):
         found = trappm.lookup(files / name, device=DEVICE, batch_size=2)
         assert (found.source, [label.id for label in found.labels]) == ("measured", [kept]), name
@@ -180,7 +188,7 @@ def test_labels_of_an_architecture_without_a_graph_are_found_once_it_is_made(
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "other"))
     with Store.open(Home.open().database_url) as store:
         for name in (MODEL, "no_such_net"):
-            store.record(measurement(name, 2, provenance="imported"))
+            store.measurements.record(measurement(name, 2, provenance="imported"))
     file = files / "open.onnx"
     with pytest.raises(SnapshotError, match=r"2 architectures .* trappm store profile --device c"):
         trappm.lookup(file, device=DEVICE, batch_size=2)
@@ -196,7 +204,7 @@ def test_labels_of_an_architecture_without_a_graph_are_found_once_it_is_made(
 
 def test_a_miss_tells_the_nearest_labels_and_a_misspelt_name(store, snapshot):
     for batch_size, settings in [(1, None), (4, None), (64, None), (2, {"optimizer": "adam"})]:
-        store.record(measurement(MODEL, batch_size, settings=settings))
+        store.measurements.record(measurement(MODEL, batch_size, settings=settings))
     found = ask(batch_size=3, snapshot=snapshot)
     assert found.source == "predicted"
     nearest = "test_resnet batch 4 at 64 px; test_resnet batch 1 at 64 px; test_resnet batch 64"
@@ -252,13 +260,13 @@ def test_a_miss_is_measured_when_asked_and_never_measured_twice(store):
     assert first.step_time_ms > 0
     second = ask(measure=True, protocol=PATIENT)
     assert second == first
-    assert len(store.query_labels(LabelFilter(outcome="any"))) == 1
+    assert len(store.labels.query(LabelFilter(outcome="any"))) == 1
 
 
 def test_a_measurement_without_a_result_is_kept_and_told(store):
     with pytest.raises(TrappmError, match=r"ended as (timeout|error).* kept as number 1"):
         ask(measure=True, protocol=replace(PATIENT, timeout_s=0.01))
-    assert len(store.query_labels(LabelFilter(outcome="any"))) == 1
+    assert len(store.labels.query(LabelFilter(outcome="any"))) == 1
     with pytest.raises(DeviceError, match="this machine has"):
         ask(device="a100", measure=True)
     with pytest.raises(InputError, match="no protocol is named 'swift'"):
@@ -266,8 +274,8 @@ def test_a_measurement_without_a_result_is_kept_and_told(store):
 
 
 def test_the_command_says_where_the_answer_is_from(store, snapshot, capsys):
-    store.record(measurement(MODEL, 2, step_ms=7.0))
-    store.record(measurement("twin", 2, step_ms=6.0))
+    store.measurements.record(measurement(MODEL, 2, step_ms=7.0))
+    store.measurements.record(measurement("twin", 2, step_ms=6.0))
     command = ["labels", "lookup", MODEL, "--input-size", str(SIZE), "--device", DEVICE]
     assert cli.run([*command, "--batch-size", "2"]) == 0
     out = capsys.readouterr().out

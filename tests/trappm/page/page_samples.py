@@ -55,9 +55,11 @@ def measured(what: Configuration, number: int, attempt_key: str) -> Measurement:
 
 
 def measure_next(store: Store, campaign_id: str, number: int) -> None:
-    (waiting, *_) = store.assignments(campaign_id, state="open")
-    (lease,) = store.record_and_lease([], [(waiting.id, "worker-1")])
-    store.record(measured(lease.configuration, number, lease.attempt_key), assignment_id=lease.id)
+    (waiting, *_) = store.assignments.of_campaign(campaign_id, state="open")
+    (lease,) = store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
+    store.measurements.record(
+        measured(lease.configuration, number, lease.attempt_key), assignment_id=lease.id
+    )
 
 
 def report(labels: int, mape: float) -> dict[str, object]:
@@ -94,29 +96,29 @@ def build_home(folder: Path) -> tuple[Home, str]:
     ]
     with Store.open(home.database_url) as store:
         for name, template in templates.items():
-            store.save_graph(name, 64, template, None)
-        campaign = store.create_campaign(spec.name, spec.model_dump(mode="json"), spec.seed).id
-        store.set_campaign_pool(campaign, [(c, c.architecture == HELD_OUT) for c in pool])
+            store.workloads.save_graph(name, 64, template, None)
+        campaign = store.campaigns.create(spec.name, spec.model_dump(mode="json"), spec.seed).id
+        store.campaigns.set_pool(campaign, [(c, c.architecture == HELD_OUT) for c in pool])
         learner = CampaignLearner(
             preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
             cache=home.campaigns / campaign,
         )  # fmt: skip
-        ordered = [(c, templates[c.architecture]) for c, _ in store.campaign_pool(campaign)]
+        ordered = [(c, templates[c.architecture]) for c, _ in store.campaigns.pool(campaign)]
         learner.set_pool(ordered, lambda done, total: None)
         judged = [c for c in pool if c.architecture == HELD_OUT][:2]
         taught = [c for c in pool if c.architecture != HELD_OUT]
-        store.plan_round(campaign, 0, "evaluation", _planned(judged, "evaluate"))
-        store.plan_round(campaign, 1, "initial", _planned(taught[:4], "train"))
+        store.rounds.plan(campaign, 0, "evaluation", _planned(judged, "evaluate"))
+        store.rounds.plan(campaign, 1, "initial", _planned(taught[:4], "train"))
         for number in range(6):
             measure_next(store, campaign, number)
-        store.close_round(campaign, 0, {})
-        store.close_round(campaign, 1, report(4, 22.5))
-        store.plan_round(campaign, 2, "acquired", _planned(taught[4:5], "train"))
-        (waiting,) = store.assignments(campaign, state="open")
-        store.record_and_lease([], [(waiting.id, "worker-1")])
-        store.save_canary(_canary(pool[0]), campaign_id=campaign)
-        store.log_event(campaign, "worker", {"message": "worker-1 has joined"})
-        store.begin_campaign(campaign)
+        store.rounds.close(campaign, 0, {})
+        store.rounds.close(campaign, 1, report(4, 22.5))
+        store.rounds.plan(campaign, 2, "acquired", _planned(taught[4:5], "train"))
+        (waiting,) = store.assignments.of_campaign(campaign, state="open")
+        store.measurements.record_and_lease([], [(waiting.id, "worker-1")])
+        store.canaries.save(_canary(pool[0]), campaign_id=campaign)
+        store.campaigns.log_event(campaign, "worker", {"message": "worker-1 has joined"})
+        store.owners.begin_campaign(campaign)
     return home, campaign
 
 

@@ -133,7 +133,7 @@ def test_a_campaign_is_followed_while_it_runs(page, server, home):
     main.locator("figure summary").first.click()
     assert "22.5 %" in main.locator("figure table").first.inner_text()
     with Store.open(folder.database_url) as store:
-        store.log_event(campaign, "canary", {"message": "it drifts"})
+        store.campaigns.log_event(campaign, "canary", {"message": "it drifts"})
     main.get_by_text("it drifts").wait_for()  # without loading the page again
     assert main.locator("figure table").first.is_visible()  # what was opened stays
 

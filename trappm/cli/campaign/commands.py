@@ -102,7 +102,7 @@ def watch(
 
     home = Home.find()
     with store_to_read(home) as store:
-        campaign = store.campaign(campaign_id)
+        campaign = store.campaigns.get(campaign_id)
         if as_json:
             print_json(campaign_facts(store, campaign.id).to_json())
         else:
@@ -188,7 +188,7 @@ def _show(
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
-        facts = campaign_facts(store, store.campaign(campaign_id).id)
+        facts = campaign_facts(store, store.campaigns.get(campaign_id).id)
     if as_json:
         print_json(facts.to_json())
     else:

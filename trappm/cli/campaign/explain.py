@@ -37,7 +37,9 @@ def explain(
     home = Home.find()
     busy = Console(stderr=True).status("training on the labels so far, then choosing")
     with store_to_read(home) as store, busy:
-        facts = facts_of(store, home, store.campaign(campaign_id).id, device=device, count=count)
+        facts = facts_of(
+            store, home, store.campaigns.get(campaign_id).id, device=device, count=count
+        )
     if png is not None:
         draw_map(facts, png)
     if as_json:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli import options
 from trappm.cli.labels import exchange, single_label
+from trappm.cli.labels.filters import with_filter
 from trappm.cli.labels.formats import AsCsv, AsJsonLines, AsParquet, check_formats, print_frame
 from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
+
+if TYPE_CHECKING:
+    from trappm.store import LabelFilter
 
 app = typer.Typer(
     help="Ask the label store.",
@@ -35,23 +38,9 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table sh
 @app.command(
     epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
 )
+@with_filter
 def query(
-    architecture: options.Architecture = None,
-    family: options.Family = None,
-    device: options.Device = None,
-    batch_size: options.SampleCount = None,
-    input_size: options.Pixels = None,
-    precision: options.Precision = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
-    phase: options.Phase = None,
-    protocol: options.Protocol = None,
-    metric: options.Metric = None,
-    outcome: options.Outcome = None,
-    provenance: options.Provenance = None,
-    campaign: options.Campaign = None,
-    since: options.Since = None,
-    until: options.Until = None,
+    wanted: LabelFilter,
     columns: Annotated[
         str | None, typer.Option(help="Which, by commas; with --by, the metrics.")
     ] = None,
@@ -72,29 +61,11 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
-    filters = {
-        "architecture": architecture,
-        "family": family,
-        "device": device,
-        "batch_size": batch_size,
-        "input_size": input_size,
-        "precision": precision,
-        "memory_format": memory_format,
-        "optimizer": optimizer,
-        "phase": phase,
-        "protocol": protocol,
-        "metric": metric,
-        "outcome": outcome,
-        "provenance": provenance,
-        "campaign": campaign,
-        "since": since,
-        "until": until,
-    }
     from trappm.reports.label_frames import labels, store_to_read
 
     if sql is not None:
         shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}
-        beside = [name for name, value in (filters | shaping).items() if value is not None]
+        beside = [k for k, value in (vars(wanted) | shaping).items() if value is not None]
         if beside:
             option = "--" + beside[0].replace("_", "-")
             raise InputError(f"--sql says everything itself; {option} cannot stand beside it")
@@ -108,13 +79,16 @@ def query(
             columns=_names(columns) or None,
             sort=sort,
             limit=most and most + 1,  # to know whether there are more
-            **filters,
+            **vars(wanted),
         )
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
     if censored := frame.attrs.get("censored"):
-        told = f"{censored} labels are censored (memory ran out) and have no value here"
-        typer.echo(f"trappm: {told}; --columns memory_above_mib is of their bounds", err=True)
+        typer.echo(
+            f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
+            "--columns memory_above_mib is of their bounds",
+            err=True,
+        )
     if more:
         typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
     if for_machines:
@@ -123,7 +97,7 @@ def query(
         from trappm.terminal.label_tables import print_labels, print_rows
 
         whole = sql is None and not (by or agg or columns)
-        what = "labels" if outcome is None else "attempts"
+        what = "labels" if wanted.outcome is None else "attempts"
         (print_labels if whole else print_rows)(frame, what if whole else "rows")
 
 

@@ -3,60 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli import options
+from trappm.cli.labels.filters import with_filter
 from trappm.cli.options import AsJson, print_json
 
+if TYPE_CHECKING:
+    from trappm.store import LabelFilter
 
+
+@with_filter
 def export(
+    wanted: LabelFilter,
     file: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file; replaced.")],
-    architecture: options.Architecture = None,
-    family: options.Family = None,
-    device: options.Device = None,
-    batch_size: options.SampleCount = None,
-    input_size: options.Pixels = None,
-    precision: options.Precision = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
-    phase: options.Phase = None,
-    protocol: options.Protocol = None,
-    metric: options.Metric = None,
-    provenance: options.Provenance = None,
-    campaign: options.Campaign = None,
-    outcome: options.Outcome = None,
-    since: options.Since = None,
-    until: options.Until = None,
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
     from trappm.reports.label_frames import store_to_read
-    from trappm.store import LabelFilter
     from trappm.store.exchange.files import export_file
 
-    wanted = LabelFilter(
-        architecture=architecture,
-        family=family,
-        device=device,
-        batch_size=batch_size,
-        input_size=input_size,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        phase=phase,
-        protocol=protocol,
-        metric=metric,
-        provenance=provenance,
-        campaign=campaign,
-        outcome=outcome,
-        since=since,
-        until=until,
-    )
     with store_to_read() as store:
-        store.query_labels(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
-        count = export_file(store.each_measurement(wanted), file)
-    what = "labels" if outcome is None else "attempts"
+        store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
+        count = export_file(store.measurements.each(wanted), file)
+    what = "labels" if wanted.outcome is None else "attempts"
     typer.echo(f"{count} {what} written to {file}")
 
 

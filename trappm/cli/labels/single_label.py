@@ -20,9 +20,9 @@ def show(
     from trappm.reports.label_frames import store_to_read
 
     with store_to_read() as store:
-        label = store.label(label_id)
-        measurement = store.measurement(label.measurement_id)
-        attempts = store.label_attempts(label_id)
+        label = store.labels.get(label_id)
+        measurement = store.measurements.get(label.measurement_id)
+        attempts = store.labels.attempts(label_id)
     if as_json:
         from dataclasses import asdict
 

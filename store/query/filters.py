@@ -1,0 +1,196 @@
+"""Which labels or attempts are asked for, and the columns that they have.
+
+Values go into SQL as parameters, never as text, and names of columns are looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
+    MAX_SIZE,
+    METRICS,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+)
+from trappm.store.db.models import (
+    AssignmentLabelRow,
+    AssignmentRow,
+    ConfigurationRow,
+    DeviceRow,
+    LabelRow,
+    MeasurementRow,
+)
+from trappm.store.query.dates import point_in_time
+from trappm.store.query.suggestions import architectures_matching
+
+ANY_OUTCOME = "any"
+"""As an outcome in a filter: all attempts, however they ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFilter:
+    """Which labels are asked for; what is None does not restrict.
+
+    Raises:
+        InputError: a setting, metric, outcome or provenance is none that there is, or a time cannot
+            be read.
+    """
+
+    architecture: str | None = None
+    """A name, or a glob with `*`, `?` and `[...]`."""
+    family: str | None = None
+    device: str | None = None
+    batch_size: int | None = None
+    input_size: int | None = None
+    precision: str | None = None
+    memory_format: str | None = None
+    optimizer: str | None = None
+    phase: str | None = None
+    protocol: str | None = None
+    metric: str | None = None
+    """Only those that have it."""
+    outcome: Outcome | str | None = None
+    """Asks for attempts that ended so (or `any`), instead of labels."""
+    provenance: Provenance | str | None = None
+    campaign: str | None = None
+    since: str | None = None
+    """When the label was made, or the attempt begun: from this time on. As `until`, an ISO 8601
+    date or time (UTC unless it says otherwise), or an age such as `7d` (m, h, d, w)."""
+    until: str | None = None
+    """Up to this time; a date means up to its end."""
+
+    def __post_init__(self) -> None:
+        choices: dict[str, Sequence[str]] = {
+            "precision": list(Precision),
+            "memory_format": list(MemoryFormat),
+            "optimizer": list(Optimizer),
+            "phase": list(Phase),
+            "metric": [*METRICS, "energy_j"],
+            "outcome": [*Outcome, ANY_OUTCOME],
+            "provenance": list(Provenance),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        for name in ("batch_size", "input_size"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= MAX_SIZE:
+                raise InputError(f"{name} is {size}; it must be from 1 to {MAX_SIZE:,}")
+        for text in (self.since, self.until):
+            if text is not None:
+                point_in_time(text)
+
+
+Query = Select[*tuple[Any, ...]]
+Columns = Mapping[str, InstrumentedAttribute[Any]]
+
+_WORKLOAD: Columns = {
+    "architecture": ConfigurationRow.architecture,
+    "family": ConfigurationRow.family,
+    "batch_size": ConfigurationRow.batch_size,
+    "input_size": ConfigurationRow.input_size,
+    "precision": ConfigurationRow.precision,
+    "memory_format": ConfigurationRow.memory_format,
+    "optimizer": ConfigurationRow.optimizer,
+    "phase": ConfigurationRow.phase,
+    "device": DeviceRow.key,
+    "fingerprint": DeviceRow.fingerprint,
+}
+LABEL_COLUMNS: Columns = {
+    "id": LabelRow.id,
+    **_WORKLOAD,
+    "protocol": LabelRow.protocol_name,
+    "step_time_ms": LabelRow.step_time_ms,
+    "memory_mib": LabelRow.memory_mib,
+    "memory_above_mib": LabelRow.memory_above_mib,
+    "power_w": LabelRow.power_w,
+    "energy_j": LabelRow.energy_j,
+    "provenance": LabelRow.provenance,
+    "created_at": LabelRow.created_at,
+}
+ATTEMPT_COLUMNS: Columns = {
+    "id": MeasurementRow.id,
+    **_WORKLOAD,
+    "protocol": MeasurementRow.protocol_name,
+    "outcome": MeasurementRow.outcome,
+    "step_time_ms": MeasurementRow.step_median_ms,
+    "memory_mib": MeasurementRow.memory_mib,
+    "power_w": MeasurementRow.power_w,
+    "energy_j": MeasurementRow.energy_j,
+    "provenance": MeasurementRow.provenance,
+    "campaign": MeasurementRow.campaign_id,
+    "started_at": MeasurementRow.started_at,
+    "duration_s": MeasurementRow.duration_s,
+    "failed_in": MeasurementRow.failed_in,
+    "message": MeasurementRow.message,
+}
+
+_EQUAL = (
+    "family", "device", "batch_size", "input_size", "precision", "memory_format", "optimizer",
+    "phase", "protocol", "provenance",
+)  # fmt: skip
+"""Filters that restrict the column of their name to one value."""
+
+
+def columns_of(wanted: LabelFilter) -> Columns:
+    return LABEL_COLUMNS if wanted.outcome is None else ATTEMPT_COLUMNS
+
+
+def matching(session: Session, wanted: LabelFilter, what: Sequence[Any]) -> Query:
+    """Selects this from the labels or attempts that pass the filter."""
+    row = LabelRow if wanted.outcome is None else MeasurementRow
+    return restricted(session, joined(row, what), wanted)
+
+
+def joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
+    """Selects this from labels or attempts, each with its configuration and its device."""
+    return (
+        select(*what)
+        .select_from(row)
+        .join(ConfigurationRow, ConfigurationRow.id == row.configuration_id)
+        .join(DeviceRow, DeviceRow.id == row.device_id)
+    )
+
+
+def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
+    """The query, of labels or attempts with configurations and devices, with these conditions."""
+    columns = columns_of(wanted)
+    for name in _EQUAL:
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(columns[name] == value)
+    if wanted.outcome not in {None, ANY_OUTCOME}:
+        query = query.where(MeasurementRow.outcome == wanted.outcome)
+    if wanted.architecture is not None:
+        names = architectures_matching(session, wanted.architecture)
+        query = query.where(ConfigurationRow.architecture.in_(names))
+    if wanted.metric is not None:
+        query = query.where(columns[wanted.metric].is_not(None))
+    time = columns["created_at" if wanted.outcome is None else "started_at"]
+    if wanted.since is not None:
+        query = query.where(time >= point_in_time(wanted.since))
+    if wanted.until is not None:
+        query = query.where(time <= point_in_time(wanted.until, end_of_day=True))
+    if wanted.campaign is not None and wanted.outcome is not None:
+        query = query.where(MeasurementRow.campaign_id == wanted.campaign)
+    elif wanted.campaign is not None:
+        query = query.where(
+            LabelRow.id.in_(
+                select(AssignmentLabelRow.label_id)
+                .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
+                .where(AssignmentRow.campaign_id == wanted.campaign)
+            )
+        )
+    return query
