@@ -176,18 +176,18 @@ def _unfit_step(step: StepSummary | None) -> str | None:
 
 def _unfit(document: Any) -> str | None:
     """What in a text or JSON document cannot be kept; None if there is nothing."""
-    left = [(document, 0)]
-    while left:
-        value, depth = left.pop()
+    remaining = [(document, 0)]
+    while remaining:
+        value, depth = remaining.pop()
         if isinstance(value, str):
             if "\0" in value or not (value.isascii() or _has_utf8(value)):
                 return f"a text that a database cannot keep: {value[:40]!r}"
         elif isinstance(value, float) and not math.isfinite(value):
             return f"{value} in it, which is no number"
         elif isinstance(value, Mapping):
-            left += [(part, depth + 1) for part in (*value, *value.values())]
+            remaining += [(part, depth + 1) for part in (*value, *value.values())]
         elif isinstance(value, list | tuple):
-            left += [(part, depth + 1) for part in value]
+            remaining += [(part, depth + 1) for part in value]
         elif value is not None and not isinstance(value, bool | int | float):
             return f"a {type(value).__name__}, which is nothing that JSON knows"
         if depth > _DEEPEST:

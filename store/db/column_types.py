@@ -82,6 +82,12 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar = {dict[str, Any]: JSON_} | {e: _enum(e) for e in _ENUMS}
 
 
+def together(name: str, first: str, *others: str) -> CheckConstraint:
+    """All of these columns are NULL, or none of them is."""
+    rule = " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+    return CheckConstraint(rule, name=name)
+
+
 def positive(*columns: str) -> tuple[CheckConstraint, ...]:
     """Nothing that a step costs can be 0; what is not known is NULL."""
     return tuple(CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns)

@@ -280,13 +280,7 @@ class Rounds(Repository):
             if assignment.device in are_planned:
                 continue
             place = assignment.configuration.id, assignment.device
-            row = given_up.get(place) or AssignmentRow(
-                id=uuid.uuid4().hex,
-                campaign_id=campaign_id,
-                configuration_id=place[0],
-                device_key=assignment.device,
-                role=Role(assignment.role),
-            )
+            row = given_up.get(place) or _new_assignment(campaign_id, assignment)
             row.round_number = number
             row.rank = assignment.rank
             row.reason = dict(assignment.reason)
@@ -361,4 +355,14 @@ def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
         created_at=row.created_at,
         finished_at=row.finished_at,
         owner=owner_of(row, now),
+    )
+
+
+def _new_assignment(campaign_id: str, assignment: PlannedAssignment) -> AssignmentRow:
+    return AssignmentRow(
+        id=uuid.uuid4().hex,
+        campaign_id=campaign_id,
+        configuration_id=assignment.configuration.id,
+        device_key=assignment.device,
+        role=Role(assignment.role),
     )

@@ -82,16 +82,16 @@ def mend(database: Database = None, as_json: AsJson = False) -> None:
     Store.open_to_read(url).close()  # or there is none, and none is made
     with Store.open(url) as store:
         done = store.maintenance.relabel()
-        left = store.maintenance.check()
+        faults = store.maintenance.check()
         where = store.address
     if as_json:
         print_json(asdict(done))
     else:
         typer.echo(f"{where}: {done.wrong:,} labels were wrong, {done.made:,} are made again")
-    if left:
+    if faults:
         raise StoreError(
-            f"{sum(finding.count for finding in left):,} faults are left that labels are not made "
-            "from again; see what they are: trappm store check"
+            f"{sum(finding.count for finding in faults):,} faults are left that labels made again "
+            "do not mend; see what they are: trappm store check"
         )
 
 
@@ -133,9 +133,12 @@ def profile(
             typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
             raise typer.Exit(130) from interrupt
         graphs = store.workloads.graph_templates(pairs)
-        left = len(store.workloads.pairs_to_profile(pairs))
-    told = f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph"
-    typer.echo(f"{told}; {left:,} are still to be made, {len(pairs) - len(graphs) - left:,} cannot")
+        missing_count = len(store.workloads.pairs_to_profile(pairs))
+    impossible = len(pairs) - len(graphs) - missing_count
+    typer.echo(
+        f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph; "
+        f"{missing_count:,} are still to be made, {impossible:,} cannot"
+    )
 
 
 @app.command(epilog="Example: trappm store stats --json")

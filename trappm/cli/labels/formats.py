@@ -29,8 +29,8 @@ def check_formats(as_json: bool, as_jsonl: bool, as_csv: bool, parquet: Path | N
     Raises:
         InputError: more than one format is asked for, or what Parquet needs is not installed.
     """
-    asked = {"--json": as_json, "--jsonl": as_jsonl, "--csv": as_csv, "--parquet": bool(parquet)}
-    names = [name for name, is_asked in asked.items() if is_asked]
+    formats = {"--json": as_json, "--jsonl": as_jsonl, "--csv": as_csv, "--parquet": bool(parquet)}
+    names = [name for name, is_wanted in formats.items() if is_wanted]
     if len(names) > 1:
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if parquet is not None:
