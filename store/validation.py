@@ -1,4 +1,4 @@
-"""What a measurement must be so that both back ends can keep it, asked before anything is written.
+"""What a measurement must be so that both back ends can keep it; checked before it is written.
 
 SQLite takes almost anything: longer texts than a column has room for, a NUL in JSON, times that
 float32 makes infinite. PostgreSQL does not, and a store goes from one to the other.
@@ -47,7 +47,7 @@ _LONGEST = {
 _FREE = (
     "device", "attempt_key", "failed_in", "message", "memory_detail_mib", "missing", "environment",
 )  # fmt: skip
-"""Texts and documents that whoever measured may fill as they like."""
+"""Texts and documents that a profiler may fill freely."""
 
 _DEEPEST = 100
 
@@ -88,7 +88,7 @@ def recordable(
     attempt_key: str,
     fingerprint: str,
 ) -> Measurement:
-    """The measurement, if it is what was wanted and can be kept; else an error that says why not.
+    """The measurement, if it is the one wanted and can be kept; else a failed attempt saying why.
 
     Args:
         measurement: as a worker handed it in.
@@ -102,7 +102,7 @@ def recordable(
         given = (measurement.configuration, measurement.device, measurement.attempt_key)
         if (*given, measurement.protocol) == (configuration, device, attempt_key, protocol):
             return with_possible_metrics(measurement)
-        reason = f"it is of {given}, which is not what was asked for"
+        reason = f"it is of {given}, which is not what was wanted"
     except (StoreError, TypeError, ValueError, AttributeError) as error:
         reason = one_line(error)
     return Measurement(

@@ -1,4 +1,4 @@
-"""What the models of `schema` are made of: types of columns for both back ends, and their root.
+"""Types of columns for both back ends, shorthands for constraints, and the root of the models.
 
 Times, JSON, enumerations and large numbers are each stored in one way, and constraints are named by
 one rule, so that migrations can name them too.

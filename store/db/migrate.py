@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, or says why not.
+"""Brings a database to the schema of this version, or refuses it with the reason.
 
 Alembic does the work, from the revisions in `store/db/migrations/versions`; it is imported only
 when there is something to do, so that opening an up-to-date store is quick. To write a new

@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 _Part = TypeVar("_Part", bound="Repository")
 
 Guard = Callable[[Session], None]
-"""Raises if whoever has this store may not write any more."""
+"""Raises once its holder may not write any more."""
 
 
 class Database:

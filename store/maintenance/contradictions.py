@@ -333,7 +333,7 @@ def _unlike(
     *where: ColumnElement[bool],
     columns: tuple[InstrumentedAttribute[bytes], ...] = (),
 ) -> Iterator[Finding]:
-    """A finding if there are rows for which this does not hold, or cannot even be asked."""
+    """A finding if there are rows for which this does not hold, or cannot even be computed."""
     key = list(table.primary_key.columns)
     query = select(*key, *columns) if columns else select(table)
     rows = connection.execute(

@@ -1,6 +1,6 @@
 """The names that the store knows, and the nearest one for a name that it does not know.
 
-An index is asked for one name after the other ("skip scan"), so that listing the thousand
+Names are read from an index one after the other ("skip scan"), so that listing the thousand
 architectures of a million configurations reads a thousand entries.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trappm.store.query.filters import LabelFilter
 
 _LISTED = 12
-"""So many names are told; of more, only the nearest."""
+"""So many names are listed; of more, only the nearest."""
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
@@ -72,7 +72,7 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """What to say to somebody who gave a name that is not known."""
+    """A hint for a name that is not known: the nearest, or all that there are."""
     near = difflib.get_close_matches(name, known, n=3)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"

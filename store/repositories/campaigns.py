@@ -1,4 +1,4 @@
-"""Campaigns: what each was asked to do, its pool, its rounds, and what happened to it."""
+"""Campaigns: the spec of each, its pool, its rounds, and what happened to it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Measurements(Repository):
 
         What came back is kept as `record` does, then assignments are given to workers. One
         transaction for a whole turn costs hardly more than one for each measurement. After an
-        answer was lost it can be asked again as it is.
+        answer was lost the same call can be made again.
 
         Args:
             results: attempts, each with the assignment that it is of.

@@ -48,7 +48,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
 def check(database: Database = None, as_json: AsJson = False) -> None:
     """Look for damage, orphans, impossible values and contradictions; change nothing.
 
-    Exit status 0: nothing was found; 1: something was, told with how to mend it.
+    Exit status 0: nothing was found; 1: something was; each finding says how to mend it.
     """
     from trappm.store import Store
 
@@ -73,7 +73,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 def mend(database: Database = None, as_json: AsJson = False) -> None:
     """Make labels that are wrong or lost again from what was measured, all or nothing.
 
-    Exit status 0: nothing is wrong any more; 1: something else is, as `store check` tells.
+    Exit status 0: nothing is wrong any more; 1: something else is; see `store check`.
     """
     from trappm.profiler.errors import StoreError
     from trappm.store import Store

@@ -22,7 +22,7 @@ from trappm.store.exchange.files import check_columns, checked_size
 
 MAX_SHEET_BYTES = 64 << 20
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
-"""Stands for a time that the source does not tell; `Measurement.missing` says so too."""
+"""For a time that the source does not give; `Measurement.missing` says so too."""
 
 _LARGEST = 1e9
 _UNTOLD = {
@@ -88,7 +88,7 @@ def published(
     memory_detail_mib: Mapping[str, float] | None = None,
     message: str | None = None,
 ) -> Measurement:
-    """A measurement by others, whose attempt key follows from what the row says.
+    """A measurement by others, whose attempt key is a hash of the row.
 
     A step time is taken as mean and median; the spread is not known.
     """

@@ -48,10 +48,10 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
 
     Args:
         path: of the sheet.
-        named_like: another sheet, whose name tells it where that of `path` does not.
+        named_like: another sheet, whose name holds it where that of `path` does not.
 
     Raises:
-        InputError: no name tells what was measured, or the file cannot be read.
+        InputError: no name says what was measured, or the file cannot be read.
     """
     try:
         phase, memory_format, environment = _named(path)
@@ -95,7 +95,7 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
 
 
 def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
-    """What a file's name tells: phase, memory format and environment."""
+    """What is in a file's name: phase, memory format and environment."""
     words = set(re.split(r"[-_.]", path.name.lower()))
     device = words & DEVICES.keys()
     phases = words & {*Phase}

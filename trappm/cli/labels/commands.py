@@ -1,4 +1,4 @@
-"""`trappm labels`: ask the label store."""
+"""`trappm labels`: query the label store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app.command("import", epilog="Example: trappm labels import sheet.csv --source g
 )
 
 SHOWN = 200
-"""Rows of a table for people, unless they ask for more."""
+"""Rows of a table for people, unless `--limit` says more."""
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table shows 200.")]
 
