@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Configuration, Provenance
+from trappm.profiler.records import Configuration, Pair, Provenance
 from trappm.store.db.models import (
     AssignmentLabelRow,
     AssignmentRow,
@@ -38,7 +38,7 @@ from trappm.store.query.tables import (
 )
 from trappm.store.records import LabelRecord, Role
 from trappm.store.repositories.assignment_rows import AS_PLANNED
-from trappm.store.repositories.workloads import Pair, configuration_of
+from trappm.store.repositories.workloads import configuration_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,6 +14,7 @@ from trappm.profiler.records import (
     GraphTemplate,
     MemoryFormat,
     Optimizer,
+    Pair,
     Phase,
     Precision,
 )
@@ -22,9 +23,6 @@ from trappm.store.db.engine import insert_new
 from trappm.store.db.models import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
 from trappm.store.db.transactions import Repository, reading, writing
 from trappm.store.records import Refusal
-
-Pair = tuple[str, int]
-"""An architecture and an input size in pixels: what a static profile is made for."""
 
 
 class Workloads(Repository):
