@@ -175,10 +175,6 @@ class Campaigns(Repository):
             query = query.where(AssignmentRow.campaign_id == campaign_id)
         return {row.campaign_id: row.labels for row in session.execute(query)}
 
-    def measuring_seconds(self, campaign_id: str) -> float:
-        """How long this campaign's attempts have taken in all, failed ones included."""
-        return sum(self.measuring_seconds_by_device(campaign_id).values())
-
     @reading
     def measuring_seconds_by_device(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from trappm.store.db.models import (
     StepProfileRow,
 )
 from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.query.suggestions import nearest
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 
@@ -122,10 +122,6 @@ def _pool_id(session: Session, name: str) -> int:
     rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
     ids: dict[str, int] = {row.name: row.id for row in rows}
     if name not in ids:
-        near = difflib.get_close_matches(name, ids, n=1)
-        there_are = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(ids))}"
-        raise InputError(
-            f"no pool {name!r}; "
-            + (there_are if ids else "make one with: trappm pool build --spec FILE")
-        )
+        hint = nearest(name, sorted(ids)) if ids else "make one with: trappm pool build --spec FILE"
+        raise InputError(f"no pool {name!r}; {hint}")
     return ids[name]
