@@ -1,9 +1,9 @@
 """The label store: everything a campaign knows, in SQL, and the data folder that it stands in.
 
-This is the only room with SQL in it. What comes out of it is frozen records, never rows. `store` is
-the door, made of one file for each thing that is asked of it: graphs, pools, campaigns, owners,
-leases, recording, canaries, labels, asking, snapshots. `schema` says what is true of the data,
-`migrations` how older data gets there.
+This is the only room with SQL in it. What comes out of it is frozen records or tables, never rows.
+`store.Store` is the door to parts: `repositories` (one subject each), `query` (filters, tables,
+SQL), `exchange` (files of measurements), `maintenance` (check, repair, backups, upgrades). `db`
+holds the engine, transactions, tables and migrations.
 """
 
 from trappm.store.access import StoreAccess

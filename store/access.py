@@ -27,12 +27,12 @@ class StoreAccess:
 
     @classmethod
     def of(cls, home: Home) -> Self:
-        """As this process, which has found the data folder, reaches its store."""
+        """How this process, which has the data folder, reaches its store."""
         url = home.database_url
         return cls(url, _libpq_variables() if url.startswith("postgresql") else {})
 
     def take_over(self) -> str:
-        """Has this process reach the store so, whatever its own environment says; the URL."""
+        """Puts the variables into this process's environment, instead of its own; the URL."""
         for name in _libpq_variables():
             del os.environ[name]
         os.environ.update(self.variables)

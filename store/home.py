@@ -36,8 +36,8 @@ class Home:
     def database_url(self) -> str:
         """The label store's SQLAlchemy URL.
 
-        What TRAPPM_DATABASE says comes first, then what stands in the folder's file `database_url`;
-        without either it is `labels.db` in the folder, escaped so that any path can stand in it.
+        TRAPPM_DATABASE comes first, then the line in the folder's file `database_url`; without
+        either it is `labels.db` in the folder, escaped so that any path can stand in it.
 
         Raises:
             InputError: that file cannot be read, or holds more or less than one line.
@@ -92,7 +92,7 @@ class Home:
         try:
             for folder in (home.path, home.snapshots, home.campaigns):
                 folder.mkdir(parents=True, exist_ok=True)
-            # Only writing tells: permission bits say nothing about root or read-only mounts.
+            # Only writing shows it: permission bits say nothing about root or read-only mounts.
             tempfile.TemporaryFile(dir=home.path).close()
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(

@@ -46,7 +46,7 @@ class Role(enum.StrEnum):
 
 
 class AssignmentState(enum.StrEnum):
-    """An assignment waits, is with a worker, has its result, or was given up."""
+    """An assignment is open, is with a worker, has its result, or was given up."""
 
     OPEN = "open"
     LEASED = "leased"

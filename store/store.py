@@ -52,7 +52,7 @@ class Store:
     def open(cls, url: str, patience: Patience | None = None) -> Self:
         """Opens the label store at an SQLAlchemy URL, and makes one in an empty database.
 
-        One of an older schema is not upgraded by the way:
+        One of an older schema is not upgraded here:
         `store.maintenance.upgrade.upgrade_store` does that, and keeps a copy.
 
         Args:

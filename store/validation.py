@@ -1,4 +1,4 @@
-"""What a measurement must be so that both back ends can keep it, asked before anything is written.
+"""What a measurement must be so that both back ends can keep it; checked before it is written.
 
 SQLite takes almost anything: longer texts than a column has room for, a NUL in JSON, times that
 float32 makes infinite. PostgreSQL does not, and a store goes from one to the other.
@@ -47,7 +47,7 @@ _LONGEST = {
 _FREE = (
     "device", "attempt_key", "failed_in", "message", "memory_detail_mib", "missing", "environment",
 )  # fmt: skip
-"""Texts and documents that whoever measured may fill as they like."""
+"""Texts and documents that a profiler may fill freely."""
 
 _DEEPEST = 100
 
@@ -88,7 +88,7 @@ def recordable(
     attempt_key: str,
     fingerprint: str,
 ) -> Measurement:
-    """The measurement, if it is what was wanted and can be kept; else an error that says why not.
+    """The measurement, if it is the one wanted and can be kept; else a failed attempt saying why.
 
     Args:
         measurement: as a worker handed it in.
@@ -102,7 +102,7 @@ def recordable(
         given = (measurement.configuration, measurement.device, measurement.attempt_key)
         if (*given, measurement.protocol) == (configuration, device, attempt_key, protocol):
             return with_possible_metrics(measurement)
-        reason = f"it is of {given}, which is not what was asked for"
+        reason = f"it is of {given}, which is not what was wanted"
     except (StoreError, TypeError, ValueError, AttributeError) as error:
         reason = one_line(error)
     return Measurement(
@@ -176,18 +176,18 @@ def _unfit_step(step: StepSummary | None) -> str | None:
 
 def _unfit(document: Any) -> str | None:
     """What in a text or JSON document cannot be kept; None if there is nothing."""
-    left = [(document, 0)]
-    while left:
-        value, depth = left.pop()
+    remaining = [(document, 0)]
+    while remaining:
+        value, depth = remaining.pop()
         if isinstance(value, str):
             if "\0" in value or not (value.isascii() or _has_utf8(value)):
                 return f"a text that a database cannot keep: {value[:40]!r}"
         elif isinstance(value, float) and not math.isfinite(value):
             return f"{value} in it, which is no number"
         elif isinstance(value, Mapping):
-            left += [(part, depth + 1) for part in (*value, *value.values())]
+            remaining += [(part, depth + 1) for part in (*value, *value.values())]
         elif isinstance(value, list | tuple):
-            left += [(part, depth + 1) for part in value]
+            remaining += [(part, depth + 1) for part in value]
         elif value is not None and not isinstance(value, bool | int | float):
             return f"a {type(value).__name__}, which is nothing that JSON knows"
         if depth > _DEEPEST:

@@ -65,7 +65,7 @@ class StopCheck:
             The report, and one line for people if a rule holds for the first time.
         """
         labels = self._store.campaigns.label_counts(self._id).get(self._id, 0)
-        seconds = self._store.campaigns.measuring_seconds(self._id)
+        seconds = sum(self._store.campaigns.measuring_seconds_by_device(self._id).values())
         report = replace(report, spent=Spent(labels, seconds, datetime.now(UTC)))
         rules = self._spec.stop
         if self.holds or rules is None:

@@ -1,4 +1,4 @@
-"""What the models of `schema` are made of: types of columns for both back ends, and their root.
+"""Types of columns for both back ends, shorthands for constraints, and the root of the models.
 
 Times, JSON, enumerations and large numbers are each stored in one way, and constraints are named by
 one rule, so that migrations can name them too.
@@ -80,6 +80,12 @@ class Base(DeclarativeBase):
         }
     )
     type_annotation_map: ClassVar = {dict[str, Any]: JSON_} | {e: _enum(e) for e in _ENUMS}
+
+
+def together(name: str, first: str, *others: str) -> CheckConstraint:
+    """All of these columns are NULL, or none of them is."""
+    rule = " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+    return CheckConstraint(rule, name=name)
 
 
 def positive(*columns: str) -> tuple[CheckConstraint, ...]:

@@ -31,7 +31,7 @@ _BEGIN = "sqlite_begin"
 """The execution option of an engine that says how its transactions begin on SQLite."""
 
 _AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL")
-"""What SQLite says while others hold the database, its disk is away, or there is no room."""
+"""SQLite's errors while others hold the database, its disk is away, or there is no room."""
 
 _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
@@ -65,7 +65,7 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
 
     Args:
         url: of the database.
-        read_only: the database shall refuse to write, whatever it is asked.
+        read_only: the database refuses every write.
 
     Raises:
         StoreAccessError: the URL cannot be read, is of another database system, or its driver is

@@ -1,8 +1,8 @@
-"""Brings a database to the schema of this version, or says why not.
+"""Brings a database to the schema of this version, or refuses it with the reason.
 
 Alembic does the work, from the revisions in `store/db/migrations/versions`; it is imported only
 when there is something to do, so that opening an up-to-date store is quick. To write a new
-revision, change `schema`, add a file there, and add its name to REVISIONS.
+revision, change `store.db.models`, add a file there, and add its name to REVISIONS.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def require_newest(engine: Engine) -> None:
         NoLabelStoreError: the database is empty.
         StoreAccessError: not a database, not ours, made by a newer version, or not yet upgraded.
     """
-    found = schema_of(engine)
-    if found is None:
+    schema = schema_of(engine)
+    if schema is None:
         raise NoLabelStoreError(
             f"{address(engine)} is an empty database, not yet a label store; make it one with: "
             "trappm store upgrade"
         )
-    if found != REVISIONS[-1]:
+    if schema != REVISIONS[-1]:
         raise StoreAccessError(
-            f"{address(engine)} was written by an older TraPPM (schema {found}, while this version "
-            f"reads {REVISIONS[-1]}); bring it up to date with: trappm store upgrade"
+            f"{address(engine)} was written by an older TraPPM (schema {schema}, while this "
+            f"version reads {REVISIONS[-1]}); bring it up to date with: trappm store upgrade"
         )
 
 

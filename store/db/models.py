@@ -33,7 +33,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from trappm.profiler.measuring.canary import CanaryDecision
 from trappm.profiler.records import Outcome, Provenance
-from trappm.store.db.column_types import BIG, JSON_, Base, UtcTime, positive
+from trappm.store.db.column_types import BIG, JSON_, Base, UtcTime, positive, together
 from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 
 
@@ -177,12 +177,7 @@ class CampaignRow(Base):
         CheckConstraint(
             "(finished_at IS NOT NULL) = (state IN ('finished', 'cancelled'))", name="finished_at"
         ),
-        CheckConstraint(
-            "(owner_id IS NULL) = (owner_process IS NULL)"
-            " AND (owner_id IS NULL) = (owned_since IS NULL)"
-            " AND (owner_id IS NULL) = (owner_seen_at IS NULL)",
-            name="owner",
-        ),
+        together("owner", "owner_id", "owner_process", "owned_since", "owner_seen_at"),
     )
 
 
@@ -286,12 +281,7 @@ class MeasurementRow(Base):
         *positive("step_median_ms", "step_mean_ms", "step_p95_ms"),
         *positive("memory_mib", "power_w", "energy_j"),
         CheckConstraint("step_iqr_ms >= 0", name="step_iqr_ms"),
-        CheckConstraint(
-            "(step_median_ms IS NULL) = (step_mean_ms IS NULL)"
-            " AND (step_median_ms IS NULL) = (step_iqr_ms IS NULL)"
-            " AND (step_median_ms IS NULL) = (step_p95_ms IS NULL)",
-            name="step_summary",
-        ),
+        together("step_summary", "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms"),
         CheckConstraint("duration_s >= 0", name="duration_s"),
         Index(None, "configuration_id", "device_id"),
         Index(None, "outcome", "id", unique=True),  # what labels refer to

@@ -1,4 +1,4 @@
-"""Opens a label store for those who only ask: nothing is made, and nothing can be changed.
+"""Opens a label store to read: nothing is made, and nothing can be changed.
 
 A SQLite database in WAL mode needs two files beside it, even to be read. Where they are not there
 and cannot be made (a read-only folder, somebody else's), the database is read as a file that nobody
@@ -71,7 +71,7 @@ def _sqlite_file(url: str) -> Path | None:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        return None  # `make_engine` tells what is wrong
+        return None  # `make_engine` says what is wrong
     name = parsed.database
     if parsed.get_backend_name() != "sqlite" or not name or parsed.query.get("mode") == "memory":
         return None

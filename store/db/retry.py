@@ -1,9 +1,9 @@
 """Waiting for a database that has gone away, so that a campaign outlives its restart.
 
 Each method of the store is one transaction: one that failed has left nothing behind, and is tried
-again, with pauses that grow and differ from worker to worker. What it was given waits with it, a
-measurement too. Whether a commit that got no answer was done, nobody can know; recording is told by
-the attempt key that it was. Done twice, nothing else does harm.
+again, with pauses that grow and differ from worker to worker. Its
+arguments, a measurement too, wait in memory. Whether a commit that got no answer was done, nobody
+can know; recording sees by the attempt key that it was. Nothing else does harm when done twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StoreNotUpError(StoreUnreachableError):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store waits for its database, in seconds, and whom it tells that it does."""
+    """How long a store waits for its database, in seconds, and where it reports that."""
 
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = logging.getLogger("trappm.store").warning
@@ -72,7 +72,7 @@ class Patience:
 
 
 IMPATIENT = Patience(wait_s=0.0)
-"""For those who only ask: they are told at once, and ask again."""
+"""For readers: they get the error at once, and can try again."""
 
 
 def _give_up(state: RetryCallState) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 _Part = TypeVar("_Part", bound="Repository")
 
 Guard = Callable[[Session], None]
-"""Raises if whoever has this store may not write any more."""
+"""Raises once its holder may not write any more."""
 
 
 class Database:
@@ -62,39 +62,41 @@ class Repository:
         self._database = database
 
 
+_Method = Callable[Concatenate[_Part, Session, _Parameters], _Result]
+_Transaction = Callable[Concatenate[_Part, _Parameters], _Result]
+
+
 def reading(
-    method: Callable[Concatenate[_Part, Session, _Parameters], _Result],
-) -> Callable[Concatenate[_Part, _Parameters], _Result]:
+    method: _Method[_Part, _Parameters, _Result],
+) -> _Transaction[_Part, _Parameters, _Result]:
     """Makes a method of a repository one reading transaction, whose session it is given.
 
     It is tried again, from its beginning, while the database is away: no argument may be an
     iterator, which could be read only once.
     """
-
-    @functools.wraps(method)
-    def transaction(
-        self: _Part, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs
-    ) -> _Result:
-        def attempt() -> _Result:
-            with self._database.reading() as session:
-                return method(self, session, *arguments, **keywords)
-
-        return self._database.patience(attempt)
-
-    return transaction
+    return _transaction(method, Database.reading)
 
 
 def writing(
-    method: Callable[Concatenate[_Part, Session, _Parameters], _Result],
-) -> Callable[Concatenate[_Part, _Parameters], _Result]:
+    method: _Method[_Part, _Parameters, _Result],
+) -> _Transaction[_Part, _Parameters, _Result]:
     """As `reading`, of a transaction that writes: all of it is kept, or nothing."""
+    return _transaction(method, Database.writing)
 
+
+def _transaction(
+    method: _Method[_Part, _Parameters, _Result],
+    begin: Callable[[Database], AbstractContextManager[Session]],
+) -> _Transaction[_Part, _Parameters, _Result]:
     @functools.wraps(method)
     def transaction(
         self: _Part, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
+        if any(isinstance(value, Iterator) for value in (*arguments, *keywords.values())):
+            raise TypeError(f"{method.__qualname__} may be tried again; give it no iterator")
+
         def attempt() -> _Result:
-            with self._database.writing() as session:
+            with begin(self._database) as session:
                 return method(self, session, *arguments, **keywords)
 
         return self._database.patience(attempt)

@@ -9,6 +9,7 @@ attempt is recorded once, however often it comes.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import subprocess
 import sys
@@ -78,14 +79,15 @@ def export_file(measurements: Iterable[Measurement], path: Path) -> int:
         InputError: the suffix is of none of the three, or the file cannot be written.
     """
     write = _by_suffix(path, _WRITERS)
-    counter = _Counted(map(row_of, measurements))
+    numbers = itertools.count()
+    rows = (row_of(measurement) for measurement, _ in zip(measurements, numbers, strict=False))
     try:
         with made_whole(path, replace=True) as unfinished:
-            write(unfinished, counter)
+            write(unfinished, rows)
     except OSError as error:
         reason = error.strerror or one_line(error)
         raise InputError(f"{path} cannot be written: {reason}") from error
-    return counter.count
+    return next(numbers)
 
 
 def read_file(path: Path) -> Iterator[Verdict]:
@@ -162,19 +164,6 @@ def _verdict(measurement: Measurement) -> Verdict:
         return Verdict(kind="imported", reason=f"{measurement.provenance}", measurement=measurement)
     kind = "censored" if measurement.outcome is Outcome.OOM else "failed"
     return Verdict(kind=kind, reason=f"outcome {measurement.outcome}", measurement=measurement)
-
-
-class _Counted:
-    """Passes rows on, and knows how many."""
-
-    def __init__(self, rows: Iterable[_Row]) -> None:
-        self._rows = rows
-        self.count = 0
-
-    def __iter__(self) -> Iterator[_Row]:
-        for row in self._rows:
-            self.count += 1
-            yield row
 
 
 def _write_jsonl(path: Path, rows: Iterable[_Row]) -> None:

@@ -1,6 +1,6 @@
 """Writes the rows of a Parquet file as JSON lines; a script, for a process of its own.
 
-A few hundred bytes of Parquet can unpack to any size, and what the file says of its sizes may be a
+A few hundred bytes of Parquet can unpack to any size, and the sizes in its header may be a
 lie. So `store.exchange.files` has it unpacked here, in a process with a bound for its memory.
 
     python -IS parquet_rows.py FILE SYS_PATH... > lines
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _write(path: str) -> None:
-    # The usual allocator reserves a gigabyte of the address space before it is asked for a byte.
+    # The usual allocator reserves a gigabyte of the address space before it allocates a byte.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -2,7 +2,7 @@
 
 SQLite is copied page by page inside one reading transaction, which in WAL mode hinders no writer
 and is not disturbed by any. PostgreSQL is read row by row in one REPEATABLE READ transaction into a
-new SQLite store, so that the copy needs no server and can be asked like any other store. A copy is
+new SQLite store, so that the copy needs no server and can be used like any other store. A copy is
 made under another name, checked, synced to disk, and only then given its own; nothing that is there
 is ever overwritten.
 """

@@ -1,8 +1,8 @@
 """Looks for what cannot be true: damage, lost rows, values that no measurement gives.
 
-The constraints of the schema keep most of it out, as long as they are there. So this asks the
-database whether its file and its constraints hold, compares its schema with ours, and then asks
-itself what no constraint can say (`contradictions`).
+The constraints of the schema keep most of it out, as long as they are there. So this has
+the database check its file and its constraints, compares its schema with ours, and then looks for
+what no constraint can say (`contradictions`).
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ def contradictions(connection: Connection) -> Iterator[Finding]:
         *label_faults(connection),
         *_measurements(connection),
         *_assignments(connection),
+        *_labels_of_assignments(),
     ):
         yield from faulty_rows(connection, rows, condition, what=what, mend=mend)
     yield from _bytes(connection)
@@ -115,7 +116,17 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
     what = "censored labels that say something else than that memory ran out"
     yield table, what, behind(made_by.outcome == Outcome.OOM, not_censored), _LABEL_AGAIN
 
-    # The rule by which recording replaces a label: `store.repositories.label_rows.label_upsert`.
+    yield (
+        table,
+        "labels although a measurement is worth more",
+        _worth_more(connection),
+        _LABEL_AGAIN,
+    )
+
+
+def _worth_more(connection: Connection) -> ColumnElement[bool]:
+    """Of labels: recording would replace them (`store.repositories.label_rows.label_upsert`)."""
+    label, made_by = LabelRow, MeasurementRow
     same_place = (
         made_by.configuration_id == label.configuration_id,
         made_by.device_id == label.device_id,
@@ -131,8 +142,7 @@ def label_faults(connection: Connection) -> Iterator[_Check]:
         made_by.provenance == label.provenance,
         made_by.outcome == Outcome.OK,
     )
-    better = exists(select(1).where(*same_place, or_(measured_instead, value_for_bound)))
-    yield table, "labels although a measurement is worth more", better, _LABEL_AGAIN
+    return exists(select(1).where(*same_place, or_(measured_instead, value_for_bound)))
 
 
 def without_label(connection: Connection) -> ColumnElement[bool]:
@@ -221,15 +231,19 @@ def _assignments(connection: Connection) -> Iterator[_Check]:
     enough = exists(
         select(1).where(EventRow.campaign_id == row.campaign_id, EventRow.kind == "enough")
     )
-    left = and_(row.state == AssignmentState.OPEN, enough)
-    waiting = and_(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]), not_(left))
+    is_over = and_(row.state == AssignmentState.OPEN, enough)
+    to_do = and_(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]), not_(is_over))
     yield (
         table,
         "assignments still to do in rounds that are closed",
-        and_(waiting, closed),
+        and_(to_do, closed),
         BY_HAND,
     )
 
+
+def _labels_of_assignments() -> Iterator[_Check]:
+    row = AssignmentRow
+    table = _table(row)
     linked = exists(select(1).where(AssignmentLabelRow.assignment_id == row.id))
     attempted = exists(select(1).where(MeasurementRow.assignment_id == row.id))
     done = row.state == AssignmentState.DONE
@@ -319,7 +333,7 @@ def _unlike(
     *where: ColumnElement[bool],
     columns: tuple[InstrumentedAttribute[bytes], ...] = (),
 ) -> Iterator[Finding]:
-    """A finding if there are rows for which this does not hold, or cannot even be asked."""
+    """A finding if there are rows for which this does not hold, or cannot even be computed."""
     key = list(table.primary_key.columns)
     query = select(*key, *columns) if columns else select(table)
     rows = connection.execute(

@@ -1,4 +1,4 @@
-"""What a check of the store found, and how the rows of a fault are counted."""
+"""The result of a check of the store, and how the rows of a fault are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Finding:
     what: str
     count: int
     example: str
-    """The key of the first row that has it, or what the database says of it."""
+    """The key of the first row that has it, or the database's message."""
     mend: str
     sql: str | None = None
     """Lists the keys of all of them, in the dialect of the database."""

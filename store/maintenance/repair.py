@@ -1,7 +1,7 @@
-"""Making labels again from the measurements: what `store check` advises where they deny each other.
+"""Making labels again from the measurements, where `store check` finds contradictions.
 
-A label is nothing but what its measurements say, by the rule of `recording`. So a wrong one is
-taken away, and all measurements of its place are offered again, in the order of their recording.
+A label follows from its measurements alone, by the rule of recording (`label_rows`). So a wrong one
+is taken away, and all measurements of its place are offered again, in the order of their recording.
 """
 
 from __future__ import annotations

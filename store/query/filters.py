@@ -1,4 +1,4 @@
-"""Which labels or attempts are asked for, and the columns that they have.
+"""Filters of labels and attempts, and the columns that both have.
 
 Values go into SQL as parameters, never as text, and names of columns are looked up here.
 """
@@ -40,7 +40,7 @@ ANY_OUTCOME = "any"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFilter:
-    """Which labels are asked for; what is None does not restrict.
+    """Which labels are wanted; a field that is None does not restrict.
 
     Raises:
         InputError: a setting, metric, outcome or provenance is none that there is, or a time cannot
@@ -61,12 +61,12 @@ class LabelFilter:
     metric: str | None = None
     """Only those that have it."""
     outcome: Outcome | str | None = None
-    """Asks for attempts that ended so (or `any`), instead of labels."""
+    """Attempts that ended so (or `any`) are wanted, instead of labels."""
     provenance: Provenance | str | None = None
     campaign: str | None = None
     since: str | None = None
     """When the label was made, or the attempt begun: from this time on. As `until`, an ISO 8601
-    date or time (UTC unless it says otherwise), or an age such as `7d` (m, h, d, w)."""
+    date or time (UTC unless it names a zone), or an age such as `7d` (m, h, d, w)."""
     until: str | None = None
     """Up to this time; a date means up to its end."""
 

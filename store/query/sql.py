@@ -7,7 +7,7 @@ in a process of its own, with limits, that is killed when time is up (`store.que
 PostgreSQL (14 or later): a READ ONLY transaction, as the role `pg_read_all_data` where the
 connection may become it, and one statement, which has to be a SELECT or VALUES since a cursor is
 declared for it. The driver takes a row whole, however large, so the server weighs rows before they
-are fetched. Whoever asks holds the credentials, so functions that reach around a transaction are
+are fetched. Whoever runs it holds the credentials, so functions that reach around a transaction are
 theirs to call.
 """
 

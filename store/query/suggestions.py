@@ -1,6 +1,6 @@
 """The names that the store knows, and the nearest one for a name that it does not know.
 
-An index is asked for one name after the other ("skip scan"), so that listing the thousand
+Names are read from an index one after the other ("skip scan"), so that listing the thousand
 architectures of a million configurations reads a thousand entries.
 """
 

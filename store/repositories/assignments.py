@@ -45,7 +45,7 @@ from trappm.store.repositories.assignment_rows import (
 from trappm.store.repositories.campaigns import add_event, existing
 
 MAX_ATTEMPTS = 3
-"""Failures after which an assignment is given up, unless the caller says otherwise."""
+"""Failures after which an assignment is given up, by default."""
 
 
 class Assignments(Repository):

@@ -1,4 +1,4 @@
-"""Campaigns: what each was asked to do, its pool, its rounds, and what happened to it."""
+"""Campaigns: the spec of each, its pool, its rounds, and what happened to it."""
 
 from __future__ import annotations
 
@@ -175,10 +175,6 @@ class Campaigns(Repository):
             query = query.where(AssignmentRow.campaign_id == campaign_id)
         return {row.campaign_id: row.labels for row in session.execute(query)}
 
-    def measuring_seconds(self, campaign_id: str) -> float:
-        """How long this campaign's attempts have taken in all, failed ones included."""
-        return sum(self.measuring_seconds_by_device(campaign_id).values())
-
     @reading
     def measuring_seconds_by_device(
         self,
@@ -280,13 +276,7 @@ class Rounds(Repository):
             if assignment.device in are_planned:
                 continue
             place = assignment.configuration.id, assignment.device
-            row = given_up.get(place) or AssignmentRow(
-                id=uuid.uuid4().hex,
-                campaign_id=campaign_id,
-                configuration_id=place[0],
-                device_key=assignment.device,
-                role=Role(assignment.role),
-            )
+            row = given_up.get(place) or _new_assignment(campaign_id, assignment)
             row.round_number = number
             row.rank = assignment.rank
             row.reason = dict(assignment.reason)
@@ -361,4 +351,14 @@ def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
         created_at=row.created_at,
         finished_at=row.finished_at,
         owner=owner_of(row, now),
+    )
+
+
+def _new_assignment(campaign_id: str, assignment: PlannedAssignment) -> AssignmentRow:
+    return AssignmentRow(
+        id=uuid.uuid4().hex,
+        campaign_id=campaign_id,
+        configuration_id=assignment.configuration.id,
+        device_key=assignment.device,
+        role=Role(assignment.role),
     )

@@ -1,6 +1,6 @@
 """Readings of the canary: what the same step cost on a device, time after time.
 
-A reading is kept whatever it says, so that the reference of a device, the median of its first
+Every reading is kept, so that the reference of a device, the median of its first
 readings, and its drift since then can be read back by every later campaign.
 """
 

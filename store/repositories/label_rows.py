@@ -28,7 +28,7 @@ def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
 
 
 def label_values(measurement: Measurement) -> dict[str, Any] | None:
-    """What a label says after this measurement; None if it makes none."""
+    """The columns of the label that this measurement makes; None if it makes none."""
     bound = None
     if measurement.outcome is Outcome.OOM:
         bound = measurement.memory_detail_mib.get("capacity")

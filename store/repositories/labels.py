@@ -234,7 +234,7 @@ class Labels(Repository):
 
     @reading
     def names(self, session: Session) -> dict[str, list[str]]:
-        """The names that filters can ask for, by the field of `LabelFilter`, sorted."""
+        """The names that filters can name, by the field of `LabelFilter`, sorted."""
         columns = {
             "device": DeviceRow.key,
             "family": ConfigurationRow.family,

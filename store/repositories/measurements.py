@@ -95,7 +95,7 @@ class Measurements(Repository):
 
         What came back is kept as `record` does, then assignments are given to workers. One
         transaction for a whole turn costs hardly more than one for each measurement. After an
-        answer was lost it can be asked again as it is.
+        answer was lost the same call can be made again.
 
         Args:
             results: attempts, each with the assignment that it is of.
@@ -357,12 +357,13 @@ def _label_ids(
     return [None if place is None else there[place] for place in places]
 
 
-def _settled(one: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
+def _settled(assignment: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
     """The assignment after an attempt at it; itself where that changes nothing."""
-    if one.state is AssignmentState.DONE:
-        return one
+    if assignment.state is AssignmentState.DONE:
+        return assignment
     if is_final(measurement.outcome):
-        return ended(one, AssignmentState.DONE)
-    if measurement.attempt_key == one.attempt_key and one.state is AssignmentState.LEASED:
-        return failed(one, attempts_allowed(measurement.outcome, max_attempts))
-    return one
+        return ended(assignment, AssignmentState.DONE)
+    is_of_lease = measurement.attempt_key == assignment.attempt_key
+    if is_of_lease and assignment.state is AssignmentState.LEASED:
+        return failed(assignment, attempts_allowed(measurement.outcome, max_attempts))
+    return assignment

@@ -29,7 +29,7 @@ from trappm.store.repositories.campaigns import ENDED, add_event, existing, owne
 from trappm.store.repositories.snapshots import register
 
 BEAT_S = 10.0
-"""How often an owner tells that it lives."""
+"""Between two heartbeats of an owner."""
 
 SILENT_S = 60.0
 """Whose last heartbeat is older counts as dead, on whichever host it was."""
@@ -58,7 +58,7 @@ class OwnedError(CampaignError):
         )
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, CampaignState, Owner]]:
-        """Raised in the campaign's process, it is told by the one that launched it."""
+        """So that it travels from the campaign's process to the one that launched it."""
         return type(self), self._arguments
 
 

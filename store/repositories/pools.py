@@ -20,6 +20,7 @@ from trappm.store.db.models import (
     StepProfileRow,
 )
 from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.query.suggestions import nearest
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 
@@ -122,6 +123,6 @@ def _pool_id(session: Session, name: str) -> int:
     rows = session.execute(select(NamedPoolRow.name, NamedPoolRow.id))
     ids: dict[str, int] = {row.name: row.id for row in rows}
     if name not in ids:
-        make_one = "make one with: trappm pool build --spec FILE"
-        raise InputError(f"no pool {name!r}; {nearest(name, sorted(ids)) if ids else make_one}")
+        hint = nearest(name, sorted(ids)) if ids else "make one with: trappm pool build --spec FILE"
+        raise InputError(f"no pool {name!r}; {hint}")
     return ids[name]

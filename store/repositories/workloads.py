@@ -169,7 +169,7 @@ class Workloads(Repository):
 
 
 def _facts(step: bytes) -> dict[str, int]:
-    """The columns of a step profile that queries can ask for without unpacking it."""
+    """The columns of a step profile that queries can use without unpacking it."""
     profile = StepProfile.from_bytes(step)
     return {
         "saved_bytes_constant": profile.saved_bytes.constant,

@@ -48,7 +48,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
 def check(database: Database = None, as_json: AsJson = False) -> None:
     """Look for damage, orphans, impossible values and contradictions; change nothing.
 
-    Exit status 0: nothing was found; 1: something was, told with how to mend it.
+    Exit status 0: nothing was found; 1: something was; each finding says how to mend it.
     """
     from trappm.store import Store
 
@@ -73,7 +73,7 @@ def check(database: Database = None, as_json: AsJson = False) -> None:
 def mend(database: Database = None, as_json: AsJson = False) -> None:
     """Make labels that are wrong or lost again from what was measured, all or nothing.
 
-    Exit status 0: nothing is wrong any more; 1: something else is, as `store check` tells.
+    Exit status 0: nothing is wrong any more; 1: something else is; see `store check`.
     """
     from trappm.profiler.errors import StoreError
     from trappm.store import Store
@@ -82,16 +82,16 @@ def mend(database: Database = None, as_json: AsJson = False) -> None:
     Store.open_to_read(url).close()  # or there is none, and none is made
     with Store.open(url) as store:
         done = store.maintenance.relabel()
-        left = store.maintenance.check()
+        faults = store.maintenance.check()
         where = store.address
     if as_json:
         print_json(asdict(done))
     else:
         typer.echo(f"{where}: {done.wrong:,} labels were wrong, {done.made:,} are made again")
-    if left:
+    if faults:
         raise StoreError(
-            f"{sum(finding.count for finding in left):,} faults are left that labels are not made "
-            "from again; see what they are: trappm store check"
+            f"{sum(finding.count for finding in faults):,} faults are left that labels made again "
+            "do not mend; see what they are: trappm store check"
         )
 
 
@@ -133,9 +133,12 @@ def profile(
             typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
             raise typer.Exit(130) from interrupt
         graphs = store.workloads.graph_templates(pairs)
-        left = len(store.workloads.pairs_to_profile(pairs))
-    told = f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph"
-    typer.echo(f"{told}; {left:,} are still to be made, {len(pairs) - len(graphs) - left:,} cannot")
+        missing_count = len(store.workloads.pairs_to_profile(pairs))
+    impossible = len(pairs) - len(graphs) - missing_count
+    typer.echo(
+        f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph; "
+        f"{missing_count:,} are still to be made, {impossible:,} cannot"
+    )
 
 
 @app.command(epilog="Example: trappm store stats --json")

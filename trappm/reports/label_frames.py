@@ -27,13 +27,13 @@ def labels(
     >>> trappm.labels(outcome="oom", since="7d", columns=["architecture", "batch_size", "message"])
 
     Args:
-        by: columns whose values make a group; asks for statistics.
+        by: columns whose values make a group, for statistics.
         statistics: count, mean, std, min, median, max, p1 to p99; count and mean by default.
         columns: which; of statistics, the metrics that they are of.
         sort: a column; with a leading `-` the largest first, missing values last.
         limit: rows at most.
         filters: architecture (a name or glob), family, device, batch_size, input_size, precision,
-            memory_format, optimizer, phase, protocol, metric, outcome (or `any`; asks for
+            memory_format, optimizer, phase, protocol, metric, outcome (or `any`; gives
             attempts), provenance, campaign, since, until: as `store.LabelFilter`.
 
     Returns:

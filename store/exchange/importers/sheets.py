@@ -22,7 +22,7 @@ from trappm.store.exchange.files import check_columns, checked_size
 
 MAX_SHEET_BYTES = 64 << 20
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
-"""Stands for a time that the source does not tell; `Measurement.missing` says so too."""
+"""For a time that the source does not give; `Measurement.missing` says so too."""
 
 _LARGEST = 1e9
 _UNTOLD = {
@@ -88,11 +88,11 @@ def published(
     memory_detail_mib: Mapping[str, float] | None = None,
     message: str | None = None,
 ) -> Measurement:
-    """A measurement by others, whose attempt key follows from what the row says.
+    """A measurement by others, whose attempt key is a hash of the row.
 
-    A step time is taken as mean and median; the spread is not told.
+    A step time is taken as mean and median; the spread is not known.
     """
-    told = f"{protocol.name} {environment} {configuration.id} {outcome} {row}"
+    identity = f"{protocol.name} {environment} {configuration.id} {outcome} {row}"
     metrics = {"step_time_ms": step_time_ms, "memory_mib": memory_mib, "power_w": None}
     missing = dict.fromkeys((k for k, v in metrics.items() if v is None), "not told by the source")
     step = None
@@ -108,7 +108,7 @@ def published(
         protocol=protocol,
         started_at=UNTOLD_TIME,
         duration_s=0.0,
-        attempt_key=hashlib.sha256(told.encode()).hexdigest()[:32],
+        attempt_key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         provenance=Provenance.IMPORTED,
         step=step,
         memory_mib=memory_mib,

@@ -48,10 +48,10 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
 
     Args:
         path: of the sheet.
-        named_like: another sheet, whose name tells it where that of `path` does not.
+        named_like: another sheet, whose name holds it where that of `path` does not.
 
     Raises:
-        InputError: no name tells what was measured, or the file cannot be read.
+        InputError: no name says what was measured, or the file cannot be read.
     """
     try:
         phase, memory_format, environment = _named(path)
@@ -95,7 +95,7 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
 
 
 def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
-    """What a file's name tells: phase, memory format and environment."""
+    """What is in a file's name: phase, memory format and environment."""
     words = set(re.split(r"[-_.]", path.name.lower()))
     device = words & DEVICES.keys()
     phases = words & {*Phase}
@@ -106,10 +106,10 @@ def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
             "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
         )
     key, phase = device.pop(), Phase(phases.pop())
-    told = {kind: _version(words, kind) for kind in ("pt", "cu")}
+    versions = (_version(words, "pt"), _version(words, "cu"))
     torch, cuda = (
         given or known
-        for given, known in zip(told.values(), STACKS.get((key, phase), (None, None)), strict=True)
+        for given, known in zip(versions, STACKS.get((key, phase), (None, None)), strict=True)
     )
     if torch is None or cuda is None:
         raise InputError(f"{path.name} tells no versions; add them, such as pt112-cu113")
@@ -125,10 +125,10 @@ def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:
 
 def _version(words: set[str], kind: str) -> str | None:
     """PyTorch `pt112` is 1.12, `pt240` is 2.4; CUDA `cu113` is 11.3."""
-    found = [m for word in words if (m := re.fullmatch(rf"{kind}([0-9]{{3}})", word))]
-    if not found:
+    matches = [m for word in words if (m := re.fullmatch(rf"{kind}([0-9]{{3}})", word))]
+    if not matches:
         return None
-    digits = found[0][1]
+    digits = matches[0][1]
     if kind == "cu":
         return f"{digits[:2]}.{digits[2]}"
     return f"1.{digits[1:]}" if digits[0] == "1" else f"{digits[0]}.{digits[1]}"

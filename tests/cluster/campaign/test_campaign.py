@@ -40,7 +40,7 @@ def test_a_campaign_spends_its_budget_once_and_publishes(store):
     assert len(workers.starts) == len(set(workers.starts)) == sum(BUDGET.values())
     assert workers.most_at_once == 1
     assert store.campaigns.get(run.id).state == "finished"
-    assert store.snapshot("latest").id == "snap1"
+    assert [s.id for s in store.snapshots.all()] == ["snap1"]
     assert [r.purpose for r in store.rounds.all(run.id)] == [
         "evaluation", "initial", "acquired", "acquired",
     ]  # fmt: skip

@@ -332,11 +332,8 @@ def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
     run.run()
     assert [r.unsteady for r in learner.asked if r.unsteady] == [{workers.victim: 3}]
     assert not store.assignments.of_campaign(run.id, state="failed")
-    (again,) = [
-        a
-        for a in store.assignments.of_campaign(run.id)
-        if a.configuration.id == workers.victim and a.attempts == 4
-    ]
+    ours = store.assignments.of_campaign(run.id)
+    (again,) = [a for a in ours if a.configuration.id == workers.victim and a.attempts == 4]
     assert (again.round_number, again.state) == (2, "done")
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
 

@@ -120,7 +120,7 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
     with Store.open(url, Patience(1.5, told)) as opened:
         take_away()
         with pytest.raises(StoreError, match=r"waited [1-9]\d* s for it in vain.*resume") as caught:
-            opened.record(measurement())
+            opened.measurements.record(measurement())
         assert "\n" not in str(caught.value)
         assert len(told.lines) == 1
         bring_back()
@@ -128,18 +128,11 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
         assert len(opened.labels.matching()) == 1
 
 
-def test_an_iterator_is_not_used_up_by_a_transaction_that_failed(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.1)
-    path = tmp_path / "labels.db"
-    with Store.open(f"sqlite:///{path}", Patience(PATIENCE_S, told)) as opened:
-        holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        holder.execute("BEGIN IMMEDIATE")
-        threading.Thread(
-            target=lambda: (told.has_begun.wait(PATIENCE_S), holder.execute("COMMIT"))
-        ).start()
-        opened.pools.save("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
-        assert len(opened.pools.get("three")) == 3
-        holder.close()
+def test_an_iterator_which_a_second_try_would_find_used_up_is_refused(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path / 'labels.db'}") as opened:
+        with pytest.raises(TypeError, match="no iterator"):
+            opened.pools.save("three", {}, configurations=(configuration(b) for b in (1, 2, 3)))
+        assert opened.pools.all() == []
 
 
 def test_who_only_asks_does_not_wait(tmp_path, monkeypatch):

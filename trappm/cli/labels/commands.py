@@ -1,4 +1,4 @@
-"""`trappm labels`: ask the label store."""
+"""`trappm labels`: query the label store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from trappm.store import LabelFilter
 
 app = typer.Typer(
@@ -30,7 +32,7 @@ app.command("import", epilog="Example: trappm labels import sheet.csv --source g
 )
 
 SHOWN = 200
-"""Rows of a table for people, unless they ask for more."""
+"""Rows of a table for people, unless `--limit` says more."""
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table shows 200.")]
 
@@ -83,14 +85,7 @@ def query(
         )
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
-    if censored := frame.attrs.get("censored"):
-        typer.echo(
-            f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
-            "--columns memory_above_mib is of their bounds",
-            err=True,
-        )
-    if more:
-        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
+    _warn(frame, more)
     if for_machines:
         print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
     else:
@@ -99,6 +94,18 @@ def query(
         whole = sql is None and not (by or agg or columns)
         what = "labels" if wanted.outcome is None else "attempts"
         (print_labels if whole else print_rows)(frame, what if whole else "rows")
+
+
+def _warn(frame: pd.DataFrame, more: bool) -> None:
+    """Says on standard error what the table does not show."""
+    if censored := frame.attrs.get("censored"):
+        typer.echo(
+            f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
+            "--columns memory_above_mib is of their bounds",
+            err=True,
+        )
+    if more:
+        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
 
 
 def _names(text: str | None) -> list[str]:

@@ -27,10 +27,10 @@ def check_formats(as_json: bool, as_jsonl: bool, as_csv: bool, parquet: Path | N
     """Whether the output is for machines.
 
     Raises:
-        InputError: more than one format is asked for, or what Parquet needs is not installed.
+        InputError: more than one format is wanted, or what Parquet needs is not installed.
     """
-    asked = {"--json": as_json, "--jsonl": as_jsonl, "--csv": as_csv, "--parquet": bool(parquet)}
-    names = [name for name, is_asked in asked.items() if is_asked]
+    formats = {"--json": as_json, "--jsonl": as_jsonl, "--csv": as_csv, "--parquet": bool(parquet)}
+    names = [name for name, is_wanted in formats.items() if is_wanted]
     if len(names) > 1:
         raise InputError(f"{' and '.join(names)} exclude each other; choose one")
     if parquet is not None:
@@ -41,7 +41,7 @@ def check_formats(as_json: bool, as_jsonl: bool, as_csv: bool, parquet: Path | N
 def print_frame(
     frame: pd.DataFrame, *, as_json: bool, as_jsonl: bool, parquet: Path | None
 ) -> None:
-    """Prints or writes the frame in the one format that is asked for, else as CSV.
+    """Prints or writes the frame in the format that is wanted, else as CSV.
 
     Numbers keep all their digits, times are in ISO 8601, what is missing is null or empty.
 

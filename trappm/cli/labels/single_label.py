@@ -63,9 +63,9 @@ def lookup(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a step costs: measured where the same graph was, predicted where it was not."""
-    from trappm.prediction.lookup import lookup as answer
+    from trappm.prediction.lookup import lookup as look_up
 
-    found = answer(
+    answer = look_up(
         model,
         device=device,
         batch_size=batch_size,
@@ -79,8 +79,8 @@ def lookup(
         phase=phase,
     )
     if as_json:
-        print_json(found.to_dict())
+        print_json(answer.to_dict())
     else:
         from trappm.terminal.label_tables import print_answer
 
-        print_answer(found)
+        print_answer(answer)
