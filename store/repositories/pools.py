@@ -20,7 +20,6 @@ from trappm.store.db.models import (
     StepProfileRow,
 )
 from trappm.store.db.transactions import Repository, reading, writing
-from trappm.store.query.suggestions import nearest
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 

@@ -7,17 +7,11 @@ architectures of a million configurations reads a thousand entries.
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from trappm.profiler.errors import InputError
-from trappm.profiler.nearest import nearest
-from trappm.store.db.models import CampaignRow, ConfigurationRow, DeviceRow, MeasurementRow
-
-if TYPE_CHECKING:
-    from trappm.store.query.filters import LabelFilter
+from trappm.store.db.models import ConfigurationRow
 
 
 def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
@@ -42,26 +36,3 @@ def architectures_matching(session: Session, pattern: str) -> list[str]:
 
 def is_glob(pattern: str) -> bool:
     return bool(set(pattern) & set("*?["))
-
-
-def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
-    """Raises InputError for the first name in the filter that the store does not know at all."""
-    columns = {
-        "device": DeviceRow.key,
-        "family": ConfigurationRow.family,
-        "campaign": CampaignRow.id,
-        "architecture": ConfigurationRow.architecture,
-        "protocol": MeasurementRow.protocol_name,
-    }
-    for what, column in columns.items():
-        name = getattr(wanted, what)
-        if name is None:
-            continue
-        if what == "architecture" and is_glob(name):
-            if not architectures_matching(session, name):
-                raise InputError(f"no architecture of the label store matches {name!r}")
-            continue
-        if session.scalar(select(column).where(column == name).limit(1)) is not None:
-            continue
-        known = known_names(session, column)
-        raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
