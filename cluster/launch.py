@@ -96,7 +96,7 @@ def _check_devices(spec: CampaignSpec, address: str | None) -> None:
     """Raises InputError for a device that is not on this machine; on a cluster, for a misspelt one.
 
     A cluster may still start a node of any kind, so a name is refused only if it is much like a
-    known one; the cluster is asked what it knows only if such a name is not one that we know.
+    known one; the cluster is asked only about names that are not in our own catalogue.
     """
     for device in spec.devices.keys:
         if address is None or runs_nothing(device):

@@ -42,8 +42,8 @@ def serve_replicas(
     """Serves until it is interrupted or terminated; called in the main thread.
 
     Args:
-        application: has `__serve_build_asgi_app__`.
-        settings: what each replica's application is made with; travels to it.
+        application: has `__serve_build_asgi_app__`, and travels to each replica.
+        settings: of the application; travel with it.
         host: the address to listen at.
         port: of the proxy.
         replicas: how many processes.
@@ -66,13 +66,8 @@ def serve_replicas(
         with from_extra("serve", "--replicas"):
             from ray import serve
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        deployment: Any = serve.deployment(
-            name=NAME,
-            num_replicas=replicas,
-            max_ongoing_requests=requests_at_once,
-            max_queued_requests=requests_waiting,
-            ray_actor_options={"num_cpus": 0},
-        )(serve.ingress()(application))
+        options = _options(replicas, requests_at_once, requests_waiting)
+        deployment: Any = serve.deployment(**options)(serve.ingress()(application))
         try:
             serve.start(
                 proxy_location="HeadOnly",
@@ -86,3 +81,13 @@ def serve_replicas(
             raise InputError(f"Ray Serve cannot start it: {one_line(error)}") from error
         finally:
             serve.shutdown()
+
+
+def _options(replicas: int, requests_at_once: int, requests_waiting: int) -> dict[str, Any]:
+    return {
+        "name": NAME,
+        "num_replicas": replicas,
+        "max_ongoing_requests": requests_at_once,
+        "max_queued_requests": requests_waiting,
+        "ray_actor_options": {"num_cpus": 0},
+    }

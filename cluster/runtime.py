@@ -59,7 +59,7 @@ class Placement:
 
     @property
     def options(self) -> dict[str, Any]:
-        # No core is asked for: Ray would want one for each GPU, and leave GPUs idle for lack of it.
+        # No core: Ray would want one for each GPU, and leave GPUs idle for lack of it.
         gpu = {"num_gpus": 1} if self.needs_gpu else {}
         selector = {
             name: values[0] if len(values) == 1 else f"in({','.join(values)})"
@@ -115,7 +115,7 @@ def off_measuring_nodes() -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray's says, without the pages that follow."""
+    """The first line of an error of Ray's, without the pages that follow."""
     return str(error).strip().splitlines()[0]
 
 
@@ -225,19 +225,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
     Raises:
         CampaignError: Ray cannot be started or reached.
     """
-    # A program that profiles other people's machines does not phone home unasked.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's workers would give way to everything else on the machine, and so would measurements.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # Running out of memory is an outcome of a measurement, not a reason to kill the profiler.
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-    if address is None and "ray" not in sys.modules:
-        # The private Ray answers to this process tree only, and leaves no token file behind.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # All of it listens on loopback only, its metrics too, which no token keeps.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    _set_environment(is_private=address is None)
     import ray
 
     options: dict[str, Any] = {
@@ -272,6 +260,23 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_environment(*, is_private: bool) -> None:
+    """What Ray reads from the environment when it is imported, here and in its own processes."""
+    # A program that profiles other people's machines does not phone home unasked.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's workers would give way to everything else on the machine, and so would measurements.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Running out of memory is an outcome of a measurement, not a reason to kill the profiler.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    if is_private and "ray" not in sys.modules:
+        # The private Ray answers to this process tree only, and leaves no token file behind.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # All of it listens on loopback only, its metrics too, which no token keeps.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def _init(address: str | None, options: Mapping[str, Any]) -> None:

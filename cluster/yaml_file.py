@@ -1,7 +1,7 @@
-"""Reads the YAML files that users write, strictly, and tells what is wrong with one in one line.
+"""Strict reading of the YAML files that users write, with errors of one line.
 
-Every file is a mapping that a pydantic model describes; an unknown key is told with the nearest
-spelling of a known one.
+Every file is a mapping that a pydantic model describes; the error for an unknown key
+suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse(
         parts: the models and dataclasses in the file, whose fields are the keys that it may have.
 
     Raises:
-        InputError: not YAML, or not what the model says; the first fault is told, with its key.
+        InputError: not YAML, or not what the model says; names the first fault and its key.
     """
     data = load_yaml(text, origin)
     if not isinstance(data, dict):

@@ -1,6 +1,6 @@
-"""What a model is and what a step of it costs: the ground floor of the house.
+"""What a model is and what a step of it costs; no other room of ours is imported here.
 
-`records` are the types that everybody speaks in. The static profile (`static`, `onnx_files.reader`,
-`features`) makes a graph of a model without running it; the dynamic profile (`isolation`, `step`,
-`devices`) measures a step in a process of its own. Nothing here needs Ray or a database.
+`records` are the types that all rooms share. The static profile (`static_profile`, `graphs`,
+`onnx_files`, `simulation`) is made without running a model; the dynamic profile (`measuring`,
+`steps`, `devices`) is measured in a process of its own. Nothing here needs Ray or a database.
 """

@@ -70,7 +70,7 @@ class CampaignActor:
         """The progress, with only the lines that the watcher has not seen; whether it began, ended.
 
         Args:
-            life: as it was told last; lines seen in an earlier life do not count.
+            life: from the last answer; lines seen in an earlier life do not count.
             lines_seen: how many, in all.
         """
         progress, ended = self._progress, self._ended.done()

@@ -29,11 +29,11 @@ TORCH_OUT_OF_MEMORY = "can't allocate memory"
 class LearnerProxy:
     """The learner actor behind the loop's `Learner` interface.
 
-    One that died is started again, is told what the dead one knew (its encoder is on disk, and its
-    heads are trained again), and is asked again what killed the other.
+    A learner that died is started again, gets what the dead one knew (its encoder is on disk, its
+    heads are trained again), and then the call that killed the other.
 
     Args:
-        tell: is told that it died.
+        tell: called with a line of news when it died.
         learner: the class of the actor.
         arguments: of that class.
     """

@@ -72,7 +72,7 @@ def _each(
     jobs: Sequence[Job],
     after_death: Callable[[Job], tuple[list[Job], list[Made]]],
 ) -> Iterator[Made]:
-    """All that the jobs make; of one that ended its worker, `after_death` says what comes then."""
+    """All that the jobs make; `after_death` replaces a job that ended its worker."""
     options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
     task: Any = ray.remote(**options)(make)
     waiting: dict[Any, Job] = {task.remote(job): job for job in jobs}

@@ -1,4 +1,4 @@
-"""The campaign's workers, provided by Ray actors.
+"""A campaign's workers as Ray actors.
 
 A worker that dies is news, not the end. Ray neither starts its actor again nor repeats its
 measurement: another profiler is recruited, and the campaign decides what it measures.
@@ -42,7 +42,7 @@ RECRUIT_S = 1.0
 """How often the cluster is looked at for nodes that came."""
 
 ASK_S = 10.0
-"""How often a profiler is asked whether it is there."""
+"""How often a profiler has to prove that it is alive."""
 
 RELEASE_S = 10.0
 """So long nothing must be left to do on a kind of GPU before idle ones are given back."""
@@ -67,7 +67,7 @@ class _Profiler:
     """Where it was put; None: wherever Ray finds a GPU of its kind."""
     worker: Worker | None = None
     checked_at: float = 0.0
-    """When it was asked last whether it is still there."""
+    """When it was last checked."""
     is_leaving: bool = False
     process: tuple[int, float] = (0, 0.0)
     """Its id on its node, and when it began."""
@@ -83,7 +83,7 @@ class ProfilerPool:
         devices: what to measure on.
         may_grow: nodes that nobody sees yet may join.
         campaign_id: of the campaign that it works for.
-        tell: is told of nodes that are there and cannot measure.
+        tell: called with a line of news for each node that cannot measure.
         profiler: the class of the actors.
     """
 

@@ -68,7 +68,7 @@ LEARNER_POLL_S = 0.1
 """So long measurements are waited for while the learner's answer may come."""
 
 SHOWN = 4
-"""So many of the measurements that run are told."""
+"""How many of the running measurements are shown."""
 
 
 class Campaign:
@@ -284,7 +284,7 @@ class Campaign:
         self._handle(*itertools.chain.from_iterable(map(self._results.events, finished)))
         self._show_counts()
 
-    # What the learner is asked and answered.
+    # The learner.
 
     def _learn(self, initial_ended: bool) -> None:
         known = training_labels(self.store, self.id)

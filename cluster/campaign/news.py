@@ -12,7 +12,7 @@ from trappm.cluster.campaign.progress import LINES_KEPT, Progress
 from trappm.profiler.progress import OnProgress
 
 LOOK_S = 1.0
-"""How often it is asked whether an order to stop has come from elsewhere."""
+"""How often the store is checked for an order to stop."""
 
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
@@ -20,7 +20,7 @@ class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not 
 
 
 class News:
-    """The progress of a campaign: told by its loop and its learner's thread, watched by others.
+    """The progress of a campaign: updated by its loop and its learner's thread.
 
     Args:
         watch: is called with the progress whenever it changes.
@@ -38,7 +38,7 @@ class News:
         self._lock = threading.Lock()
 
     def tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
-        """Changes what is told: the stage and its counts, and adds a line of news."""
+        """Updates the stage and its counts, and adds a line of news."""
         with self._lock:
             before = self.progress
             if news:

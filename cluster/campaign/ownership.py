@@ -45,7 +45,7 @@ def this_process() -> OwnerProcess:
 
 
 def machine() -> str:
-    """This boot of this machine, and the namespace of its process ids; empty if not told."""
+    """This boot of this machine, and the namespace of its process ids; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -57,7 +57,7 @@ def is_here(owner: Owner) -> bool:
     """Whether the owner's process can be looked for: it is, or was, one of this machine."""
     if not owner.process.machine or owner.process.machine != machine():
         return False
-    pid = owner.process.pid  # of another user it may be hidden: there is one, and no more is told
+    pid = owner.process.pid  # that of another user may be hidden, but for its existence
     return bool(_facts(pid)) or not _exists(pid)
 
 
@@ -122,7 +122,7 @@ def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) 
         try:
             impatient.owners.renew(campaign_id, owner_id)
         except NotOwnerError:
-            return  # the campaign is told so by its store
+            return  # the campaign hears of it from its store
         except StoreError:
             continue  # it is away: others cannot reach it either
 

@@ -1,7 +1,7 @@
 """The campaign file: a short YAML that says what to measure, where, and how much of it.
 
 It is checked strictly before anything starts: an unknown key, a wrong type or a budget that cannot
-be spent is told in one line. A preset is such a file that ships with the package.
+be spent is an error of one line. A preset is such a file that ships with the package.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Rounds(Share):
 
 
 class CampaignBudget(BaseModel):
-    """What of a campaign file says how much is measured where, and what ends it before.
+    """The part of a campaign file that says how much is measured where, and what ends it early.
 
     Reading this alone from a stored file needs neither torch nor the version that wrote it.
     """
@@ -162,7 +162,7 @@ class CampaignSpec(CampaignBudget):
     def measuring_protocol(self) -> MeasuringProtocol:
         if isinstance(self.protocol, str):
             return protocol_named(self.protocol)
-        # Labels of one protocol name may be mixed, so the name tells what the protocol says.
+        # Labels of one protocol name may be mixed, so the name depends on what the protocol says.
         digest = hashlib.sha256(json.dumps(self.protocol.to_dict()).encode()).hexdigest()[:8]
         return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
 
@@ -214,7 +214,7 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """The campaign spec that this YAML describes.
 
     Raises:
-        InputError: not YAML, or not a campaign; the first fault is told, with its key.
+        InputError: not YAML, or not a campaign; names the first fault and its key.
     """
     parts = (
         CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,

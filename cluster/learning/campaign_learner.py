@@ -76,7 +76,7 @@ class CampaignLearner:
 
         Args:
             pool: configurations with their graph templates.
-            on_progress: told of epochs.
+            on_progress: called with epochs done and epochs in all.
             steps: step profiles by architecture and input size, where there are any.
             kernels: kernel profiles, where there are any.
         """
@@ -353,5 +353,5 @@ def _step_times(
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:
-    """Progress of one of several equal parts, told as progress of the whole."""
+    """Progress of one of several equal parts, as progress of the whole."""
     return lambda done, total: on_progress(number * total + done, parts * total)

@@ -31,7 +31,7 @@ class LearnerThread:
 
     Args:
         on_chosen: called with device, round and what was chosen.
-        on_learned: called with the learner's report, and what `learn` was told of the initial draw.
+        on_learned: called with the learner's report, and whether the initial draw had ended.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def parse_pool_file(text: str, *, origin: str) -> PoolFile:
     """The pool that this YAML describes.
 
     Raises:
-        InputError: not YAML, or not a pool; the first fault is told, with its key.
+        InputError: not YAML, or not a pool; names the first fault and its key.
     """
     return parse(text, PoolFile, origin=origin, kind="pool", parts=(PoolFile, PoolGroup))
 
@@ -65,7 +65,7 @@ def build(
         file: what to build.
         address: of a running Ray cluster that does the work; None for processes here.
         processes: how many at once, without a cluster.
-        watch: told of progress.
+        watch: called with the progress.
         retry_refused: try again what was refused, as a newer version may know it.
 
     Raises:

@@ -18,9 +18,9 @@ class LearnerJobs:
         """How long the last training took, with the choices that followed it."""
         self.has_heads = False
         self.has_tried = False
-        """It was told to learn before, in this process."""
+        """A training began before, in this process."""
         self.knows_all = False
-        """No assignment has ended since it was last told to learn."""
+        """No assignment has ended since the last training began."""
         self._waiting: deque[Plan | Learn] = deque()
         self._since = 0.0
         self._includes_training = False

@@ -65,11 +65,11 @@ _MARGIN = 2.0
 
 
 class Machine:
-    """Decides what happens next in one campaign; whoever drives it does that, and says how it went.
+    """Decides what happens next in one campaign, from the events of whoever drives it.
 
     Args:
         course: what the campaign is to do.
-        canary_is_due: asked of a worker just before it would measure something else.
+        canary_is_due: whether a worker is to measure the canary before anything else.
         waiting: assignments that were planned before and have not ended.
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
@@ -140,7 +140,7 @@ class Machine:
     # Events.
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Takes an event in, and says what is to be done now, in this order.
+        """Takes an event in, and returns what is to be done now, in this order.
 
         Args:
             event: what happened.
@@ -199,8 +199,6 @@ class Machine:
                 self._begin_no_more()
             case _:
                 self._look_at_leases()
-
-    # Assignments and who measures them.
 
     def _add(self, assignment: Waiting) -> None:
         self._rounds.add(assignment)
@@ -273,8 +271,6 @@ class Machine:
                 self._lose(seat.worker, why)
                 continue
             self._workers.look_at(seat, self._time + self.course.lease_s / 3)
-
-    # Handing out.
 
     def _hand_out(self) -> None:
         for device in self._in_order():

@@ -82,7 +82,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A worker's canary says that it may measure no more, not even when it joins again."""
+    """By its canary a worker may measure no more, not even when it joins again."""
 
     worker: Worker
 
@@ -141,7 +141,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Learned:
-    """The learner has taken in all labels that there were when it was told to."""
+    """The learner has learned from all labels that there were when it began."""
 
     has_heads: bool
     """The source device has heads to choose by."""

@@ -54,7 +54,7 @@ class CanaryGate:
         return CanaryCheck(self.plan.reference_on(worker.device))
 
     def take(self, finished: Finished) -> str:
-        """Keeps what a canary says, stops its worker if it says so, and tells of it in a line."""
+        """Stores a canary's reading, and stops its worker if it drifted too far; a line of news."""
         worker, measurement = finished.worker, finished.measurement
         if measurement is None:
             return self._lost(worker, finished.loss or "the worker was lost")

@@ -17,7 +17,7 @@ from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
-"""How often the store is asked what others claim."""
+"""How often the claims of others are read."""
 
 SLICE_S = 300.0
 """For so long a turn lasts: a profiler takes seconds to start on a GPU."""
@@ -45,7 +45,7 @@ class Claim:
 def fair_shares(gpus: int, claims: Mapping[str, Claim]) -> dict[str, int]:
     """GPUs in proportion to priorities; who wants less leaves the rest to the others.
 
-    What does not come out even goes to those whose turn it is: asked again and again, all get their
+    What does not come out even goes to those whose turn it is: over time all get their
     part in the course of time, even of a single GPU.
 
     Args:

@@ -92,7 +92,7 @@ class Workers(Protocol):
         ...
 
     def answering(self) -> Sequence[Worker]:
-        """Those that have answered since this was asked last, busy or not."""
+        """Those that have answered since the last call, busy or not."""
         ...
 
     def dismiss(self, worker: Worker) -> None:
@@ -148,7 +148,7 @@ class TrainingLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceRequest:
-    """What acquisition is asked for a device's part of a round; configurations by their ids."""
+    """A device's part of a round, to be chosen by acquisition; configurations by their ids."""
 
     device: str
     count: int
@@ -161,7 +161,7 @@ class ChoiceRequest:
     unsteady: Mapping[str, int] = field(default_factory=dict)
     """Candidates that were given up as unstable, and how often each was tried."""
     capacity_mib: float | None = None
-    """Memory of the device: what a measurement on it has told, or before one its name or host."""
+    """Memory of the device: from a measurement on it, or before one from its name or host."""
     card: str | None = None
     """As in `TrainingLabel`, of all that was ever measured on the device."""
     seed: Sequence[int]
@@ -176,7 +176,7 @@ class Choice:
 
 
 class Learner(Protocol):
-    """The learner: encodes the pool, trains heads, says what to measure next, publishes."""
+    """The learner: encodes the pool, trains heads, chooses what to measure next, publishes."""
 
     def set_pool(
         self,

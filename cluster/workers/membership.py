@@ -1,4 +1,4 @@
-"""Who works for a campaign: workers that come, go, and give their GPUs to other campaigns.
+"""Which workers belong to a campaign: they come, go, and give GPUs to other campaigns.
 
 What that means for the campaign comes out as events, in order; whoever asks hands them on one by
 one, since each may change what the next one finds.
@@ -33,7 +33,8 @@ class Membership:
         workers: provides the workers.
         canaries: forget who is gone.
         stop_check: once a rule holds, no labels are taken over any more.
-        on_taken: told how many assignments of a device have labels from earlier campaigns.
+        on_taken: called with a device, and how many of its assignments have labels from earlier
+            campaigns.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Membership:
         return Counter(worker.device for worker in self._known.values())
 
     def follow(self) -> Iterator[Event]:
-        """Who has come or gone since it was asked last."""
+        """Workers that have come or gone since the last call."""
         there = {worker.name: worker for worker in self._workers.joined()}
         for worker in list(self._known.values()):
             if there.get(worker.name) != worker:

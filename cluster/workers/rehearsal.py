@@ -1,4 +1,4 @@
-"""Devices that run nothing: with them a campaign rehearses, and its labels are told from real ones.
+"""Devices that run nothing, on which a campaign is rehearsed.
 
 `simulated:` answers from a data sheet and `replay:` from a file. Everything about such a campaign
 is as always, but for its end: it publishes no snapshot, since nobody owns the device that one

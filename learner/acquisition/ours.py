@@ -32,7 +32,7 @@ from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.reduction import Array, IntArray, Knowledge
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
-from trappm.learner.acquisition.similarity import pool_features
+from trappm.learner.acquisition.similarity import embedding_features
 
 NOISE_VARIANCE = 0.05
 """Of one measurement, where the variance before any measurement is about 1."""
@@ -149,7 +149,7 @@ class PoolReduction:
 
 
 def _of_embeddings(request: AcquisitionRequest) -> Covariance:
-    features = pool_features(
+    features = embedding_features(
         request.embeddings, np.log1p(request.static_features), request.generator
     )
     features *= _amplitude(request.uncertainty, len(features))[:, None]

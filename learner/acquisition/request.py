@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.similarity import coordinates
+from trappm.learner.acquisition.similarity import embedding_points
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -110,7 +110,7 @@ class AcquisitionRequest:
     @cached_property
     def points(self) -> FloatArray:
         """The configurations as points, for strategies that go by distances (n, c)."""
-        return coordinates(self.embeddings, np.log1p(self.static_features))
+        return embedding_points(self.embeddings, np.log1p(self.static_features))
 
 
 @dataclass(frozen=True)

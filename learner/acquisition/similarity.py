@@ -26,8 +26,8 @@ LINEAR_SHARE = 0.3
 """Variance of the linear part beside the smooth part's 1."""
 
 
-def coordinates(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatArray:
-    """Where configurations stand (n, c): components of the embedding, then static features.
+def embedding_points(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatArray:
+    """Configurations as points (n, c): components of the embedding, then static features.
 
     Each group is scaled over the pool to a mean squared norm of one, so that neither the width
     of the embedding nor its unit matters.
@@ -37,8 +37,8 @@ def coordinates(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatArray:
     return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
 
 
-def components(embeddings: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """What turns embeddings (n, d) into their principal components: (d, at most COMPONENTS)."""
+def principal_directions(embeddings: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Directions that map embeddings (n, d) to principal components: (d, at most COMPONENTS)."""
     values = embeddings.astype(np.float64)
     deviation = values.std(axis=0)
     scale = np.where(deviation < 1e-9, np.inf, deviation)
@@ -55,7 +55,7 @@ def _leading(scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(leading * signs)
 
 
-def pool_features(
+def embedding_features(
     embeddings: FloatArray, static: npt.NDArray[Any], generator: np.random.Generator
 ) -> FloatArray:
     """Feature vectors (n, p) whose inner products approximate the covariance of the pool.
@@ -65,7 +65,7 @@ def pool_features(
         static: logarithms of the static features (n, s).
         generator: draws the landmarks of a large pool.
     """
-    points = coordinates(embeddings, static)
+    points = embedding_points(embeddings, static)
     n = len(points)
     chosen = np.arange(n) if n <= LANDMARKS else np.sort(generator.permutation(n)[:LANDMARKS])
     landmarks = points[chosen]

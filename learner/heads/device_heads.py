@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.heads.predictions import DeviceHeads, Predictions, Settings
+from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -115,41 +115,40 @@ class Heads:
         Each metric has the same weight. Workloads that different heads predict have no direction in
         common.
         """
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
         blocks = []
         for metric in self.metrics:
-            plain, better = self.heads.get(metric), self.of_kernels.get(metric)
-            for head, rows in ((better, traced), (plain, ~traced if better else traced | True)):
-                at = np.flatnonzero(rows)
-                if head is not None and len(at):
-                    part = head.gradients([workloads[i] for i in at.tolist()])
-                    block = np.zeros((len(workloads), part.shape[1]), np.float32)
-                    block[at] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
-                    blocks.append(block)
+            for rows, head in self._by_head(metric, workloads):
+                part = head.gradients([workloads[i] for i in rows.tolist()])
+                block = np.zeros((len(workloads), part.shape[1]), np.float32)
+                block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
+                blocks.append(block)
         return np.hstack(blocks)
 
     def _predict(self, metric: str, workloads: Sequence[Workload]) -> Estimate:
-        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
-        if better is not None and (plain is None or traced.all()):
-            return better.predict(workloads)
-        assert plain is not None  # noqa: S101  (a metric has one of them)
-        if better is None:
-            return plain.predict(workloads)
-        parts = [
-            (rows, head.predict([workloads[i] for i in np.flatnonzero(rows).tolist()]))
-            for head, rows in ((better, traced), (plain, ~traced))
-            if rows.any()
-        ]
-        if len(parts) == 1:
-            return parts[0][1]
-        names = ("median", "low", "high", "log_std", "log_std_of_mean", "outside")
+        by_head = self._by_head(metric, workloads)
+        if len(by_head) == 1:
+            return by_head[0][1].predict(workloads)
+        parts = [(rows, h.predict([workloads[i] for i in rows.tolist()])) for rows, h in by_head]
         joined: dict[str, Any] = {}
-        for name in names:
+        for name in ("median", "low", "high", "log_std", "log_std_of_mean", "outside"):
             joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
             for rows, estimate in parts:
                 joined[name][rows] = getattr(estimate, name)
         return Estimate(**joined)
+
+    def _by_head(
+        self, metric: str, workloads: Sequence[Workload]
+    ) -> list[tuple[npt.NDArray[np.int64], Head[Prior]]]:
+        """The heads of a metric, each with the rows that it predicts: that of kernels where there
+        are some. A head for all workloads predicts the empty list, too."""
+        plain, better = self.heads.get(metric), self.of_kernels.get(metric)
+        traced = np.array([w.kernels is not None and better is not None for w in workloads])
+        parts = []
+        if better is not None and (traced.any() or plain is None):
+            parts.append((np.flatnonzero(traced), better))
+        if plain is not None and not (parts and traced.all()):
+            parts.append((np.flatnonzero(~traced.astype(bool)), plain))
+        return parts
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -227,37 +226,32 @@ def train_heads(
         groups: the architecture of each label (n); folds never divide one.
         preset: `physical_prior` decides between our heads and the paper's networks.
         generator: all randomness comes from it.
-        above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
-            NaN elsewhere. Networks leave them out.
+        above: lower bounds (n, metrics) for runs that died of memory; NaN elsewhere. Networks
+            leave them out.
         spec: of the device; without one kernels predict no step time.
-        init: heads of another device to start from (TraPPM, Table V): constants are refitted close
-            to that device's, and its residual is added by the share that proves right.
+        init: heads of another device, near which constants are refitted (TraPPM, Table V).
         on_progress: called with parts done and parts in all.
 
     Raises:
-        InputError: shapes that do not fit, values that are not positive, no metric with labels, or
-            heads of another kind to start from.
+        InputError: shapes, values or a start that do not fit, or no metric with labels.
     """
     bounds = np.full_like(targets, np.nan) if above is None else above
     metrics = _metrics_with_labels(workloads, targets, bounds, groups)
     if not preset.physical_prior:
-        from trappm.learner.heads.network_heads import NetworkHeads, train_networks
+        from trappm.learner.heads.network_heads import train_networks
 
-        if init is not None and not isinstance(init, NetworkHeads):
-            raise InputError(_OTHER_START)
         return train_networks(
             workloads, targets, metrics, groups, preset, generator, init, on_progress
         )
     if init is not None and not isinstance(init, Heads):
-        raise InputError(_OTHER_START)
+        raise InputError(OTHER_START)
     heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
     for done, metric in enumerate(metrics):
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
         for part, prior in _priors(metric, spec).items():
             start = None if init is None else getattr(init, part).get(metric)
-            kernels = part == "of_kernels"
-            head = _train_head(workloads, labels, prior, generator, start, kernels=kernels)
+            head = _train_head(part, workloads, labels, prior, generator, start)
             if head is not None:
                 heads[part][metric] = head
         on_progress(done + 1, len(metrics))
@@ -265,29 +259,25 @@ def train_heads(
 
 
 def _train_head(
+    part: str,
     workloads: Sequence[Workload],
     labels: Targets,
     prior: Prior,
     generator: np.random.Generator,
     start: Head[Prior] | None,
-    *,
-    kernels: bool,
 ) -> Head[Prior] | None:
     """A head of the labels that have a value or a bound; None where too few have a value.
 
-    With `kernels` only of workloads that come with theirs.
+    In the part `of_kernels` only those of workloads that come with their kernels count.
     """
     known = ~(np.isnan(labels.values) & np.isnan(labels.above))
-    if kernels:
+    if part == "of_kernels":
         known &= np.array([w.kernels is not None for w in workloads], dtype=bool)
     rows = np.flatnonzero(known).tolist()
     if np.count_nonzero(~np.isnan(labels.values[rows])) < LEAST_LABELS:
         return None
     own = Targets(labels.values[rows], labels.above[rows], [labels.groups[i] for i in rows])
     return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
-
-
-_OTHER_START = "the heads to start from were made with another preset or encoder"
 
 
 def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:

@@ -185,7 +185,7 @@ class Ours:
         familiarity, deviations = None, out_of_fold.deviation
         if len(workloads):
             familiarity = Familiarity.fit(features, targets.groups)
-            familiarity, deviations = familiarity.learned(
+            familiarity, deviations = familiarity.fit_widening(
                 errors, deviations, folds, targets.groups, known
             )
         calibration = Calibration.fit(errors, deviations, targets.groups, known)

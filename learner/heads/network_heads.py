@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from trappm.learner.heads.predictions import Predictions
+from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions
 from trappm.learner.networks.dataset import (
     FloatArray,
     Scaler,
@@ -178,7 +178,7 @@ def train_networks(
     groups: Sequence[str],
     preset: HeadPreset,
     generator: np.random.Generator,
-    init: NetworkHeads | None,
+    init: DeviceHeads | None,
     on_progress: OnProgress,
 ) -> NetworkHeads:
     """Trains networks on n labels, which `learner.heads.device_heads.train_heads` has checked.
@@ -189,8 +189,11 @@ def train_networks(
         InputError: a workload without embedding, or an `init` of another preset or encoder.
     """
     graphs, embeddings = _inputs(workloads)
-    if init is not None and (init.preset, init.embedding_width) != (preset, embeddings.shape[1]):
-        raise InputError("the heads to start from were made with another preset or encoder")
+    if init is not None and not (
+        isinstance(init, NetworkHeads)
+        and (init.preset, init.embedding_width) == (preset, embeddings.shape[1])
+    ):
+        raise InputError(OTHER_START)
     with torch_seeded(generator):
         job = _Training(graphs, embeddings, np.log(targets), tuple(metrics), preset, init)
         return job.run(grouped_folds(groups, preset.members, generator), generator, on_progress)

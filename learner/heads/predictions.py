@@ -91,3 +91,4 @@ class TrainedHeads:
 
 
 Settings = Mapping[str, Any]
+OTHER_START = "the heads to start from were made with another preset or encoder"

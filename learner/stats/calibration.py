@@ -158,7 +158,7 @@ class Familiarity:
         reach = REACH * float(np.quantile(known, 0.99)) if len(known) else 0.0
         return cls(points, middle, scale, reach)
 
-    def learned(
+    def fit_widening(
         self,
         errors: Array,
         deviations: Array,

@@ -10,7 +10,7 @@ from trappm.profiler.records import is_cpu_device
 def memory_mib(device: str) -> float | None:
     """A GPU's memory, or that of its part; None for a device whose memory its name does not fix.
 
-    Where nobody has seen what a process can have of it, what the data sheet says.
+    By the data sheet, where it was never observed how much a process can have.
     """
     card = None if is_cpu_device(device) else card_of(device)
     if card is None:
@@ -21,6 +21,6 @@ def memory_mib(device: str) -> float | None:
 def expected_memory_mib(device: str) -> float | None:
     """The same, and for cores what a process of this machine may have: their host may be another.
 
-    None where nobody knows.
+    None where that is unknown.
     """
     return procfs.allowed_memory_mib() if is_cpu_device(device) else memory_mib(device)

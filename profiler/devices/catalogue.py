@@ -97,7 +97,7 @@ class Card:
     bandwidth_gbs: float
     memory_gb: float
     memory_mib: float | None
-    """What a CUDA process can have of it, where somebody has seen it."""
+    """What a CUDA process can have of it, where that was observed."""
     cache_mib: float
     """L2."""
     units: int
@@ -125,7 +125,7 @@ class Card:
         return threads * (32.0 if self.capability[0] in {9, 10} else 8.125) + 1.0
 
     def part(self, profile: str) -> Card | None:
-        """A part by MIG, such as `1g.5gb`; None if nobody listed what it has."""
+        """A part by MIG, such as `1g.5gb`; None if no list has its sizes."""
         match = _PROFILE.fullmatch(profile)
         by_slices = dict(self.units_of_part)
         units = by_slices.get(int(match[1] or match[2])) if match else None

@@ -1,4 +1,4 @@
-"""Names that devices go by, to tell a misspelt one from one that is only not here."""
+"""Names of devices, to tell a misspelt one from one that is not on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FURTHER_GPUS = (
 so without this list they would be taken for misspelt."""
 
 _TOO_MANY = ("rtx", "gtx")
-"""Begins the names of cards of which nobody lists all."""
+"""Beginnings of the names of cards, which no list has in full."""
 
 _CLOSE = 0.75
 _SIMULATED = "simulated:"

@@ -1,4 +1,4 @@
-"""GPUs that nobody has, from the catalogue of data sheets: `simulated:a100`, `simulated:h200`.
+"""GPUs that are not here, from the catalogue of data sheets: `simulated:a100`, `simulated:h200`.
 
 Each node of the static graph takes as long as its arithmetic or its memory traffic needs at the
 specified peak, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009), and

@@ -1,4 +1,4 @@
-"""Reads files that anyone may name: plain ones only, and never more than is asked for."""
+"""Reads files of any origin: plain ones only, and never more bytes than allowed."""
 
 from __future__ import annotations
 

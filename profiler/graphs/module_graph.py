@@ -2,7 +2,7 @@
 
 The module lies on the meta device and runs in inference mode, in which PyTorch hands every operator
 to a dispatch mode whole (a linear layer, an attention), before it takes it apart. Each call becomes
-the ONNX nodes that our exporter would have written for it (`function_rules`), so that a
+the ONNX nodes that PyTorch's exporter would have written for it (`operators.table`), so that a
 model by its name and the same model as a file have one graph; docs/static_profile.md lists where
 they differ. As in `reader`, only what depends on the pixels is in the graph: the rest
 is folded away, and its weights count at the node that uses the result.
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
         self._set(images, Value(tuple(images.shape), depends=True))
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """What is known of a tensor; one that nobody made here is a buffer or a constant."""
+        """The value of a tensor; one that no operator made is a buffer or a constant."""
         return self._values.get(id(tensor)) or Value(tuple(tensor.shape))
 
     def _set(self, tensor: torch.Tensor, value: Value) -> None:

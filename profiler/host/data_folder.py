@@ -1,4 +1,4 @@
-"""Where everything of ours is kept, found without a database: asking a snapshot is quick."""
+"""Where all our data is kept, found without a database, so that predictions start quickly."""
 
 from __future__ import annotations
 

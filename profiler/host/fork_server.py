@@ -1,7 +1,7 @@
 """The server's side of `forks`: warms up, forks, watches each child and ends its family.
 
 Runs as the main program of a process of its own. It must stay single-threaded, or its forks would
-inherit locks that nobody holds.
+inherit locks that nothing will release.
 """
 
 from __future__ import annotations

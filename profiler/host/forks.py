@@ -183,7 +183,7 @@ class ForkServer:
     def wait(self, message_pipe: int | None, timeout_s: float) -> set[str]:
         """Waits for `message`s of the child or a `packet` of the server; empty: neither yet.
 
-        Reads away what is printed meanwhile, so that nobody blocks who prints much.
+        Reads away what is printed meanwhile, so that a child that prints much does not block.
         """
         assert self._control is not None  # noqa: S101  # whoever waits has started it
         with selectors.DefaultSelector() as selector:
@@ -224,14 +224,14 @@ class ForkServer:
         return int(self._answer(_ANSWER_TIMEOUT_S))
 
     def interrupt(self) -> None:
-        """Has the child killed, if there is one; whoever waits for it, in any thread, sees it."""
+        """Has the child killed, if there is one; every thread that waits for it notices."""
         control = self._control
         if control is not None:
             with contextlib.suppress(OSError):
                 control.send(b"kill")
 
     def child_ended(self) -> None:
-        """From here on its number may be somebody else's."""
+        """From here on its number may be another process's."""
         self._child_pid = None
 
     def _answer(self, timeout_s: float) -> bytes:

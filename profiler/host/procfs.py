@@ -53,7 +53,7 @@ def available_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS)
 
 
 def allowed_memory_mib(*, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> float:
-    """The same, if nobody else took any: the machine's memory, or the smallest cgroup's."""
+    """The same, if no other process took any: the machine's memory, or the smallest cgroup's."""
     limits = [limit for limit, _ in _memory_limits_mib(proc, cgroups)]
     return min([_meminfo_kib(proc / "meminfo", "MemTotal") / 1024, *limits])
 

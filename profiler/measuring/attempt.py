@@ -1,6 +1,6 @@
 """One attempt to measure, inside the measuring child: lock, prepare, run, report.
 
-The child sends its phases and environment as they come, so that whoever kills it, or sees it die,
+The child sends its phases and environment as they come, so that the parent, if the child dies,
 knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
 """
 
@@ -54,7 +54,7 @@ _SHORT_SHARE = 0.5
 
 
 def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Measures what the request asks for (see `Measurer`), and sends how it went.
+    """Measures the configuration of the request (see `Measurer`), and sends the outcome.
 
     Raises:
         TrappmError: the device's lock was not to be had, or the device is not here.

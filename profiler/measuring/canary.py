@@ -46,7 +46,7 @@ class CanaryDecision(enum.StrEnum):
     DRIFTING = "drifting"
     """Look again before long; labels are still taken."""
     STOP = "stop"
-    """The node is to measure no more until somebody has looked at it."""
+    """The node is to measure no more until a person has examined it."""
 
 
 @dataclass(frozen=True, kw_only=True)

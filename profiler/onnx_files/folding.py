@@ -17,7 +17,7 @@ import onnx
 from trappm.profiler.errors import UnsupportedModelError
 
 MAX_ELEMENTS = 1024
-"""Larger tensors are nobody's shape."""
+"""Larger tensors are no shapes."""
 
 _MAX_RANK = 16
 _MAX_EXACT = 1 << 53

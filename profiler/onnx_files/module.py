@@ -1,9 +1,9 @@
 """A trainable module rebuilt from an ONNX file: the way to the training step of anyone's file.
 
-    ONNX file -> steps -> put together (`patterns`) -> run in PyTorch (`functions`)
+    ONNX file -> steps -> put together (`operators.patterns`) -> run in PyTorch (`operators`)
 
 The module lies on the meta device: it is made of the shapes in the file, so the file may have no
-weights, or have lost them. All floats are fp32. What a file does not tell stays unknown: which
+weights, or have lost them. All floats are fp32. What a file leaves open stays unknown: which
 operators ran in place, and what an exporter folded into something else, such as batch norms that
 became part of convolutions.
 """
@@ -149,7 +149,7 @@ def _factors(steps: Iterable[Step]) -> set[str]:
 
 
 def _last_uses(steps: Sequence[Step], outputs: Iterable[str]) -> Iterator[list[str]]:
-    """For each step, the names that nobody needs after it."""
+    """For each step, the names that no later step needs."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
         last.update(dict.fromkeys((*step.inputs, *step.outputs), number))

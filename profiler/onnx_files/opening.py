@@ -1,7 +1,7 @@
 """Opens an ONNX file that anyone may have made, and hands over a small, checked model.
 
 Nothing in the file is trusted: size, external data, validity and control flow are examined before
-anything is computed from it. What the file stores is in `onnx_stored`.
+anything is computed from it. `stored` reads the tensors in the file.
 """
 
 from __future__ import annotations

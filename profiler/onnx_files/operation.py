@@ -1,4 +1,4 @@
-"""A node of an ONNX file as Python values: what the modules of this folder hand to each other."""
+"""A node of an ONNX file as Python values: what the modules of this folder share."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A node belongs to the graph if what it computes depends on the pixels. Everything else (constants,
 the arithmetic on shapes that exporters leave behind, what is made of weights alone) is done once or
 costs next to nothing, and is folded away; its weights count at the node that uses the result.
-Where shapes come from stands in `onnx_shapes`.
+`shapes` finds the shapes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds the shape of every tensor of an ONNX model, for any shape of the image.
 
-Node by node: arithmetic on shapes is computed (`onnx_fold`), common operators have rules
-(`rules`), and ONNX's own inference answers for all others. At a second shape of the image only
-what hangs on the difference is done again. No tensor of the model is ever allocated, whatever its
-shape, and ONNX is given single nodes only, so no file can make it work without end.
+Node by node: arithmetic on shapes is computed (`folding`), common operators have rules
+(`shape_rules`), and ONNX's own inference answers for all others. At a second shape of the image
+only what depends on the difference is done again. No tensor of the model is ever allocated,
+whatever its shape, and ONNX is given single nodes only, so no file can keep it busy for ever.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _KINDS: Mapping[str, int] = {
 
 
 class ShapeInference:
-    """Shapes of the tensors that are asked for, at any shape of the image.
+    """Shapes of the wanted tensors, at any shape of the image.
 
     Args:
         model: a checked model.
         depends: names of the tensors whose values depend on the pixels; they are not computed.
-        wanted: names of the tensors whose shapes are asked for.
+        wanted: names of the tensors whose shapes are needed.
 
     Raises:
         UnsupportedModelError: a stored value cannot be read.

@@ -1,4 +1,4 @@
-"""The plain records that every room speaks in: Configuration, Graph, Protocol, Measurement.
+"""The plain records that all rooms share: Configuration, Graph, Protocol, Measurement.
 
 They are frozen, hold only numbers, strings and NumPy arrays, and import without torch, so that
 asking the label store or drawing a pool is quick. Whatever needs torch, timm or ONNX to *make* one

@@ -5,7 +5,7 @@
 Each step runs once, at a batch size that is a prime larger than any size in a model: what divides
 by it is there once for each sample, the rest is fixed. Where a GPU would take another path than the
 meta device (autocast, fused attention, recurrent layers), the trace imitates the GPU. An operator
-that nobody described is a kernel that reads its inputs and writes its outputs.
+without a rule is a kernel that reads its inputs and writes its outputs.
 """
 
 from __future__ import annotations

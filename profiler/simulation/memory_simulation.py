@@ -155,7 +155,7 @@ def _units(sizes: IntArray) -> IntArray:
 def _events(
     trace: StepTrace, batch_size: int, shares: Mapping[int, float]
 ) -> list[tuple[int, int]]:
-    """What the allocator is asked for, in order: a block and its size; 0 frees the block.
+    """The requests to the allocator, in order: a block and its size; 0 frees the block.
 
     The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is given back at once; the
     second is that of a convolution that has not been met before, and may be 0.

@@ -1,7 +1,7 @@
 """What a training step does to memory, for every batch size: the part of the static profile that a
 graph of the forward pass cannot tell.
 
-The record needs NumPy only, so that whoever reads one from the store predicts without PyTorch.
+The record needs NumPy only, so that a stored one can be used without PyTorch.
 """
 
 from __future__ import annotations

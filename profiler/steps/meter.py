@@ -119,7 +119,7 @@ class StepMeter(ABC):
         """Starts to watch energy and disturbances; may run steps until the meter is ready."""
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
-        """Runs `count` more steps, which nobody times, to give the energy meter its time.
+        """Runs `count` more steps, which are not timed, to give the energy meter its time.
 
         Args:
             pauses: draws how long to pause in between, for a meter that looks only now and then.

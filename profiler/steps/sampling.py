@@ -1,4 +1,4 @@
-"""When enough steps have been timed, and what the samples say. Needs no torch."""
+"""When enough steps have been timed, and what follows from the samples. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says, and whether it can be trusted, decided from what was seen while it went on.
+"""The result of a run, and whether it can be trusted, by what was observed while it went on.
 
 A run that fails here ends as `unstable`: its samples are kept, and it never becomes a label.
 """

@@ -213,7 +213,7 @@ def _training_step(
     model: nn.Module, images: torch.Tensor, targets: torch.Tensor, configuration: Configuration
 ) -> Step:
     optimizer = _optimizer(model, configuration.optimizer)
-    # fp16 gradients underflow without scaling, so nobody trains without it.
+    # fp16 gradients underflow without scaling, so training always has it.
     scaled = configuration.precision is Precision.AMP_FP16
     scaler = torch.amp.GradScaler(
         images.device.type,

@@ -13,6 +13,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 from trappm.profiler.records import (
     MAX_SIZE,
     METRICS,
@@ -26,13 +27,14 @@ from trappm.profiler.records import (
 from trappm.store.db.models import (
     AssignmentLabelRow,
     AssignmentRow,
+    CampaignRow,
     ConfigurationRow,
     DeviceRow,
     LabelRow,
     MeasurementRow,
 )
 from trappm.store.query.dates import point_in_time
-from trappm.store.query.suggestions import architectures_matching
+from trappm.store.query.known_names import architectures_matching, is_glob, known_names
 
 ANY_OUTCOME = "any"
 """As an outcome in a filter: all attempts, however they ended."""
@@ -194,3 +196,26 @@ def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
             )
         )
     return query
+
+
+def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
+    """Raises InputError for the first name in the filter that the store does not know at all."""
+    columns = {
+        "device": DeviceRow.key,
+        "family": ConfigurationRow.family,
+        "campaign": CampaignRow.id,
+        "architecture": ConfigurationRow.architecture,
+        "protocol": MeasurementRow.protocol_name,
+    }
+    for what, column in columns.items():
+        name = getattr(wanted, what)
+        if name is None:
+            continue
+        if what == "architecture" and is_glob(name):
+            if not architectures_matching(session, name):
+                raise InputError(f"no architecture of the label store matches {name!r}")
+            continue
+        if session.scalar(select(column).where(column == name).limit(1)) is not None:
+            continue
+        known = known_names(session, column)
+        raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")

@@ -26,9 +26,10 @@ from trappm.store.query.filters import (
     columns_of,
     joined,
     matching,
+    refuse_unknown_names,
     restricted,
 )
-from trappm.store.query.suggestions import known_names, refuse_unknown_names
+from trappm.store.query.known_names import known_names
 from trappm.store.query.tables import (
     check_columns,
     check_statistics,

@@ -9,6 +9,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 from trappm.profiler.records import Configuration
 from trappm.store.db.engine import insert_new, utc_now
 from trappm.store.db.models import (
@@ -19,7 +20,6 @@ from trappm.store.db.models import (
     StepProfileRow,
 )
 from trappm.store.db.transactions import Repository, reading, writing
-from trappm.store.query.suggestions import nearest
 from trappm.store.records import PoolPart, PoolRecord
 from trappm.store.repositories.workloads import configuration_of, insert_configurations
 

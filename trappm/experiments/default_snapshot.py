@@ -151,20 +151,23 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "errors": errors,
             "split": SPLIT,
             "label_counts": {"imported": len(labels)},
-            "sources": [
-                {
-                    "file": part.sheet.file,
-                    "source": part.measurements[0].environment["source"],
-                    "device": part.sheet.device,
-                    "phase": part.sheet.phase.value,
-                    "metric": part.sheet.metric,
-                    "labels": len(part.measurements),
-                    **{k: v for k, v in part.errors.items() if k not in {"accuracy", "by_family"}},
-                }
-                for part in trained
-            ],
+            "sources": [_source(part) for part in trained],
         },
     )
+
+
+def _source(part: Trained) -> dict[str, Any]:
+    """The manifest's entry for a sheet."""
+    rare = {"without_spikes", "out_of_memory"}
+    return {
+        "file": part.sheet.file,
+        "source": part.measurements[0].environment["source"],
+        "device": part.sheet.device,
+        "phase": part.sheet.phase.value,
+        "metric": part.sheet.metric,
+        "labels": len(part.measurements),
+        **{name: errors for name, errors in part.errors.items() if name in rare},
+    }
 
 
 def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: int) -> Samples:

@@ -51,7 +51,7 @@ def one_campaign(campaign_id: str) -> dict[str, Any]:
 
 @router.get("/campaigns/{campaign_id}/map")
 def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
-    """The pool in the embedding space; 202 while it is worked out, to be asked for again."""
+    """The pool in the embedding space; 202 while it is worked out: try again."""
     home = Home.find()
     with _store(home) as store:
         answer = _maps.find(store, home, campaign_id, device)
@@ -71,7 +71,7 @@ def list_labels(
 
 @router.get("/labels/names")
 def names_of_labels() -> dict[str, Any]:
-    """The names that filters can ask for, and the settings that there are."""
+    """Names and settings for the fields of filters."""
     with _store(Home.find()) as store:
         return label_pages.names(store)
 

@@ -23,7 +23,7 @@ HEADERS = {
     ),
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again by its tag, so that an upgrade is seen at once
+    "Cache-Control": "no-cache",  # revalidated by its tag, so that an upgrade is seen at once
 }
 
 

@@ -31,7 +31,7 @@ MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7
 """DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
 MIB_PER_GB = 1e9 / 2**20
 LARGEST_BATCH = 65_536
-"""Beyond it nobody looks for what still fits."""
+"""The search for the largest batch size ends here."""
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "precision": Precision,

@@ -1,4 +1,4 @@
-"""Devices by any name that people give them.
+"""Devices by any of their usual names.
 
 `a100`, `A100-SXM4-40GB`, `NVIDIA GeForce RTX 3090` and the paper's `GPU:A100-SXM4-40GB:1` all mean
 a device that heads exist for, by its key.

@@ -131,7 +131,7 @@ class _Inquiry:
     file: GraphTemplate | None
     """What a file holds; None for an architecture."""
     input_size: int | None
-    """As asked for."""
+    """In pixels, as the caller gave it."""
     what: Configuration
     """To measure, of an architecture; of a file only batch size and settings count."""
 
@@ -186,7 +186,7 @@ class _Inquiry:
         if pairs:
             profiles = store.workloads.step_profiles([own, *pairs])
             step = profiles.get(own)
-        else:  # nobody has profiled it yet
+        else:  # it has no profile yet
             labels = store.labels.of_pairs([own], self.what, device)
             if labels:
                 return labels
@@ -343,8 +343,8 @@ class _Inquiry:
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
     """The protocol to measure by; looked up even where unneeded, to catch misspelt names."""
     from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
+    from trappm.profiler.nearest import nearest
     from trappm.profiler.records import is_cpu_device
-    from trappm.store.query.suggestions import nearest
 
     rule = protocol or ("quick" if is_cpu_device(device) else "paper")
     if not isinstance(rule, str):

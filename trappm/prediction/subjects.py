@@ -1,6 +1,6 @@
 """What a question is about: a timm name, an ONNX file or a module, as predictors see it.
 
-A subject is checked at once and profiled when its profile is asked for. Names and files that were
+A subject is checked at once and profiled when its profile is needed. Names and files that were
 profiled before, by any process, need neither timm nor ONNX: `profile_cache` has them.
 """
 
@@ -78,7 +78,7 @@ def subject_of(
 
 
 class UnprofiledError(Exception):
-    """This process does not profile models by itself, and nobody has profiled this one yet."""
+    """This process does not profile models by itself, and this one has no profile yet."""
 
 
 def known_subject(key: tuple[object, ...]) -> Subject:

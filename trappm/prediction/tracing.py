@@ -164,7 +164,7 @@ class OutsideTracer(Tracer):
     name: str
     """For messages."""
     deadline: Deadline | None = None
-    """For all that is asked; else each look has its own."""
+    """For all traces together; else each has its own."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         return profile_from_bytes(self._look(None))
@@ -186,7 +186,7 @@ class OutsideTracer(Tracer):
 
 
 class TracingProcess:
-    """A warm process to fork from, started when it is first needed; it looks at one at a time."""
+    """A warm process to fork from, started when first needed; it traces one model at a time."""
 
     def __init__(
         self,
@@ -211,16 +211,16 @@ class TracingProcess:
         self._server.start()
 
     def stop(self) -> None:
-        """Ends it with whatever it looks at. May be called again, and it may be asked again."""
+        """Ends it with its current trace. May be called again; the next trace starts it anew."""
         self._server.stop()
 
     def abandon(self, deadline: Deadline) -> None:
-        """Ends the look that has this deadline, whichever thread waits for it."""
+        """Ends the trace that has this deadline, whichever thread waits for it."""
         deadline.end()
         self._server.interrupt()
 
     def look(self, request: Mapping[str, Any], name: str, deadline: Deadline | None) -> bytes:
-        """What a fork finds out.
+        """The result of a trace in a fork.
 
         Raises:
             TracingTimeoutError: it took too long, and was ended.
@@ -230,18 +230,18 @@ class TracingProcess:
         """
         with self._turn:
             self._server.begin()
-            import torch  # noqa: F401  # meanwhile: whoever asks needs it for the answer
+            import torch  # noqa: F401  # meanwhile: the answer will need it
 
             self._server.start()
             until = deadline or Deadline(self._timeout_s)
             try:
                 return self._look({**request, **self._limits(request)}, name, until)
             except ForkServerError:
-                self._server.stop()  # what it says next would not be about the next model
+                self._server.stop()  # its next message would not be about the next model
                 raise
             except TrappmError:
                 raise
-            except BaseException:  # nobody waits for it any more
+            except BaseException:  # the caller has left
                 self._server.stop()
                 raise
 
@@ -280,7 +280,7 @@ class TracingProcess:
 
 
 def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Profiles what the request names, in a process of its own, and sends what it found."""
+    """Profiles the model of the request, in a process of its own, and sends the result."""
     import torch
 
     confine(request["memory_bytes"], request["cpu_s"])
@@ -330,7 +330,7 @@ _OWN_LOCK = threading.Lock()
 
 
 def own_process() -> TracingProcess:
-    """The one that this process looks at files with; a fork of it has another."""
+    """The tracing process of this process; a fork of it has another."""
     with _OWN_LOCK:
         pid = os.getpid()
         if pid not in _OWN:

@@ -58,8 +58,8 @@ def explain(
         count: how many of the next picks to tell.
 
     Returns:
-        campaign, device, strategy, chosen (a list of configuration, round, state, reason),
-        wanted (configuration, reason), map (x, y, kind of each configuration of the pool).
+        campaign, device, strategy, chosen (configuration, round, state, reason), wanted
+        (configuration, reason), map (x, y, kind of each configuration of the pool).
 
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
@@ -75,28 +75,33 @@ def explain(
             f"it does on: {', '.join(spec.devices.keys)}"
         )
     assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
-    acquired = [a for a in assigned if a.role is Role.TRAIN]
     pool = store.campaigns.pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
         "campaign": campaign.id,
         "device": chosen_device,
         "strategy": spec.strategy,
-        "chosen": [
-            {
-                "configuration": str(a.configuration),
-                "round": a.round_number,
-                "state": str(a.state),
-                "reason": dict(a.reason),
-            }
-            for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
-        ],
+        "chosen": _chosen(assigned),
         "wanted": [
             {"configuration": str(configuration), "reason": dict(reason)}
             for configuration, reason in wanted
         ],
         "map": _map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
     }
+
+
+def _chosen(assigned: Sequence[Assignment]) -> list[dict[str, Any]]:
+    """What acquisition chose, the latest first."""
+    acquired = [a for a in assigned if a.role is Role.TRAIN]
+    return [
+        {
+            "configuration": str(a.configuration),
+            "round": a.round_number,
+            "state": str(a.state),
+            "reason": dict(a.reason),
+        }
+        for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
+    ]
 
 
 def _next(
@@ -150,9 +155,9 @@ def _map(
     embeddings: np.ndarray[Any, np.dtype[np.float32]],
 ) -> list[dict[str, Any]]:
     """The two directions in which the embeddings differ most."""
-    from trappm.learner.acquisition.similarity import components
+    from trappm.learner.acquisition.similarity import principal_directions
 
-    directions = components(embeddings)[:, :2]
+    directions = principal_directions(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
     states = {a.configuration.id: a.state for a in assigned}

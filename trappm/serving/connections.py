@@ -1,4 +1,4 @@
-"""Connections that do not ask: each has some seconds for its headers, and no client has them all.
+"""Limits of connections: seconds for headers, a number in all, and half of it for one client.
 
 uvicorn itself waits for headers for ever. Where there are too many connections, the one that has
 been silent longest makes room, first among those of the client who opens another: so neither

@@ -211,7 +211,7 @@ class _Body:
             yield
         except asyncio.CancelledError:
             if not watching.done() or watching.cancelled() or inside.uncancel():
-                raise  # somebody else's cancellation
+                raise  # not our cancellation
         finally:
             watching.cancel()
 

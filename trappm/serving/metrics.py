@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class TraceOutcome(enum.StrEnum):
+    """How a trace ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ReloadOutcome(enum.StrEnum):
+    """What a look for newer snapshots came to."""
+
+    CHANGED = "changed"
+    SAME = "same"
+    FAILED = "failed"
 
 
 class Metrics:

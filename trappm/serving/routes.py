@@ -21,6 +21,8 @@ from trappm.serving.schemas import MAX_LIST, Questions, Settings
 
 router = APIRouter()
 
+# Dependencies are coroutines throughout, since FastAPI would run functions in threads.
+
 _DEFAULTS = Settings.model_validate({})
 
 
@@ -33,12 +35,12 @@ class Inquiry:
     """Whether the caller sent a list, and gets a list."""
 
 
-def _answerer(request: Request) -> Answerer:
+async def _answerer(request: Request) -> Answerer:
     answerer: Answerer = request.app.state.answerer
     return answerer
 
 
-def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
+async def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
     """Raises InputError: too many models at once, or one that is named by a path."""
     rows = []
     for question in questions if isinstance(questions, list) else [questions]:

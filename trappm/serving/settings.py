@@ -12,7 +12,7 @@ class ServingSettings:
     snapshot: str | None = None
     """An id, alias or folder; None for `latest` here and `default` after it, as in `predict`."""
     token: str | None = None
-    """Without it nobody is answered but for health; None on loopback only."""
+    """Needed for all but health and the page's files; None on loopback only."""
     hosts: tuple[str, ...] | None = None
     """Names that a browser may call this server by; None for any. Keeps out other sites' pages."""
     max_upload_bytes: int = 200 << 20
@@ -31,7 +31,7 @@ class ServingSettings:
     trace_processes: int = 1
     """Models that are traced at once."""
     poll_s: float = 2.0
-    """How often the aliases are looked at."""
+    """How often the aliases are checked."""
 
     def __repr__(self) -> str:
         return f"ServingSettings(snapshot={self.snapshot!r}, ...)"  # never the token

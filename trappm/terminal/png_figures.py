@@ -1,4 +1,4 @@
-"""Figures as PNG files: matplotlib, which is optional, is asked for in one place."""
+"""Figures as PNG files: matplotlib, which is optional, is imported in one place."""
 
 from __future__ import annotations
 

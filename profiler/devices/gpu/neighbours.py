@@ -1,8 +1,8 @@
 """Other users of a GPU while we measure on it, as far as NVML lists them.
 
-NVML may list every process, only those of a container, or nobody; it may hide what each of them
-uses. So the processes are looked at before our own CUDA context exists, when all are strangers, and
-the memory that is in use then tells of those whom nobody lists.
+NVML may list every process, only those of a container, or none; it may hide what each of them
+uses. So the processes are listed before our own CUDA context exists, when all are strangers, and
+the memory that is in use then gives away those that are not listed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RESERVE_MIB = 2048
 
 
 class Neighbours:
-    """Whoever has been on this GPU before this was made, and whoever came since, but for us."""
+    """Other processes on this GPU: those that were there before this was made, and later ones."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

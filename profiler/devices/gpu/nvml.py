@@ -110,7 +110,7 @@ def _query(handle: Any, function: str, *arguments: Any) -> Answer:
     """What NVML answers.
 
     Raises:
-        _AbsentError: there is nobody to answer.
+        _AbsentError: there is no driver to answer.
     """
     import pynvml
 

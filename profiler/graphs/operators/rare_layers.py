@@ -1,4 +1,4 @@
-"""Rules for layers that timm has not, but other people's modules do.
+"""Rules for layers that timm does not have, but other people's modules do.
 
 As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
 """

@@ -1,7 +1,7 @@
 """Rules for arithmetic on tensors and for what only rearranges them.
 
 A rule gets one call of an operator whose result depends on the images and says which ONNX nodes it
-is made of; which operators have which rule stands in `function_rules`.
+is made of; `table` has the rule of each operator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each ONNX operator does, said in PyTorch: the vocabulary of modules rebuilt from files.
+"""What each ONNX operator does, in PyTorch: for modules that are rebuilt from files.
 
 Tensors lie on the meta device; what is known by value (shapes, axes, scales) is a NumPy array.
 Of several ways to compute the same, the one is taken whose memory in training is that of the
@@ -21,7 +21,7 @@ from trappm.profiler.onnx_files.operators.data_movement import MOVES
 from trappm.profiler.onnx_files.operators.patterns import IN_PLACE
 
 _MAX_CHAIN = 1000
-"""Tensors that one operator takes pair by pair; nobody's model sums as many."""
+"""Tensors that one operator takes pair by pair; no real model sums as many."""
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:

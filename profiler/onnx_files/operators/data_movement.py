@@ -1,4 +1,4 @@
-"""ONNX operators that move, pick or make data, said in PyTorch; see `functions`."""
+"""ONNX operators that move, pick or make data, in PyTorch; `arithmetic` has the others."""
 
 from __future__ import annotations
 

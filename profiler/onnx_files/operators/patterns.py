@@ -129,7 +129,7 @@ def put_together(
 
     Args:
         steps: in topological order.
-        outputs: names of the tensors that are asked for.
+        outputs: names of the tensors that are wanted.
         constants: known values by name.
         image: name of the tensor that all else depends on.
         weights: names of parameters and buffers.
@@ -149,7 +149,7 @@ def put_together(
 def _in_place(steps: Sequence[Step], outputs: Set[str]) -> Iterator[Step]:
     """Lets activations overwrite their input where image models of PyTorch do.
 
-    That is after a norm, a convolution or an addition, whose result nobody else reads. A file does
+    That is after a norm, a convolution or an addition, whose result nothing else reads. A file does
     not tell it, and live memory hardly depends on it; fragmentation does, by up to 6 %.
     """
     maker = {name: step.operator for step in steps for name in step.outputs}

@@ -162,7 +162,7 @@ with Store.open(sys.argv[1]) as store:
         except trappm.store.repositories.owners.OwnedError:
             time.sleep(1.0)
     with trappm.cluster.campaign.ownership.ownership(store, sys.argv[2]) as mine:
-        mine.release_leases(sys.argv[2])
+        mine.assignments.release_leases(sys.argv[2])
         print("runs", flush=True)
         sys.stdin.read()
 """

@@ -17,7 +17,7 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
-from trappm.learner.acquisition.similarity import LANDMARKS, pool_features
+from trappm.learner.acquisition.similarity import LANDMARKS, embedding_features
 from trappm.learner.bench.strategies import JUDGED, named_strategy
 from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
@@ -47,7 +47,7 @@ def request(n=60, seed=0, count=8, **options):
 
 
 def full_covariance(asked):
-    features = pool_features(
+    features = embedding_features(
         asked.embeddings, np.log1p(asked.static_features), np.random.default_rng(0)
     ).astype(np.float64)
     return features @ features.T
@@ -154,7 +154,7 @@ def test_a_large_pool_is_chosen_from_without_a_square_matrix():
     picks = strategy_named("variance").select(request(n=n, count=16))
     assert len({p.index for p in picks}) == 16
     asked = request(n=n)
-    features = pool_features(
+    features = embedding_features(
         asked.embeddings, np.log1p(asked.static_features), np.random.default_rng(0)
     )
     assert features.shape[0] == n

@@ -124,10 +124,10 @@ def test_deviations_widen_with_the_distance_where_errors_do_and_only_there():
     generator, stated = np.random.default_rng(1), np.full(240, 0.05)
     some, all_known = Familiarity.fit(features, groups), np.ones(240, dtype=bool)
     alike = generator.normal(0, 0.05, 240)
-    assert some.learned(alike, stated, folds, groups, all_known)[0].widening == 0.0
+    assert some.fit_widening(alike, stated, folds, groups, all_known)[0].widening == 0.0
     distance = nearest_in_other_folds(features, folds)
     far = alike * np.hypot(1.0, 0.8 * distance)  # a deviation of 0.04 for each unit
-    wider, deviations = some.learned(far, stated, folds, groups, all_known)
+    wider, deviations = some.fit_widening(far, stated, folds, groups, all_known)
     assert 0.02 < wider.widening < 0.06
     assert np.corrcoef(deviations, distance)[0, 1] > 0.9
     new = np.random.default_rng(9).normal(size=(50, 5))

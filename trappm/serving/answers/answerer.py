@@ -1,4 +1,4 @@
-"""From questions to answers: snapshots, what was answered before, the thread and the processes.
+"""From questions to answers: snapshots, remembered answers, the thread and the processes.
 
 An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
 What is not remembered goes to the thread that evaluates heads (`batching`), and a model without
@@ -22,7 +22,7 @@ from trappm.serving.answers.batching import Batcher
 from trappm.serving.answers.snapshots import LoadedSnapshots
 from trappm.serving.answers.tracing import Model, Tracers
 from trappm.serving.answers.turns import Shared
-from trappm.serving.metrics import Metrics
+from trappm.serving.metrics import Metrics, TraceOutcome
 from trappm.serving.schemas import Settings
 from trappm.serving.settings import ServingSettings
 
@@ -133,10 +133,10 @@ class Answerer:
         return answer
 
     async def _trace(self, job: _Job, traced: Sequence[StepSettings]) -> None:
-        outcome = "failed"
+        outcome = TraceOutcome.FAILED
         try:
             await self._tracers.trace(job.model, traced, job.client)
-            outcome = "done"
+            outcome = TraceOutcome.DONE
         finally:
             self.metrics.traces.labels(outcome).inc()
 

@@ -1,4 +1,4 @@
-"""One thread for the numbers: what comes while it works waits, and is then worked out together.
+"""One thread for the heads: questions that come while it works wait, and are answered together.
 
 Nothing waits for company: a question that comes alone is answered at once.
 """
@@ -47,11 +47,11 @@ class Batcher(Generic[Item, Result]):
                 items = [item for item, _ in batch]
                 try:
                     results = await loop.run_in_executor(self._thread, self._work, items)
-                except Exception as error:  # of the thread itself: everybody hears of it
+                except Exception as error:  # of the thread itself: every caller gets it
                     results = [error] * len(batch)
                 for (_, future), result in zip(batch, results, strict=True):
                     if future.done():
-                        continue  # nobody waits for it any more
+                        continue  # its caller has left
                     if isinstance(result, Exception):
                         future.set_exception(result)
                     else:

@@ -1,7 +1,7 @@
 """The snapshots that answer, and the change to newer ones while questions are being answered.
 
 A question takes the snapshots along that were in force when it came. A new one is loaded beside
-them and put in force in one step, so that nobody waits for it and nothing is dropped.
+them and put in force in one step, so that no question waits for it or is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trappm.learner.snapshots.manifest import NAME
 from trappm.prediction.snapshot_choice import DEFAULT, local_registry, snapshots_that_answer
 from trappm.profiler.errors import SnapshotError, TrappmError
-from trappm.serving.metrics import Metrics
+from trappm.serving.metrics import Metrics, ReloadOutcome
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.snapshot import Snapshot
@@ -61,10 +61,11 @@ class LoadedSnapshots:
         try:
             snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
         except TrappmError:
-            self._metrics.reloads.labels("failed").inc()
+            self._metrics.reloads.labels(ReloadOutcome.FAILED).inc()
             raise
         changed = [snapshot.id for snapshot in snapshots] != self.ids
-        self._metrics.reloads.labels("changed" if changed else "same").inc()
+        outcome = ReloadOutcome.CHANGED if changed else ReloadOutcome.SAME
+        self._metrics.reloads.labels(outcome).inc()
         if changed:
             self.current = snapshots
             self._metrics.answering(self.ids)

@@ -103,7 +103,7 @@ class Tracers:
                 await asyncio.shield(looking)
             except asyncio.CancelledError:
                 process.abandon(deadline)
-                await asyncio.wait([looking])  # so that nobody gets a process at work
+                await asyncio.wait([looking])  # so that no other model gets a busy process
                 raise
             finally:
                 self._idle.append(process)

@@ -1,4 +1,4 @@
-"""Work that callers wait for: it ends with the last of them, and nobody keeps others out."""
+"""Work that callers wait for: it ends with the last of them, and clients take turns."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Shared(Generic[Result]):
             if not self._waiting[task]:
                 del self._waiting[task]
                 if not task.done():
-                    self._forget(key, task)  # whoever comes now begins anew
+                    self._forget(key, task)  # the next caller begins anew
                     task.cancel()
 
     def _forget(self, key: Hashable, task: asyncio.Task[Result]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if task.done() and not task.cancelled():
-            task.exception()  # heard, though everybody may have left
+            task.exception()  # retrieved, though all callers may have left
 
 
 class Turns:

@@ -1,4 +1,4 @@
-"""Uploaded files: kept in a folder of their own for as long as somebody needs them."""
+"""Uploaded files: kept in a folder of their own for as long as they are needed."""
 
 from __future__ import annotations
 
