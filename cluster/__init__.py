@@ -2,5 +2,5 @@
 
 `campaign` has the file and the loop, `scheduler` the state machine that decides what happens next,
 `workers` what the loop asks of whoever measures, `learning` the learner, `profiles` the static and
-kernel profiles of a pool, `actors` all of it on Ray, which `runtime` starts.
+kernel profiles of a pool, `actors` all of it on Ray, which `ray_runtime` starts.
 """

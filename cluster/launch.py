@@ -15,7 +15,7 @@ from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of
 from trappm.cluster.campaign.ownership import ENDED, begin
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.campaign.spec import CampaignSpec, spec_of
-from trappm.cluster.runtime import (
+from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
     RayDiedError,

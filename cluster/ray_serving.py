@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trappm.cluster.runtime import ray_runtime
+from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.host.extras import from_extra
 

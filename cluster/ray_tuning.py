@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trappm.cluster.runtime import here, ray_runtime
+from trappm.cluster.ray_runtime import here, ray_runtime
 from trappm.learner.bench.tuning import OnTrial, StudyReport, Tuning, progress, run_trials
 from trappm.profiler.errors import CampaignError, one_line
 from trappm.store import Home, StoreAccess

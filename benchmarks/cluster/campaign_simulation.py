@@ -2,7 +2,7 @@
 
     python benchmarks/cluster/campaign_simulation.py [--labels N] [--workers N] [--seed N]
 
-It is the state machine of `cluster.scheduler.machine`, played by the executor of its tests.
+It is the state machine of `cluster.scheduler.state_machine`, played by the executor of its tests.
 Nothing is measured and nothing is stored: what it shows is what the machine itself costs, and how
 long GPUs wait because of us. Half of the workers are of either device, eight to a host.
 """

@@ -1,7 +1,7 @@
 """The Ray actor that runs a campaign, with profilers and a learner that are actors as well.
 
 A plain class; who starts one makes an actor of it with `ray.remote`. Import this module inside
-`runtime.ray_runtime` only (see there).
+`with ray_runtime(...)` only (see there).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Ray actor that learns: encoder, heads and choices of one campaign in a process of its own.
 
 A plain class; who starts one makes an actor of it with `ray.remote`. Import this module inside
-`runtime.ray_runtime` only (see there).
+`with ray_runtime(...)` only (see there).
 """
 
 from __future__ import annotations

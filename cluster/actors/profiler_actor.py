@@ -1,7 +1,7 @@
 """The Ray actor that measures: one for each device of a node.
 
 A thin shell around `profiler.measuring`. It is a plain class; who starts one makes an actor of it
-with `ray.remote`. Import this module inside `runtime.ray_runtime` only (see there).
+with `ray.remote`. Import this module inside `with ray_runtime(...)` only (see there).
 """
 
 from __future__ import annotations

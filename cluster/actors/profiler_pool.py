@@ -22,7 +22,7 @@ from ray.exceptions import (
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
 from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
-from trappm.cluster.runtime import (
+from trappm.cluster.ray_runtime import (
     CAMPAIGN_ACTOR,
     Placement,
     first_line,

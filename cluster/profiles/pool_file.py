@@ -114,7 +114,7 @@ def _profiled(
     if address is None:
         yield from profile_in_processes(pairs, processes)
         return
-    from trappm.cluster.runtime import ray_runtime
+    from trappm.cluster.ray_runtime import ray_runtime
 
     with ray_runtime(address):
         from trappm.cluster.actors.profile_tasks import profile_on_ray

@@ -25,7 +25,7 @@ import ray
 import yaml
 from emulated_cluster import ROOT
 
-from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE
+from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE
 
 HEAD_ID = "f" * 51 + "00000"
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"

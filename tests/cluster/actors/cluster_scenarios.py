@@ -53,7 +53,7 @@ from ownership_scenarios import (
 )
 
 import trappm.cluster.campaign.loop
-from trappm.cluster import runtime
+from trappm.cluster import ray_runtime
 from trappm.cluster.actors import profile_tasks
 from trappm.cluster.actors.learner_proxy import LearnerProxy
 from trappm.cluster.campaign.orders import order_stop
@@ -92,7 +92,7 @@ def profiles_made(url):
 
     with emulated([("A100", 1), ("V100", 1)]) as made:
         on_head = hosts() == {made.head_node.node_id}
-        with mock.patch.dict(vars(runtime), _nodes=lambda: ray.nodes()[:0]):
+        with mock.patch.dict(vars(ray_runtime), _nodes=lambda: ray.nodes()[:0]):
             anywhere = hosts()
     return {"on_head": on_head, "anywhere": len(anywhere)}
 
@@ -229,7 +229,7 @@ def paused_and_resumed_at_once(url):
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         order_stop(store, record.id, CampaignState.PAUSED)
-        actor = ray.get_actor(f"{runtime.CAMPAIGN_ACTOR}{record.id}")
+        actor = ray.get_actor(f"{ray_runtime.CAMPAIGN_ACTOR}{record.id}")
         wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
         assert store.campaigns.state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)

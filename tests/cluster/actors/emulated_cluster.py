@@ -48,7 +48,7 @@ from trappm.cluster.campaign.loop import Campaign  # noqa: E402
 from trappm.cluster.campaign.results import Results  # noqa: E402
 from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
-from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.workers import fair_share  # noqa: E402
 from trappm.cluster.workers.interfaces import ProfiledGraph  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402

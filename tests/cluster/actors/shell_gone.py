@@ -31,7 +31,7 @@ from emulated_cluster import (
 from sqlalchemy import make_url
 
 import trappm
-from trappm.cluster.runtime import on_node
+from trappm.cluster.ray_runtime import on_node
 from trappm.store import Store
 
 NODES = [("A100", 1), ("V100", 1)]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import json, sys
-from trappm.cluster.runtime import placement, ray_runtime
+from trappm.cluster.ray_runtime import placement, ray_runtime
 from trappm.profiler.measuring.protocols import QUICK
 from trappm.profiler.records import Configuration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 
-from trappm.cluster.runtime import ACCELERATOR_LABEL, placement
+from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, placement
 from trappm.profiler.devices.catalogue import read_name
 
 

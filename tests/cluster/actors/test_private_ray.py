@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trappm.cluster import runtime
+from trappm.cluster import ray_runtime
 
 LOOK = """
 import json, psutil
-from trappm.cluster.runtime import ray_runtime
+from trappm.cluster.ray_runtime import ray_runtime
 with ray_runtime(None):
     import ray
     ray.get(ray.remote(lambda: None).remote())  # workers listen as well
@@ -77,11 +77,11 @@ def test_it_starts_where_the_folder_for_temporary_files_has_a_long_path(tmp_path
 def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    monkeypatch.setattr(runtime, "_temporary", lambda: tmp_path)
+    monkeypatch.setattr(ray_runtime, "_temporary", lambda: tmp_path)
     own, running = tmp_path / f"trappm-ray-{gone.pid}-a", tmp_path / f"trappm-ray-{os.getpid()}-a"
     own.mkdir()
     running.mkdir()
-    runtime._remove_leftovers()
+    ray_runtime._remove_leftovers()
     assert list(tmp_path.iterdir()) == [running]
     own.mkdir()
     uid = os.getuid()
@@ -89,6 +89,6 @@ def test_only_own_leftovers_are_cleared(tmp_path, monkeypatch):
     killed = []
     monkeypatch.setattr(psutil.Process, "kill", killed.append)
     with (own / "log").open("w"):
-        runtime._remove_leftovers()
+        ray_runtime._remove_leftovers()
     assert own.exists()
     assert killed == []

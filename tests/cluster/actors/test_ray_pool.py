@@ -28,7 +28,7 @@ sys.stdin.read()
 
 CRASHES = """
 import json, os, signal, sys
-from trappm.cluster.runtime import ray_runtime
+from trappm.cluster.ray_runtime import ray_runtime
 
 def crash_on_vit(job):
     from trappm.cluster.profiles.static_profiles import profile_graph
@@ -52,7 +52,7 @@ print(json.dumps({
 TRACES = """
 import json, os, signal, sys
 from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.runtime import ray_runtime
+from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.records import MemoryFormat, Precision
 
 def crash_on_fp16(keys):
@@ -159,7 +159,7 @@ def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
 
 def test_a_cluster_tells_which_gpus_its_nodes_have(told_by):
     code = (
-        "import json, sys; from trappm.cluster.runtime import gpus_known_to;"
+        "import json, sys; from trappm.cluster.ray_runtime import gpus_known_to;"
         "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
     )
     told = told_by(code)

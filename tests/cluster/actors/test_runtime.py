@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trappm.cluster import runtime
-from trappm.cluster.runtime import ACCELERATOR_LABEL, CPU_LABEL, NODE_LABEL, off_measuring_nodes
+from trappm.cluster import ray_runtime
+from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, CPU_LABEL, NODE_LABEL, off_measuring_nodes
 
 HEAD = {"NodeID": "head", "Resources": {"CPU": 4.0}, "Labels": {NODE_LABEL: "head"}}
 SECOND = {"NodeID": "second", "Resources": {"CPU": 1.0}}
@@ -28,6 +28,6 @@ CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "tr
     ],
 )
 def test_profiles_stay_off_nodes_that_measure_where_there_are_others(monkeypatch, nodes, chosen):
-    monkeypatch.setattr(runtime, "_nodes", lambda: nodes)
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes)
     expected = {} if chosen is None else {"label_selector": {NODE_LABEL: chosen}}
     assert off_measuring_nodes() == expected

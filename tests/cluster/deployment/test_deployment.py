@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from trappm.cluster.runtime import placement
+from trappm.cluster.ray_runtime import placement
 
 ROOT = Path(__file__).parents[3]
 CHARACTERS_OF_A_SECRET = re.compile(r"(AUTH_TOKEN|PASSWORD)\S*\s*[=:]\s*['\"]?[0-9a-zA-Z]{8}")
@@ -39,7 +39,7 @@ def test_nodes_authenticate_and_send_no_reports(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "deploy/raycluster.yaml"])
 def test_ray_neither_slows_measurements_down_nor_kills_them(name):
-    """As `cluster.runtime` has it here; Kubernetes has it from the image."""
+    """As `cluster.ray_runtime` has it here; Kubernetes has it from the image."""
     text = (ROOT / name).read_text()
     assert "RAY_worker_niceness=0" in text
     assert "RAY_memory_monitor_refresh_ms=0" in text

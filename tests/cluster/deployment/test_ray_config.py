@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from trappm.cluster.runtime import ACCELERATOR_LABEL, placement
+from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, placement
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import Ledger, VirtualCluster, Weather
 
-from trappm.cluster.scheduler.machine import LONGEST_STEP_S, Machine
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     CanaryMeasured,
@@ -40,6 +39,7 @@ from trappm.cluster.scheduler.messages import (
     Worker,
 )
 from trappm.cluster.scheduler.spend import Spend
+from trappm.cluster.scheduler.state_machine import LONGEST_STEP_S, Machine
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules
 from trappm.cluster.scheduler.worker_table import RESTART_S
 from trappm.profiler.records import Outcome

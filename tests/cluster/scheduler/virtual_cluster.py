@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     Close,
@@ -38,6 +37,7 @@ from trappm.cluster.scheduler.messages import (
     Worker,
 )
 from trappm.cluster.scheduler.spend import Spend
+from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.records import Outcome
 
