@@ -59,11 +59,12 @@ def test_a_whole_store_is_told_as_such(home, run):
 
 
 def test_what_is_wrong_is_told_with_how_to_mend_it_and_status_1(home, run):
-    break_it(home)
+    with sqlite3.connect(home / "labels.db") as connection:
+        connection.execute("UPDATE labels SET memory_mib = 322.5 WHERE id = 2")
     status, out, err, _ = run("check")
     assert (status, err) == (1, "")
-    assert "1 labels without their row of measurements (measurement_id); such as: 2" in out
-    assert "mend: restore a backup" in out
+    assert "1 labels whose values differ from their measurement; such as: 2" in out
+    assert "mend: trust the measurements" in out
     assert "all of them: SELECT labels.id FROM labels" in out
     status, out, _, _ = run("check", "--json")
     (finding,) = json.loads(out)
@@ -72,7 +73,8 @@ def test_what_is_wrong_is_told_with_how_to_mend_it_and_status_1(home, run):
 
 
 def test_the_sql_that_lists_them_can_be_asked(home, run, capfd):
-    break_it(home)
+    with sqlite3.connect(home / "labels.db") as connection:
+        connection.execute("UPDATE labels SET memory_mib = 322.5 WHERE id = 2")
     (finding,) = json.loads(run("check", "--json")[1])
     assert cli.run(["labels", "query", "--csv", "--sql", finding["sql"]]) == 0
     assert capfd.readouterr().out.split() == ["id", "2"]
