@@ -33,8 +33,8 @@ def tune_on_ray(
             while running:
                 ready, running = ray.wait(running, timeout=POLL_S)
                 ray.get(ready)
-                done, least = progress(tuning)
-                on_trial(done, total, least)
+                done, best = progress(tuning)
+                on_trial(done, total, best)
         except RayError as error:
             raise CampaignError(
                 f"tuning on Ray broke off ({one_line(error)}); the same command goes on"
@@ -48,4 +48,4 @@ def _work(access: StoreAccess, tuning: Tuning, total: int) -> None:
 
     access.take_over()
     torch.set_num_threads(1)
-    run_trials(tuning, total, lambda done, total, least: None)
+    run_trials(tuning, total, lambda done, total, best: None)

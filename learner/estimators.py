@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.extras import from_extra
+from trappm.profiler.nearest import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """A frozen encoder of this preset, pre-trained or (False) random."""
@@ -132,9 +132,7 @@ def check_names(names: Sequence[str]) -> None:
     """Raises InputError for a name of no estimator, or of one whose library is missing."""
     for name in names:
         if name not in _MAKERS:
-            near = difflib.get_close_matches(name, ESTIMATORS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ESTIMATORS)}"
-            raise InputError(f"no estimator {name!r}; {hint}")
+            raise InputError(f"no estimator {name!r}; {nearest(name, ESTIMATORS)}")
         if name in _BY_SKLEARN:
             with from_extra("evaluate", f"the estimator {name}"):
                 import sklearn  # noqa: F401

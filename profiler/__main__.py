@@ -67,8 +67,8 @@ def _devices() -> int:
             failures.append(str(error))
             continue
         memory_mib = facts.get("device_memory_mib", facts.get("host_memory_mib"))
-        told = "" if memory_mib is None else f"  {memory_mib / 1024:6.1f} GiB"
-        print(f"{key:<20}{told}  {facts.get('device_name')}", flush=True)
+        memory = "" if memory_mib is None else f"  {memory_mib / 1024:6.1f} GiB"
+        print(f"{key:<20}{memory}  {facts.get('device_name')}", flush=True)
     for failure in failures:
         _tell(f"profiler: {failure}")
     return TrappmError.exit_status if failures else 0
@@ -110,7 +110,7 @@ def _sweep(options: argparse.Namespace) -> int:
         raise InputError(f"--shuffle is {options.shuffle}; a seed must be 0 or more")
     protocol = protocol_named(options.protocol)
     plan = None if options.canary is None else CanaryPlan(every_measurements=options.canary)
-    environment = open_device(options.device).environment()  # a wrong key is told first
+    environment = open_device(options.device).environment()  # a wrong key fails first
     configurations = read_configurations(options.sweep)
     if options.shuffle is not None:
         order = np.random.default_rng(options.shuffle).permutation(len(configurations))
@@ -141,21 +141,25 @@ def _sweep(options: argparse.Namespace) -> int:
                 "the same command goes on from there"
             )
             raise
-    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
-    if options.json:
-        told = {"configurations": len(configurations), "attempts": sweep.attempts}
-        print(json.dumps({**told, "outcomes": counts}))
-    else:
-        print(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
-        print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
+    _print_outcomes(sweep, len(configurations), as_json=options.json)
     return 0
+
+
+def _print_outcomes(sweep: Sweep, configurations: int, *, as_json: bool) -> None:
+    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
+    if as_json:
+        summary = {"configurations": configurations, "attempts": sweep.attempts}
+        print(json.dumps({**summary, "outcomes": counts}))
+        return
+    print(f"{configurations} configurations in {sweep.attempts} attempts:")
+    print("\n".join(f"  {name:<12} {count:>6}" for name, count in counts.items() if count))
 
 
 def _watched(
     measure: Measure, plan: CanaryPlan, readings: JsonLines[CanaryReading], device_key: str
 ) -> Measure:
     """Measures as before, with a look at the canary where one is due, which may end it all."""
-    canary = Canary(plan, measure, device_key, history=readings.found)
+    canary = Canary(plan, measure, device_key, history=readings.earlier)
 
     def watched(configuration: Configuration) -> Measurement:
         while (reading := canary.check()) is not None:
@@ -173,10 +177,10 @@ def _tell(line: str) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of the configuration."""
+    """The configuration's settings on the command line."""
     names = [field.name for field in dataclasses.fields(Configuration)]
-    said = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in said.items() if value is not None}
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -245,8 +249,8 @@ def _summary(measurement: Measurement) -> str:
             ("power", measurement.power_w, "W"),
         ):
             metric = f"{name}_{'mib' if name == 'memory' else 'w'}"
-            told = measurement.missing.get(metric, "missing")
-            lines.append(f"  {name:<9}  " + (told if value is None else f"{value:.1f} {unit}"))
+            reason = measurement.missing.get(metric, "missing")
+            lines.append(f"  {name:<9}  " + (reason if value is None else f"{value:.1f} {unit}"))
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ class ModelFileError(InputError):
 
 
 class UnsupportedModelError(TrappmError):
-    """A model that is fine in itself, but of which no graph can be made; the reason is told."""
+    """A model that is fine in itself, but of which no graph can be made; the message says why."""
 
 
 class DeviceError(InputError):

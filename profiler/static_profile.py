@@ -1,12 +1,13 @@
 """The static profile of a model: all that is known of it without running a training step.
 
     timm name or module ----> graph template (every batch size) + step profile
-    ONNX file --------------> graph template + step profile of a module rebuilt from it, or rules
+    ONNX file --------------> graph template + step profile of a module rebuilt from it
 
 Two ways lead to a graph: `profiler.graphs.module_graph` for models that PyTorch can run, and
-`reader` for files. Both give the same graph of the same model, up to the differences
-listed in docs/static_profile.md. The step profile is what a graph cannot tell: the allocations of
-a whole training step, the bytes that autograd keeps, and which parameters are trained.
+`profiler.onnx_files.reader` for files. Both give the same graph of the same model, up to the
+differences listed in docs/static_profile.md. The step profile has what a graph cannot have: the
+allocations of a whole training step, the bytes that autograd keeps, and which parameters are
+trained.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from trappm.profiler.errors import TrappmError
 from trappm.profiler.graphs.module_graph import module_template
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import GraphTemplate, Optimizer
-from trappm.profiler.simulation.memory_rules import memory_by_rules
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_recorder import step_profile
@@ -34,14 +34,12 @@ _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^c
 
 
 class StepSource(enum.StrEnum):
-    """What the account of a training step rests on."""
+    """Which model's training step was traced."""
 
     TRACED = "traced"
-    """A step of the model itself, traced."""
+    """The model's own."""
     REBUILT = "rebuilt"
-    """A step of a module rebuilt from an ONNX file, traced."""
-    RULES = "rules"
-    """Rules on the graph's operators; no step could be traced."""
+    """That of a module rebuilt from an ONNX file."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +50,8 @@ class StaticProfile:
     step: StepProfile | None
     step_refusal: str | None
     """Why there is no step profile; None if there is one."""
-    step_source: StepSource
+    step_source: StepSource | None
+    """None if there is no step profile."""
     step_remark: str | None = None
     """What the step's source could not see; None if it saw all."""
 
@@ -66,8 +65,8 @@ class StaticProfile:
         batch_size: int,
         optimizer: Optimizer = Optimizer.SGD,
         loop: Loop = Loop.PLAIN,
-    ) -> SimulatedMemory:
-        """GPU memory of a training step in fp32, contiguous, from what `step_source` says.
+    ) -> SimulatedMemory | None:
+        """GPU memory of a training step in fp32, contiguous; None where no step could be traced.
 
         Args:
             batch_size: any; the file's own for a file that has one.
@@ -77,10 +76,8 @@ class StaticProfile:
         Raises:
             InputError: the batch size is below 1, or not the only one that the graph has.
         """
-        graph = self.graph.at(batch_size)
-        if self.step is None:
-            return memory_by_rules(graph, optimizer, loop)
-        return self.step.memory(batch_size, optimizer, loop)
+        self.graph.at(batch_size)  # refuses what the graph cannot have
+        return None if self.step is None else self.step.memory(batch_size, optimizer, loop)
 
 
 def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:
@@ -98,7 +95,7 @@ def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticPr
         try:
             step = step_profile(model, input_size)
         except TrappmError as error:
-            return _by_rules(graph, error)
+            return _without_step(graph, error)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
 
 
@@ -118,7 +115,7 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
         fixed = graph.fixed_batch_size
         step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
     except TrappmError as error:
-        return _by_rules(graph, error)
+        return _without_step(graph, error)
     return StaticProfile(
         graph=graph,
         step=step,
@@ -155,10 +152,8 @@ _NO_NORM = (
 )
 
 
-def _by_rules(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
-    return StaticProfile(
-        graph=graph, step=None, step_refusal=str(error), step_source=StepSource.RULES
-    )
+def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
+    return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
 
 
 def graph_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trappm.prediction.lookup import Answer, lookup
-    from trappm.prediction.predict import Prediction, predict
+    from trappm.prediction.predict import predict
+    from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
     from trappm.reports.label_frames import labels
 
@@ -23,7 +24,7 @@ __all__ = ["Answer", "Prediction", "TrappmError", "__version__", "labels", "look
 
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
-    "Prediction": "trappm.prediction.predict",
+    "Prediction": "trappm.prediction.prediction",
     "TrappmError": "trappm.profiler.errors",
     "labels": "trappm.reports.label_frames",
     "lookup": "trappm.prediction.lookup",

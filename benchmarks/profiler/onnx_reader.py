@@ -5,8 +5,7 @@
 
 Exporting takes seconds a model, and is done once: files and PyTorch's own counts stay in the
 folder, and an interrupted run goes on where it was. Measured are one thread and a warm process,
-which has PyTorch loaded as a prediction has. Features are those of the nodes, the static and the
-rich ones.
+which has PyTorch loaded as a prediction has. Features are those of the nodes and the static ones.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.onnx_export import export_onnx
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.graphs.features import node_features, static_features
-from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS, rich_features
+from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import FAMILIES, family_of
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 LARGEST_PARAMETERS = 120e6
@@ -95,7 +94,6 @@ def measured_ms(path: Path) -> list[tuple[float, float]]:
         graph = read_onnx(path).at(BATCH_SIZE)
         node_features(graph)
         static_features(graph)
-        rich_features(graph)
         cpu_ms = 1000 * (time.process_time() - cpu_begin)
         runs.append((1000 * (time.perf_counter() - begin), cpu_ms))
     return runs

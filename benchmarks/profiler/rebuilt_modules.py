@@ -1,11 +1,11 @@
-"""How well a training step is known from an ONNX file: by a module rebuilt from it, and by rules.
+"""How well a training step is known from an ONNX file: by a module rebuilt from it, and roughly.
 
     python benchmarks/profiler/rebuilt_modules.py --results FILE [--files FOLDER] [--seconds N]
 
 Of every module of timm one small model is exported (native input size, without weights), and three
 accounts of its training step are compared at batch 32: traced on the model itself, on the module
-rebuilt from the file, and estimated by rules from the graph. Goes on where it stopped; a model that
-takes over a minute to export is left out and told.
+rebuilt from the file, and guessed from the graph (live memory only). Goes on where it stopped; a
+model that takes over a minute to export is left out and told.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def models() -> list[str]:
 
 
 def export(name: str, input_size: int, path: Path) -> None:
-    from trappm.profiler.onnx_files.export import export_onnx
+    from tests.onnx_export import export_onnx
 
     def late(*_: object) -> None:
         raise TimeoutError(f"export took over {EXPORT_SECONDS} s")
@@ -64,11 +64,12 @@ def export(name: str, input_size: int, path: Path) -> None:
 
 
 def compare(name: str, folder: Path) -> dict[str, Any]:
+    from trappm.learner.physics.step_memory import step_memory
+    from trappm.learner.workload import Workload
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models import zoo
-    from trappm.profiler.simulation.memory_rules import memory_by_rules, saved_bytes_by_rules
     from trappm.profiler.simulation.step_recorder import step_profile
-    from trappm.profiler.static_profile import StepSource, file_profile
+    from trappm.profiler.static_profile import file_profile
 
     input_size = zoo.native_input_size(name) or 224
     path = folder / f"{name}.onnx"
@@ -89,16 +90,13 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         graph = profile.graph.at(BATCH_SIZE)
     except TrappmError as error:
         return {**row, "left_out": str(error)[:200]}
-    if profile.step_source is StepSource.REBUILT:
-        memory = profile.memory(BATCH_SIZE)
+    if profile.step is not None:
+        memory = profile.step.memory(BATCH_SIZE)
         row |= {"rebuilt_live": memory.live_mib, "rebuilt_reserved": memory.reserved_mib}
-        assert profile.step is not None
         row["rebuilt_saved"] = profile.step.saved_bytes.at(BATCH_SIZE)
     else:
         row["refusal"] = profile.step_refusal
-    memory = memory_by_rules(graph)
-    row |= {"rules_live": memory.live_mib, "rules_reserved": memory.reserved_mib}
-    row["rules_saved"] = saved_bytes_by_rules(graph)
+    row["graph_live"] = step_memory(Workload(graph=graph)).live_mib
     return row
 
 
@@ -115,8 +113,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         .round(2)
         .tolist(),
     }
-    for source, chosen in (("rebuilt", rebuilt), ("rules", judged)):
-        for what in ("live", "reserved", "saved"):
+    accounts = (
+        ("rebuilt", rebuilt, ("live", "reserved", "saved")),
+        ("graph", judged, ("live",)),
+    )
+    for source, chosen, sizes in accounts:
+        for what in sizes:
             gaps = np.array([abs(r[f"{source}_{what}"] / r[what] - 1) * 100 for r in chosen])
             worst = int(gaps.argmax())
             table[f"{source}_{what}"] = {

@@ -7,7 +7,6 @@ docs/acquisition.md compares them on recorded labels, with others that `learner.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from trappm.learner.acquisition.covariance import Covariance
@@ -17,6 +16,7 @@ from trappm.learner.acquisition.gradient import Lcmd
 from trappm.learner.acquisition.ours import NOISE_VARIANCE, ours
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 DEFAULT = "ours"
 
@@ -62,6 +62,4 @@ def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
     known = _STRATEGIES | {strategy.name: strategy for strategy in others}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-    raise InputError(f"no acquisition strategy {name!r}; {hint}")
+    raise InputError(f"no acquisition strategy {name!r}; {nearest(name, known)}")

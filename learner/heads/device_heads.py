@@ -1,6 +1,6 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
-    memory                  simulated step (`learner.physics.memory_prior`), or rules on the graph
+    memory                  simulated step (`learner.physics.memory_prior`), or the graph
     step time               simulated kernels (`step_time_prior`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
     power, energy, others   terms of the graph
@@ -13,7 +13,7 @@ inference: the phase is part of a workload. The preset `paper` has TraPPM's netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,13 +33,13 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int, int], None]
 
 KIND = "physics"
 LEAST_LABELS = 2

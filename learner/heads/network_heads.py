@@ -8,7 +8,7 @@ interval must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -39,10 +39,10 @@ from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Graph
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int, int], None]
 
 COVERAGE = 0.9
 """Share of new architectures whose value an interval should contain."""

@@ -8,7 +8,7 @@ sum of a graph's node embeddings is the embedding of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,10 +37,8 @@ from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Graph
-
-OnProgress = Callable[[int, int], None]
-"""Called with steps done and steps in all."""
 
 
 class EncoderNetwork(nn.Module):

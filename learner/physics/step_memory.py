@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.workload import Workload
+from trappm.profiler.graphs.macs import VIEWS
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.memory_rules import memory_by_rules
 from trappm.profiler.simulation.memory_simulation import MIB, Loop
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
@@ -30,6 +30,10 @@ AMP_SHARE = 0.6
 """Under autocast of what an fp32 step keeps beside its weights: most activations are halved, norms
 and losses are not, and half-precision copies of weights are added (Micikevicius et al. 2018,
 section 4, report about a half for whole models). Not fitted; labels correct it."""
+
+KEPT_SHARE = 0.5
+"""Of the bytes that operators other than views write, what a step keeps, where none was traced;
+how far that is from the simulation, `benchmarks/profiler/rebuilt_modules.py` prints."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +74,7 @@ _MAX_KNOWN = 4096
 
 
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
-    """The memory of the step in fp32: simulated, or by rules where nothing was traced."""
+    """The memory of the step in fp32: simulated, or a guess from the graph without a trace."""
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
     known = _KNOWN.setdefault(workload.graph if step is None else step, {})
     place = batch_size, optimizer, workload.phase, loop
@@ -80,7 +84,7 @@ def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
         if workload.phase is Phase.INFER:
             known[place] = _forward_only(workload.graph)
         elif step is None:
-            known[place] = _by_rules(workload.graph, optimizer, loop)
+            known[place] = _of_untraced(workload.graph, optimizer, loop)
         else:
             known[place] = _simulated(step, batch_size, optimizer, loop)
     return known[place]
@@ -131,15 +135,14 @@ def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer, loop: L
     )
 
 
-def _by_rules(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
-    memory = memory_by_rules(graph, optimizer, loop)
-    weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
-    return _of_graph(
-        graph,
-        live_mib=memory.live_mib,
-        fragments_mib=memory.reserved_mib - memory.live_mib,
-        weights_mib=weights * (1 + loop.states_per_parameter(optimizer)) / MIB,
-    )
+def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
+    """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
+    outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
+    kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
+    parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
+    weights = parameters * (1 + loop.states_per_parameter(optimizer))
+    live = (weights + parameters + kept) / MIB
+    return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
 
 
 def _forward_only(graph: Graph) -> StepMemory:

@@ -103,9 +103,9 @@ def _kinds() -> dict[str, EntryPoint]:
 
 def _load(entry: EntryPoint) -> type[Device]:
     try:
-        found = entry.load()
+        loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise DeviceError(f"the device kind {entry.name!r} cannot be loaded: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Device)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Device)):
         raise DeviceError(f"the device kind {entry.name!r} is {entry.value}, which is no Device")
-    return found
+    return loaded

@@ -1,4 +1,4 @@
-"""What the profiler asks of a device: to measure a configuration, however it comes to its answer.
+"""The interface of devices: measure a configuration, in whatever way.
 
 Most devices run the step on hardware (`StepDevice`) and leave the protocol to us:
 
@@ -78,7 +78,7 @@ class Device(ABC):
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
-        """Measures on this prepared device; `enter` is told `create`, `warmup`, `measure`.
+        """Measures on this prepared device; calls `enter` with `create`, `warmup`, `measure`.
 
         Raises:
             InputError, UnsupportedModelError: it cannot be measured here; becomes `unsupported`.

@@ -1,4 +1,4 @@
-"""How much memory a device has, before any measurement has told: what its name or its host says."""
+"""How much memory a device has, before any measurement: by its name, or on its host."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ _SERIES = re.compile(r"\b(rtx|gtx)\W*(\d+)(ti|super|d)?\b")
 _GEFORCE = re.compile(r"[rg]tx-\d")
 _NUMBERED = re.compile(r"[rg]tx-\D*\d+")
 _MEMORY_TOLERANCE = 0.12
-"""NVML tells somewhat less than the data sheet: error correction, the driver's own, GB for GiB."""
+"""NVML reports a little less than data sheets: error correction, the driver's own, GB for GiB."""
 _USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
 """Of the memory, by compute slices of a part; of the cards with seven."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardName:
-    """What a name says of a card."""
+    """What a name reveals about a card."""
 
     model: str
     """Such as `a100` or `rtx-3090-ti`."""
@@ -126,12 +126,12 @@ class Card:
 
     def part(self, profile: str) -> Card | None:
         """A part by MIG, such as `1g.5gb`; None if nobody listed what it has."""
-        found = _PROFILE.fullmatch(profile)
+        match = _PROFILE.fullmatch(profile)
         by_slices = dict(self.units_of_part)
-        units = by_slices.get(int(found[1] or found[2])) if found else None
-        if found is None or units is None:
+        units = by_slices.get(int(match[1] or match[2])) if match else None
+        if match is None or units is None:
             return None
-        memory_gb = float(found[3])
+        memory_gb = float(match[3])
         slices = 8 if 7 in by_slices else 4
         of_memory = min(max(round(memory_gb / self.memory_gb * slices), 1), slices) / slices
         of_units = units / self.units
@@ -179,16 +179,16 @@ def card_of(name: str, memory_mib: float | None = None) -> Card | None:
 
     Args:
         name: any that it goes by. Where it says neither form nor memory, the first row is meant.
-        memory_mib: as NVML tells it, where somebody has asked.
+        memory_mib: as NVML reports it, where that is known.
     """
-    asked = read_name(name)
-    whole = replace(asked, part=None)
+    wanted = read_name(name)
+    whole = replace(wanted, part=None)
     rows = [card for card in cards() if whole.may_be(card.name)]
-    if memory_mib is not None and asked.part is None:
+    if memory_mib is not None and wanted.part is None:
         rows = [r for r in rows if abs(memory_mib / 1024 / r.memory_gb - 1) < _MEMORY_TOLERANCE]
-    if asked.part is None:
+    if wanted.part is None:
         return rows[0] if rows else None
-    parts = [(row, part) for row in rows if (part := row.part(asked.part)) is not None]
+    parts = [(row, part) for row in rows if (part := row.part(wanted.part)) is not None]
     # 1g.10gb is the eighth of 80 GB rather than the quarter of 40.
     parts.sort(key=lambda pair: not _is_usual(*pair))
     return parts[0][1] if parts else None
@@ -247,8 +247,8 @@ def ray_labels(device: str) -> tuple[str, ...]:
 
 
 def _is_usual(whole: Card, part: Card) -> bool:
-    found = _PROFILE.fullmatch(part.name.part or "")
-    share = _USUAL_SHARE.get(int(found[2])) if found else None
+    match = _PROFILE.fullmatch(part.name.part or "")
+    share = _USUAL_SHARE.get(int(match[2])) if match else None
     return share is not None and abs(part.memory_gb / whole.memory_gb / share - 1) < 0.1
 
 

@@ -46,19 +46,19 @@ class ReplayDevice(Device):
         if path.stat().st_size > _MAX_BYTES:
             raise DeviceError(f"{name!r} is larger than {_MAX_BYTES >> 20} MiB; split it")
         self._path = path.resolve()
-        self._answers  # noqa: B018  # a file that cannot be read is told now
+        self._answers  # noqa: B018  # a file that cannot be read fails now
 
     def environment(self) -> dict[str, Any]:
         """What all records agree on, so that a failure belongs to the same stack as the labels."""
-        first, *others = [found.environment for found in self._answers.values()]
+        first, *others = [answer.environment for answer in self._answers.values()]
         shared = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
         return {"device": self.key, **shared, "replayed_from": self._path.name}
 
     @property
     def capacity_mib(self) -> float:
         """The largest recorded; it limits nothing here."""
-        found = self._answers.values()
-        return max((f.memory_detail_mib.get("capacity", 0.0) for f in found), default=0.0)
+        answers = self._answers.values()
+        return max((f.memory_detail_mib.get("capacity", 0.0) for f in answers), default=0.0)
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -91,30 +91,30 @@ def _read(path: Path, *_version: int) -> Mapping[Configuration, Findings]:
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise InputError("it is no JSON object")
-                configuration, found = _whole(record) if "step" in record else _label(record)
+                configuration, findings = _whole(record) if "step" in record else _label(record)
             except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
                 raise DeviceError(
                     f"line {number} of {path.name} is no measurement and no label: {error!r}"
                 ) from error
-            first = first or found.environment
-            difference = _difference(found.environment, first)
+            first = first or findings.environment
+            difference = _difference(findings.environment, first)
             if difference is not None:
                 raise DeviceError(
                     f"line {number} of {path.name} was measured on another stack than what is "
                     f"before it ({difference}); split the file"
                 )
-            known = answers.setdefault(configuration, found)
-            if known.outcome is not Outcome.OK and found.outcome is Outcome.OK:
-                answers[configuration] = found
+            known = answers.setdefault(configuration, findings)
+            if known.outcome is not Outcome.OK and findings.outcome is Outcome.OK:
+                answers[configuration] = findings
     if not answers:
         raise DeviceError(f"{path.name} has no records")
     return answers
 
 
-def _difference(found: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
+def _difference(other: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
     """In what two records' stacks differ, of what both tell: a label knows little, or nothing."""
-    both = [n for n in found if found[n] is not None and first.get(n) is not None]
-    return stack_difference({n: found[n] for n in both}, {n: first[n] for n in both})
+    both = [n for n in other if other[n] is not None and first.get(n) is not None]
+    return stack_difference({n: other[n] for n in both}, {n: first[n] for n in both})
 
 
 def _whole(record: Mapping[str, Any]) -> tuple[Configuration, Findings]:

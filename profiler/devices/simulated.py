@@ -19,8 +19,8 @@ import numpy.typing as npt
 from trappm.profiler.devices.base import Device
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
+from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
-from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.records import (
     Configuration,
@@ -46,12 +46,6 @@ _IDLE_SHARE = 0.12
 """Power of an idle GPU, as a share of its TDP."""
 _NOISE = 0.01
 """Standard deviation of the logarithm of a sample."""
-
-_VIEWS = frozenset(
-    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
-     "Squeeze", "Transpose", "Unsqueeze"}
-)  # fmt: skip
-"""Operators for which PyTorch runs no kernel."""
 
 _BACKWARD_PASSES = 2
 """The backward pass has about twice the forward's work: a gradient of the input, one of weights."""
@@ -144,7 +138,7 @@ class SimulatedDevice(Device):
         self, graph: Graph, configuration: Configuration
     ) -> tuple[tuple[float, float, float], float]:
         """Milliseconds of forward, backward and optimizer; and how long a peak is reached."""
-        kernels = np.array([o not in _VIEWS for o in graph.operators], dtype=bool)
+        kernels = np.array([o not in VIEWS for o in graph.operators], dtype=bool)
         width = BYTES_PER_ELEMENT // (1 if configuration.precision is Precision.FP32 else 2)
         traffic = _elements_moved(graph) * width / (self._card.bandwidth_gbs * 1e6)
         arithmetic = 2.0 * graph.macs / (self._peak_tflops(graph, configuration) * 1e9)

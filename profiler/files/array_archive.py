@@ -48,8 +48,8 @@ def _read(
         content = io.BytesIO(stream.read(entry.file_size))
     if np.lib.format.read_magic(content) != (1, 0):
         raise ValueError(f"{name} is in an unknown version of NumPy's format")
-    shape, by_column, found = np.lib.format.read_array_header_1_0(content)
-    if found != np.dtype(kind):
-        raise ValueError(f"{name} is of type {found}, not {np.dtype(kind)}")
-    values: npt.NDArray[Any] = np.frombuffer(content.read(), dtype=found)
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(content)
+    if dtype != np.dtype(kind):
+        raise ValueError(f"{name} is of type {dtype}, not {np.dtype(kind)}")
+    values: npt.NDArray[Any] = np.frombuffer(content.read(), dtype=dtype)
     return values.reshape(shape, order="F" if by_column else "C")

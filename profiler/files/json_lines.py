@@ -33,7 +33,7 @@ Record = TypeVar("Record", bound=_Record)
 
 
 class JsonLines(Generic[Record]):
-    """Records of one kind, such as `Measurement`; `found` has those that were there already.
+    """Records of one kind, such as `Measurement`; `earlier` has those that were there already.
 
     Raises:
         InputError: the file cannot be opened, somebody else writes to it, or a line of it is no
@@ -41,7 +41,8 @@ class JsonLines(Generic[Record]):
     """
 
     def __init__(self, path: Path, kind: type[Record]) -> None:
-        self._path, self._kind = path, kind
+        self._path = path
+        self._kind = kind
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
@@ -50,7 +51,7 @@ class JsonLines(Generic[Record]):
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 raise InputError(f"{path} is no file; results are kept in one")
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.found = tuple(self._read())
+            self.earlier = tuple(self._read())
         except BlockingIOError as error:
             self.close()
             raise InputError(f"another process is writing to {path}; name another file") from error

@@ -19,16 +19,16 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
         # Without the flag, opening a pipe would wait for somebody to write.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"cannot read {path}: it is no plain file")
-            if found.st_size > max_bytes:
-                raise InputError(f"{path} has {found.st_size:,} bytes; at most {max_bytes:,}")
+            if status.st_size > max_bytes:
+                raise InputError(f"{path} has {status.st_size:,} bytes; at most {max_bytes:,}")
             # Not `max_bytes`: as much memory as is asked for is taken beforehand.
-            content = file.read(found.st_size + 1)
+            content = file.read(status.st_size + 1)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot read {path}: {reason}") from error
-    if len(content) > found.st_size:
+    if len(content) > status.st_size:
         raise InputError(f"{path} grows while it is read; try again when it is whole")
     return content

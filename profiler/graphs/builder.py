@@ -123,11 +123,11 @@ class Call:
 
     def tensors(self) -> list[Value]:
         """All tensors among the arguments, in order."""
-        found = []
+        values = []
         for argument in self.arguments.values():
             items = argument if isinstance(argument, (list, tuple)) else [argument]
-            found += [self._value(t) for t in items if isinstance(t, torch.Tensor)]
-        return found
+            values += [self._value(t) for t in items if isinstance(t, torch.Tensor)]
+        return values
 
     @property
     def input(self) -> Value:

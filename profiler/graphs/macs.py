@@ -16,39 +16,23 @@ Attributes = Mapping[str, Any]
 _Rule = Callable[[Attributes, Sequence[Shape], Sequence[Shape]], int]
 
 MOVES = frozenset(
-    [
-        "BitCast",
-        "Cast",
-        "CastLike",
-        "CenterCropPad",
-        "Compress",
-        "Concat",
-        "ConstantOfShape",
-        "DepthToSpace",
-        "Dropout",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "Pad",
-        "Reshape",
-        "ReverseSequence",
-        "ScatterElements",
-        "ScatterND",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "TensorScatter",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-    ]
-)
+    {"BitCast", "Cast", "CastLike", "CenterCropPad", "Compress", "Concat", "ConstantOfShape",
+     "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+     "Identity", "Pad", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
+     "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu",
+     "Unsqueeze"}
+)  # fmt: skip
 """Operators that move data and compute nothing (Dropout: as inference runs it)."""
+VIEWS = frozenset(
+    {"Constant", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Shape", "Slice", "Split",
+     "Squeeze", "Transpose", "Unsqueeze"}
+)  # fmt: skip
+"""Operators for which PyTorch runs no kernel."""
+CONVOLUTIONS = frozenset({"CausalConvWithState", "Conv", "ConvTranspose", "DeformConv"})
+PRODUCTS = frozenset(
+    {"Attention", "Einsum", "GRU", "Gemm", "LSTM", "LinearAttention", "MatMul", "RNN"}
+)
+"""Operators made of matrix products, beside convolutions."""
 
 _PASSES = {
     # mean, variance, normalise, scale and shift

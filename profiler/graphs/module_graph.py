@@ -39,9 +39,8 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
-        size that
-            the module does not take.
-        UnsupportedModelError: no graph can be made of the model; the reason is told.
+            size that the module does not take.
+        UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     sample = Sample.of(input_size)
     name = model if isinstance(model, str) else type(model).__name__
@@ -52,16 +51,6 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
         return GraphTemplate.from_graphs(*graphs)
     except TrappmError as error:
         raise UnsupportedModelError(f"{name} at {sample}: {error}") from error
-
-
-def module_graph(model: str | nn.Module, input_size: int | Sample, batch_size: int) -> Graph:
-    """The graph at one batch size alone, also of a model that `module_template` refuses.
-
-    Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
-    """
-    module = on_meta(model, input_size).eval()
-    return _trace(module, _Recorder(module.parameters()), Sample.of(input_size).batch(batch_size))
 
 
 def on_meta(model: str | nn.Module, input_size: int | Sample) -> nn.Module:

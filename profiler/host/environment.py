@@ -49,7 +49,7 @@ _STACK = (
 )
 
 _JOINED_LATER = ("switches", "ecc_enabled", "device_clock_mhz", "host_cpu")
-"""Of the stack too, where they are told: environment variables; of a GPU error correction, the
+"""Of the stack too, where they are known: environment variables; of a GPU error correction, the
 clock that a user has set, and the processor that launches its kernels."""
 
 _USUAL_MEMORY = (None, "none", "nvml process memory", "peak resident set")
@@ -121,12 +121,12 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     The host's name, kernel and load do not count; two equal nodes are one device.
     """
     later = {name: environment.get(name) for name in _JOINED_LATER}
-    told = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
+    known = {name: fact for name, fact in later.items() if fact is not None and fact != {}}
     method = environment.get("memory_method")
     # Before version 2 it did not count, and labels keep the fingerprint that they have.
     if method not in _USUAL_MEMORY and environment.get("measuring_version") != 1:
-        told["memory_method"] = method
-    return {name: environment.get(name) for name in _STACK} | told
+        known["memory_method"] = method
+    return {name: environment.get(name) for name in _STACK} | known
 
 
 def stack_fingerprint(environment: Mapping[str, Any]) -> str:
@@ -135,15 +135,15 @@ def stack_fingerprint(environment: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def stack_difference(found: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+def stack_difference(other: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """In what the stack of one environment differs from another's, in words; None if in nothing."""
-    there, ours = stack_facts(found), stack_facts(here)
-    told = [
+    there, ours = stack_facts(other), stack_facts(here)
+    differences = [
         f"{name} {there.get(name)!r} instead of {ours.get(name)!r}"
         for name in there | ours
         if there.get(name) != ours.get(name)
     ]
-    return ", ".join(told) or None
+    return ", ".join(differences) or None
 
 
 def _code_version() -> tuple[str | None, str | None]:

@@ -57,7 +57,7 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
 
 
 def _watch(pid: int, control: socket.socket) -> bool:
-    """Waits for the child's end, killing it when told to; False when the worker is gone."""
+    """Waits for the child's end, killing it on request; False when the worker is gone."""
     worker_lives = True
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)  # the child does so too: whoever comes first

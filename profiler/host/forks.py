@@ -58,7 +58,8 @@ class ForkServer:
         """With `environment` and `folder`: those of the server, instead of the worker's own."""
         self._preload = list(preload)
         self._start_timeout_s = start_timeout_s
-        self._environment, self._folder = environment, folder
+        self._environment = environment
+        self._folder = folder
         self._owner_pid = os.getpid()
         self._is_warm = False
         self._process: subprocess.Popen[bytes] | None = None

@@ -72,8 +72,8 @@ def _memory_limits_mib(proc: Path, cgroups: Path) -> Iterator[tuple[float, float
         except (OSError, ValueError):
             continue  # no limit here, or none to be seen
         # The kernel drops what it keeps of files when the group needs the memory.
-        told = dict(zip(statistics[::2], statistics[1::2], strict=False))
-        yield limit_bytes / 2**20, (used_bytes - int(told.get(reclaimable, 0))) / 2**20
+        sizes = dict(zip(statistics[::2], statistics[1::2], strict=False))
+        yield limit_bytes / 2**20, (used_bytes - int(sizes.get(reclaimable, 0))) / 2**20
 
 
 def _memory_groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
@@ -144,7 +144,8 @@ class LostTime:
     """
 
     def __init__(self, cores: Iterable[int], threads: int) -> None:
-        self._cores, self._threads = [*cores], threads
+        self._cores = [*cores]
+        self._threads = threads
         self._stolen_s = stolen_cpu_s(self._cores)
         self._waited_s = run_queue_wait_s()
         self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

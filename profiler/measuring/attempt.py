@@ -1,4 +1,4 @@
-"""One attempt to measure, as the measuring child lives it: lock, prepare, run, tell.
+"""One attempt to measure, inside the measuring child: lock, prepare, run, report.
 
 The child sends its phases and environment as they come, so that whoever kills it, or sees it die,
 knows how far it came. It ends with a `result`: the measurement, in whatever outcome.
@@ -38,14 +38,14 @@ _PERHAPS_OUT_OF_MEMORY = re.compile(
     r"|CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b",
     re.I,
 )
-"""What cuDNN says where no kernel can do it, or no workspace is left; torch's allocator where it
-asks NVML, which is not there, who has the memory that it lacks; and both libraries where there is
-no memory left for their own, or something else went wrong."""
+"""Errors of cuDNN without a kernel for the step or without memory for its workspace; of torch's
+allocator where it needs NVML, which is missing, to see who holds the memory; and of both libraries
+without memory for themselves, or after something else went wrong."""
 _WORTH_ANOTHER = re.compile(
     r"CU(BLAS|DNN)_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b", re.I
 )
 _NOT_TRAINABLE = re.compile(r"Expected more than 1 value per channel when training")
-"""What batch norm says of a single image that the model has shrunk to one pixel."""
+"""Batch norm's error for a single image that the model has shrunk to one pixel."""
 _ALLOCATION = re.compile(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
 _MIB = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20}
 
@@ -198,9 +198,9 @@ def _explain(error: BaseException, device: Device, phase: str) -> Findings:
     ):
         outcome, detail_mib = Outcome.OOM, device.memory_limits_mib()
         message = with_shortage(message, detail_mib)
-        asked = _ALLOCATION.search(str(error))
-        if asked is not None:
-            detail_mib["last_allocation"] = float(asked[1]) * _MIB[asked[2].lower()]
+        allocation = _ALLOCATION.search(str(error))
+        if allocation is not None:
+            detail_mib["last_allocation"] = float(allocation[1]) * _MIB[allocation[2].lower()]
     elif _OUT_OF_HOST_MEMORY.search(text):
         # The host's want says nothing of the memory that the step takes on the device.
         phase, message = WORKER, f"the host ran out of memory in {phase}: {message}"

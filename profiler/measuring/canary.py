@@ -1,4 +1,4 @@
-"""The canary: one configuration, measured again and again, tells when a node is no longer itself.
+"""The canary: a configuration measured again and again shows when a node's speed has changed.
 
     reading, reading, ...  --median of the first few-->  reference
     later reading / reference - 1 = drift:   |drift| <= drifting bound     ok
@@ -40,7 +40,7 @@ def default_reference(device_key: str) -> Configuration:
 
 
 class CanaryDecision(enum.StrEnum):
-    """What a reading says of its node."""
+    """What a reading shows about its node."""
 
     OK = "ok"
     DRIFTING = "drifting"
@@ -217,7 +217,7 @@ def _decide(
 def _is_beyond(reading: CanaryReading, plan: CanaryPlan) -> bool:
     if reading.relative_drift is not None:
         return abs(reading.relative_drift) > plan.stop_relative
-    # An unstable run tells of a busy host, which the labels' own stability check deals with.
+    # An unstable run points to a busy host, which the labels' own stability check deals with.
     return reading.outcome not in {Outcome.OK, Outcome.UNSTABLE}
 
 

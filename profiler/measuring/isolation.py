@@ -1,8 +1,8 @@
 """Measures in a process of its own, so that nothing a model does can take the worker down.
 
 Every attempt ends in a Measurement: a crash in native code, a hang, a kill and memory running out
-are outcomes, told with the phase they happened in. The child, not the worker, holds the lock that
-keeps CPU measurements of one host apart, so an orphan still keeps others off until it is dead.
+are outcomes, recorded with the phase they happened in. The child, not the worker, holds the lock
+that keeps CPU measurements of a host apart, so an orphan still keeps others off until it is dead.
 """
 
 from __future__ import annotations
@@ -157,12 +157,7 @@ class Measurer:
         if failure.killed and out_of_memory:
             failure = _host_ran_out(failure.phase, "the kernel killed it: out of memory", device)
         environment = {"device": device_key, **host_facts(), **progress.environment}
-        message, detail_mib = failure.message, {}
-        if failure.outcome is Outcome.OOM and "memory_limit_mib" in environment:
-            detail_mib["capacity"] = environment["memory_limit_mib"]
-            detail_mib["host_memory"] = environment["memory_allowed_mib"]
-            message = with_shortage(message, detail_mib)
-        return Measurement(
+        unexplained = Measurement(
             configuration=configuration,
             device=device_key,
             outcome=failure.outcome,
@@ -172,10 +167,10 @@ class Measurer:
             attempt_key=key,
             provenance=device.provenance,
             failed_in=failure.phase,
-            message=None if message is None else storable(message),
-            memory_detail_mib=detail_mib,
+            message=storable(failure.message),
             environment=environment,
         )
+        return _with_memory_limits(unexplained)
 
     def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
         """Runs one child to its end; the failure counts only if no result has come."""
@@ -206,6 +201,19 @@ class Measurer:
         message = f"{message}: {last_line}" if last_line else message
         out_of_memory = phase != WORKER and is_out_of_memory(printed, device)
         return _Failure(Outcome.OOM if out_of_memory else Outcome.ERROR, phase, message, killed)
+
+
+def _with_memory_limits(failed: Measurement) -> Measurement:
+    """What ran out of the host's memory, with the memory that it could have had."""
+    facts = failed.environment
+    if failed.outcome is not Outcome.OOM or "memory_limit_mib" not in facts:
+        return failed
+    detail_mib = {
+        "capacity": facts["memory_limit_mib"],
+        "host_memory": facts["memory_allowed_mib"],
+    }
+    message = storable(with_shortage(failed.message or "", detail_mib))
+    return replace(failed, message=message, memory_detail_mib=detail_mib)
 
 
 def _host_ran_out(phase: str, message: str, device: Device) -> _Failure:

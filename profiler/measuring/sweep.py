@@ -52,21 +52,24 @@ class Sweep:
         self._tries: Counter[Configuration] = Counter()
         self.configurations = tuple(dict.fromkeys(configurations))
         wanted = set(self.configurations)
-        for found in results.found:
-            if found.configuration in wanted and (found.device, found.protocol) == (
+        for measurement in results.earlier:
+            if measurement.configuration in wanted and (
+                measurement.device,
+                measurement.protocol,
+            ) == (
                 device_key,
                 protocol,
             ):
                 # How memory is counted is known only to who has a context on the GPU.
-                method = {"memory_method": found.environment.get("memory_method")}
-                difference = stack_difference(found.environment, method | dict(environment))
+                method = {"memory_method": measurement.environment.get("memory_method")}
+                difference = stack_difference(measurement.environment, method | dict(environment))
                 # A worker that broke down early has not come to say where it was.
-                if difference is not None and not _worker_failed(found):
+                if difference is not None and not _worker_failed(measurement):
                     raise InputError(
                         f"the results so far are of another stack ({difference}); name another "
                         "file for those of this one"
                     )
-                self._take(found)
+                self._take(measurement)
 
     @property
     def settled(self) -> int:
@@ -91,7 +94,7 @@ class Sweep:
     def run(
         self, measure: Callable[[Configuration], Measurement], tell: Callable[[str], None]
     ) -> None:
-        """Measures what is not settled; tells one line after each attempt.
+        """Measures what is not settled; reports a line after each attempt.
 
         Raises:
             TrappmError: a result cannot be written, or the worker broke down several times in
@@ -130,18 +133,18 @@ class Sweep:
         )
 
     def _progress(self, measurement: Measurement, left_s: float) -> str:
-        told = str(measurement.outcome)
+        text = str(measurement.outcome)
         if measurement.step_time_ms is not None:
-            told += f", {measurement.step_time_ms:.2f} ms"
+            text += f", {measurement.step_time_ms:.2f} ms"
         if measurement.memory_mib is not None:
-            told += f", {measurement.memory_mib:.0f} MiB"
+            text += f", {measurement.memory_mib:.0f} MiB"
         if measurement.message is not None:
-            told += f" in {measurement.failed_in}: {measurement.message}"
+            text += f" in {measurement.failed_in}: {measurement.message}"
         if not self._is_settled(measurement.configuration):
-            told += " (to be tried again)"
-        left = f"; about {duration(left_s)} left" if left_s > 0 else ""
+            text += " (to be tried again)"
+        rest = f"; about {duration(left_s)} left" if left_s > 0 else ""
         count = f"[{self.settled}/{len(self.configurations)}]"
-        return f"{count} {measurement.configuration}: {told}{left}"
+        return f"{count} {measurement.configuration}: {text}{rest}"
 
 
 def may_pass(measurement: Measurement) -> bool:

@@ -30,23 +30,23 @@ def read_configurations(path: Path) -> list[Configuration]:
         InputError: the file cannot be read or is empty, or an entry of it is wrong (told by its
             number).
     """
-    found: dict[Configuration, None] = {}
+    configurations: dict[Configuration, None] = {}
     entries = _document(path) if path.suffix.lower() in _DOCUMENTS else _lines(path)
     for where, entry in entries:
         try:
-            found.update(dict.fromkeys(_configurations(entry)))
+            configurations.update(dict.fromkeys(_configurations(entry)))
         except InputError as error:
             raise InputError(f"{where} of {path}: {error}") from error
-    if not found:
+    if not configurations:
         raise InputError(f"{path} lists no configurations")
-    return list(found)
+    return list(configurations)
 
 
 def _configurations(entry: object) -> list[Configuration]:
     if not isinstance(entry, dict) or not all(isinstance(key, str) for key in entry):
         raise InputError(f"{str(entry)[:80]!r} is no configuration and no group of them")
     if "architecture" not in entry:
-        values = {name: _values(name, found) for name, found in entry.items()}
+        values = {name: _values(name, value) for name, value in entry.items()}
         return build_pool(PoolSpec(groups=(PoolGroup(**_fields(PoolGroup, values)),)))
     if not isinstance(entry["architecture"], str):
         raise InputError(f"architecture is {entry['architecture']!r}; it must be a name")

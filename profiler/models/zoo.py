@@ -5,7 +5,6 @@ This is the only module that imports timm.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
@@ -20,6 +19,7 @@ from trappm.profiler.errors import (
     one_line,
 )
 from trappm.profiler.models.torchvision_shim import register_missing_operators
+from trappm.profiler.nearest import nearest
 
 register_missing_operators()
 
@@ -36,14 +36,14 @@ def architectures(patterns: Iterable[str]) -> list[str]:
     Raises:
         UnknownArchitectureError: a name or glob matches nothing.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         wanted = current_name(pattern)
         matches = [name for name in _names() if fnmatchcase(name, wanted)]
         if not matches:
             raise _unknown(pattern)
-        found.update(matches)
-    return sorted(found)
+        names.update(matches)
+    return sorted(names)
 
 
 def current_name(name: str) -> str:
@@ -132,6 +132,5 @@ def _names() -> frozenset[str]:
 def _unknown(name: str) -> UnknownArchitectureError:
     if any(mark in name for mark in _WILD):
         return UnknownArchitectureError(f"no timm architecture matches {name!r}")
-    near = difflib.get_close_matches(name, sorted(_names()), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
+    hint = nearest(name, sorted(_names()), otherwise="timm.list_models() lists them all")
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

@@ -1,9 +1,9 @@
 """Which inputs of an ONNX graph are the images, and which are weights that the file leaves out.
 
-Nothing in ONNX says so. A weight is told by its use: it is the kernel of a convolution, the scale
-of a normalisation, the matrix that the features are multiplied by. Any other input is something
-that a model is given when it runs, and a model of several inputs is refused: its cost would be
-wrong.
+Nothing in ONNX says so. A weight is recognised by its use: it is the kernel of a convolution, the
+scale of a normalisation, the matrix that the features are multiplied by. Any other input is
+something that a model is given when it runs, and a model of several inputs is refused: its cost
+would be wrong.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
         else:
             folded.update((name, operation) for name in operation.outputs if name)
         names.extend(inputs[slot] for slot in _WEIGHT_SLOTS.get(operator, ()) if slot < len(inputs))
-    found: set[str] = set()
+    weights: set[str] = set()
     while names:
         name = names.pop()
-        if name and name not in depends and name not in found:
-            found.add(name)
+        if name and name not in depends and name not in weights:
+            weights.add(name)
             if name in folded:
                 names.extend(folded[name].inputs)
-    return found
+    return weights

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +71,6 @@ class CheckedModel:
     """Number of elements of each weight of small integers, which nothing trains."""
     source: onnx.ModelProto
     """The file, with its large tensors emptied."""
-
-    @cached_property
-    def proto(self) -> onnx.ModelProto:
-        """The model as ONNX: constants are initializers, all weights inputs beside the image."""
-        graph = onnx.GraphProto(name="checked", output=self.source.graph.output)
-        graph.node.extend(operation.node for operation in self.operations)
-        for name, tensor in self.constants.items():
-            graph.initializer.add().CopyFrom(tensor)
-            graph.initializer[-1].name = name
-        image = next(value for value in self.source.graph.input if value.name == self.image)
-        graph.input.append(image)
-        make = onnx.helper.make_tensor_value_info
-        graph.input.extend(make(name, *kind) for name, kind in self.weights.items())
-        imports = self.source.opset_import
-        return onnx.ModelProto(ir_version=self.source.ir_version, opset_import=imports, graph=graph)
 
 
 def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
@@ -202,7 +186,7 @@ def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def _inlined(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions; how large it will be is found out before."""
+    """The model without functions; its size is worked out before they are expanded."""
     bodies = {_key(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     everywhere = [model.graph.node, *(function.node for function in model.functions)]

@@ -42,7 +42,7 @@ def read_onnx(
     Raises:
         ModelFileError: as `load_checked`, or a height that is left open.
         InputError: `input_size` contradicts the file.
-        UnsupportedModelError: valid ONNX of which no graph can be made; the reason is told.
+        UnsupportedModelError: valid ONNX of which no graph can be made; with the reason.
     """
     model = load_checked(path, max_bytes)
     sizes = _image_sizes(path, model, input_size)

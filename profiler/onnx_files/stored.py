@@ -177,7 +177,7 @@ def _load_external(path: Path, name: str, tensor: onnx.TensorProto) -> None:
         external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
         numbers = onnx.numpy_helper.to_array(tensor).ravel().tolist()
         if not all(abs(n) < _MAX_OUTSIDE or n in _ENDS for n in numbers):
-            raise ValueError(f"{location!r} holds no shape")  # and is not told to anybody
+            raise ValueError(f"{location!r} holds no shape")  # callers catch it
     except Exception as error:
         raise ModelFileError(
             f"{path}: the external data of {name!r} cannot be read; keep the data file "

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from trappm.profiler.simulation.autocast import Autocast
 
 OnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
-"""Is told query, key, value, mask and output of each fused attention, forward and backward."""
+"""Called with query, key, value, mask and output of each fused attention, forward and backward."""
 
 
 class KernelFunctions(TorchFunctionMode):

@@ -362,7 +362,7 @@ def kernel_profile(
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: a step cannot be traced; the reason is told.
+        UnsupportedModelError: a step cannot be traced; with the reason.
     """
     return trace_kernels(
         on_meta(model, input_size),

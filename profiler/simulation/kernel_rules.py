@@ -112,8 +112,8 @@ def kind_of(func: Any) -> KernelKind | None:
         return kind
     if torch.Tag.pointwise in func.tags:
         return KernelKind.ELEMENTWISE
-    for word, kind in _KIND_BY_WORD.items():
-        if word in name:
+    for part, kind in _KIND_BY_WORD.items():
+        if part in name:
             return kind
     return KernelKind.OTHER
 

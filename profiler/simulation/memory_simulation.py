@@ -50,7 +50,7 @@ class Loop(Enum):
     PLAIN = "plain"
     """Our protocol's (`profiler.steps.step`): no weight decay, cuDNN goes by its heuristics."""
     TUNED = "tuned"
-    """As the published A100 labels show it, which nobody tells: SGD has momenta; weight decay makes
+    """As the published A100 labels imply, though undocumented: SGD has momenta; weight decay makes
     a temporary as large as all gradients (`_foreach_add` in torch/optim/sgd.py); and with
     `torch.backends.cudnn.benchmark` each convolution that is met for the first time is searched
     for its fastest algorithm, after which PyTorch gives all unused segments back to the device
@@ -171,9 +171,9 @@ def _events(
     units = _units(sizes)
     blocks[scratch] = _SCRATCH
     blocks[scratch[met]] = _SEARCHED
-    asked = (units > 0) | (blocks == _SEARCHED)
+    requested = (units > 0) | (blocks == _SEARCHED)
     units[trace.kinds == Event.FREE] = 0
-    return list(zip(blocks[asked].tolist(), units[asked].tolist(), strict=True))
+    return list(zip(blocks[requested].tolist(), units[requested].tolist(), strict=True))
 
 
 def _replay_step(
@@ -231,8 +231,8 @@ class Allocator:
         pool = self._small if small else self._large
         at = bisect_left(pool, size << _ADDRESS_BITS)
         if at < len(pool):
-            found = pool.pop(at)
-            address, have = found & _ADDRESS, found >> _ADDRESS_BITS
+            block = pool.pop(at)
+            address, have = block & _ADDRESS, block >> _ADDRESS_BITS
             del self._borders[address], self._borders[address + have]
         else:
             have = _segment(size)
@@ -276,10 +276,10 @@ class Allocator:
     def give_back(self) -> None:
         """Gives segments of which nothing is in use back to the device (`empty_cache`)."""
         for pool in (self._small, self._large):
-            for found in pool.copy():
-                address, size = found & _ADDRESS, found >> _ADDRESS_BITS
+            for block in pool.copy():
+                address, size = block & _ADDRESS, block >> _ADDRESS_BITS
                 if self._segments.get(address) == size:
-                    pool.remove(found)
+                    pool.remove(block)
                     del self._borders[address], self._borders[address + size]
                     del self._segments[address]
                     self.reserved -= size

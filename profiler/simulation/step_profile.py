@@ -64,14 +64,14 @@ class StepProfile:
         loop: Loop = Loop.PLAIN,
     ) -> SimulatedMemory:
         """GPU memory of the step at this batch size in fp32; see `simulate_memory`."""
-        asked = batch_size, optimizer, loop
-        found = self._known.get(asked)
-        if found is None:
-            found = simulate_memory(self.trace, *asked)
+        key = batch_size, optimizer, loop
+        memory = self._known.get(key)
+        if memory is None:
+            memory = simulate_memory(self.trace, *key)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            self._known[asked] = found
-        return found
+            self._known[key] = memory
+        return memory
 
     @cached_property
     def _known(self) -> dict[tuple[int, Optimizer, Loop], SimulatedMemory]:

@@ -335,7 +335,7 @@ def step_profile(
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: the step cannot be traced; the reason is told.
+        UnsupportedModelError: the step cannot be traced; with the reason.
     """
     module = on_meta(model, input_size)
     parameters = list(module.parameters())

@@ -73,7 +73,7 @@ def run_protocol(
 ) -> StepRun:
     """Creates the model, warms up and times steps on a prepared device.
 
-    `enter` is told each phase as it begins: `create`, `warmup`, `measure`.
+    `enter` is called with each phase as it begins: `create`, `warmup`, `measure`.
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.

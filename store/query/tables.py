@@ -16,6 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
+    MAX_SIZE,
     METRICS,
     MemoryFormat,
     Optimizer,
@@ -89,6 +90,10 @@ class LabelFilter:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        for name in ("batch_size", "input_size"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size <= MAX_SIZE:
+                raise InputError(f"{name} is {size}; it must be from 1 to {MAX_SIZE:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

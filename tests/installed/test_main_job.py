@@ -288,7 +288,7 @@ def test_a_pulled_snapshot_predicts_the_same_anywhere(campaign, tmp_path):
 
 
 def test_an_onnx_file_and_its_architecture_are_predicted_alike(campaign, tmp_path):
-    from trappm.profiler.onnx_files.export import export_onnx
+    from onnx_export import export_onnx
 
     export_onnx("resnet10t", 64, tmp_path / "model.onnx")
     file = campaign.trappm("predict", str(tmp_path / "model.onnx"), "--batch-size", "2", "--json")

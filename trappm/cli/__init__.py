@@ -76,7 +76,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         sys.stdout.flush()
     except typer.TyperException as error:
         message = error.format_message().rstrip()
-        if not message or "\n" in message:  # no command was given: the help text is told instead
+        if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
         context = getattr(error, "ctx", None)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
+
+if TYPE_CHECKING:
+    from trappm.experiments.evaluation import Evaluation
+    from trappm.learner.bench.benchmark import SplitKind
 
 MAX_SEEDS = 20
 MAX_COUNTS = 10
@@ -77,44 +81,62 @@ def evaluate(
     _check("suite", suite, ("paper",))
     counts = _counts(label_counts)
 
+    from trappm.experiments.evaluation import Request, evaluate_files, evaluate_splits
     from trappm.experiments.label_files import metric_column, read_usable
+    from trappm.learner.bench.benchmark import PAPER_SEEDS
+    from trappm.terminal.evaluation_tables import EvaluationDisplay
+
+    _check_choices(size, split, estimator, plots)
+    chosen = estimator or (["ours"] if two_files else None)
+    display = EvaluationDisplay()
+    request = Request(
+        metric=metric_column(metric),
+        estimators=None if chosen is None else list(dict.fromkeys(chosen)),
+        size=size,
+        seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
+        label_counts=counts,
+        usable=None if usable is None else read_usable(usable),
+        start=start,
+        runs=runs,
+        processes=processes or len(os.sched_getaffinity(0)),
+        watch=display.show,
+    )
+    _make_folder("--runs", runs)
+    with display:
+        if train is not None and test is not None:
+            result = evaluate_files(request, train, test)
+        else:
+            kinds = _split_kinds(split, suite)
+            result = evaluate_splits(request, kinds, labels=labels, device=device)
+    _show(result, plots, as_json)
+
+
+def _check_choices(
+    size: str, splits: Sequence[str] | None, estimators: Sequence[str] | None, plots: Path | None
+) -> None:
+    """Raises InputError: a size, split or estimator that there is not, or no place for plots."""
     from trappm.learner.baselines.sizes import SIZES
-    from trappm.learner.bench.benchmark import PAPER_SEEDS, SplitKind
+    from trappm.learner.bench.benchmark import SplitKind
     from trappm.learner.estimators import check_names
 
-    column = metric_column(metric)
     _check("size", size, tuple(SIZES))
-    for name in split or ():
+    for name in splits or ():
         _check("split", name, tuple(map(str, SplitKind)))
-    wanted = split or (list(SplitKind) if suite else [SplitKind.ARCHITECTURES])
-    check_names(estimator or ())
-    chosen = estimator or (["ours"] if two_files else None)
+    check_names(estimators or ())
     if plots is not None:
         from trappm.terminal.evaluation_plots import check_plots
 
         check_plots(plots)
-    _make_folder("--runs", runs)
-    from trappm.experiments.evaluation import Request, evaluate_files, evaluate_splits
-    from trappm.terminal.evaluation_tables import EvaluationDisplay, print_evaluation
 
-    with EvaluationDisplay() as display:
-        request = Request(
-            metric=column,
-            estimators=None if chosen is None else list(dict.fromkeys(chosen)),
-            size=size,
-            seeds=tuple(PAPER_SEEDS[0] + i for i in range(seeds)),
-            label_counts=counts,
-            usable=None if usable is None else read_usable(usable),
-            start=start,
-            runs=runs,
-            processes=processes or len(os.sched_getaffinity(0)),
-            watch=display.show,
-        )
-        if train is not None and test is not None:
-            result = evaluate_files(request, train, test)
-        else:
-            kinds = [kind for kind in SplitKind if kind in wanted]
-            result = evaluate_splits(request, kinds, labels=labels, device=device)
+
+def _split_kinds(splits: Sequence[str] | None, suite: str | None) -> list[SplitKind]:
+    from trappm.learner.bench.benchmark import SplitKind
+
+    wanted = splits or (list(SplitKind) if suite else [SplitKind.ARCHITECTURES])
+    return [kind for kind in SplitKind if kind in wanted]
+
+
+def _show(result: Evaluation, plots: Path | None, as_json: bool) -> None:
     if plots is not None:
         from trappm.terminal.evaluation_plots import draw
 
@@ -122,8 +144,10 @@ def evaluate(
             typer.echo(f"drawn: {path}", err=True)
     if as_json:
         print_json(result.report)
-    else:
-        print_evaluation(result.report)
+        return
+    from trappm.terminal.evaluation_tables import print_evaluation
+
+    print_evaluation(result.report)
 
 
 def _check(what: str, name: str | None, allowed: Sequence[str]) -> None:
@@ -144,9 +168,9 @@ def _counts(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
-        found = sorted({int(word) for word in text.split(",")})
+        counts = sorted({int(part) for part in text.split(",")})
     except ValueError as error:
         raise InputError(f"--label-counts is {text!r}; give numbers such as 20,50,100") from error
-    if found[0] < 0 or len(found) > MAX_COUNTS:
+    if counts[0] < 0 or len(counts) > MAX_COUNTS:
         raise InputError(f"--label-counts is {text!r}; give at most {MAX_COUNTS}, none below 0")
-    return tuple(found)
+    return tuple(counts)

@@ -10,7 +10,7 @@ from trappm.cli import options
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 Models = Annotated[
     list[str], typer.Argument(metavar="MODEL...", help="timm architectures, or ONNX files.")
@@ -58,7 +58,7 @@ def predict(
     """
     from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
-    found = _ask(
+    predictions = _ask(
         models,
         device,
         batch_size=batch_size,
@@ -73,14 +73,14 @@ def predict(
         carbon_g_per_kwh=carbon,
     )
     if as_json:
-        rows = [one.to_dict() for one in found]
+        rows = [prediction.to_dict() for prediction in predictions]
         print_json(
             rows if len(models) > 1 or len(device or []) > 1 or device == ["all"] else rows[0]
         )
-    elif len(found) == 1:
-        print_prediction(found[0])
+    elif len(predictions) == 1:
+        print_prediction(predictions[0])
     else:
-        print_comparison(found)
+        print_comparison(predictions)
 
 
 def compare(
@@ -103,7 +103,7 @@ def compare(
     from trappm.prediction.comparison import verdicts
     from trappm.terminal.prediction_tables import print_comparison
 
-    found = _ask(
+    predictions = _ask(
         models,
         device or ["all"],
         batch_size=batch_size,
@@ -116,14 +116,19 @@ def compare(
         carbon_g_per_kwh=carbon,
     )
     if as_json:
-        print_json({"predictions": [one.to_dict() for one in found], "best": verdicts(found)})
+        print_json(
+            {
+                "predictions": [prediction.to_dict() for prediction in predictions],
+                "best": verdicts(predictions),
+            }
+        )
     else:
-        print_comparison(found)
+        print_comparison(predictions)
 
 
-def _ask(models: list[str], device: list[str] | None, **asked: Any) -> list[Prediction]:
+def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:
     from trappm.prediction.predict import predict as answer
 
     if not device:
-        return answer(models, **asked)
-    return answer(models, devices="all" if device == ["all"] else device, **asked)
+        return answer(models, **options)
+    return answer(models, devices="all" if device == ["all"] else device, **options)

@@ -21,7 +21,7 @@ def serve(
     max_upload_mib: Annotated[int, typer.Option(min=1, max=2048, help="Of an ONNX file.")] = 200,
     timeout: Annotated[float, typer.Option(min=1, max=3600, help="Of a request, in s.")] = 120,
     max_requests: Annotated[
-        int, typer.Option(min=1, max=10_000, help="At once; more are told to come back.")
+        int, typer.Option(min=1, max=10_000, help="At once; more are refused for now.")
     ] = 64,
     replicas: Annotated[
         int,

@@ -80,16 +80,16 @@ def pull(
         info = copy_snapshot(folder_of(name), to)
         typer.echo(f"snapshot {info.id} copied to {to}")
     else:
-        found = _registry(registry)
-        snapshot_id = found.resolve(name)
+        shared = _registry(registry)
+        snapshot_id = shared.resolve(name)
         local = local_registry()
         place = to or Path(local.location) / snapshot_id
         if to is not None and to.exists():
             raise typer.BadParameter(f"{to} is already there; name a new folder")
         if to is not None or not local.is_whole(snapshot_id):
-            found.pull(snapshot_id, place)
-        if to is None and name in found.aliases():
-            local.set_alias(name, snapshot_id, f"pulled from {found.location}")
+            shared.pull(snapshot_id, place)
+        if to is None and name in shared.aliases():
+            local.set_alias(name, snapshot_id, f"pulled from {shared.location}")
         typer.echo(f"snapshot {snapshot_id} pulled to {place}")
     used = str(to) if to is not None else name
     typer.echo(f"use it with: trappm predict resnet18 --batch-size 4 --snapshot {used}")
@@ -116,10 +116,10 @@ def push(
     if registry is None:
         raise typer.BadParameter("name where to publish it: --registry, or TRAPPM_REGISTRY")
     _check_alias(alias)
-    found = _registry(registry)
-    snapshot_id = found.push(folder_of(name))
-    typer.echo(f"snapshot {snapshot_id} is in {found.location}")
-    typer.echo(promote(found, alias, snapshot_id, bound).message)
+    shared = _registry(registry)
+    snapshot_id = shared.push(folder_of(name))
+    typer.echo(f"snapshot {snapshot_id} is in {shared.location}")
+    typer.echo(promote(shared, alias, snapshot_id, bound).message)
 
 
 @app.command(epilog="Example: trappm snapshot alias stable latest")
@@ -130,18 +130,18 @@ def alias(
     as_json: AsJson = False,
 ) -> None:
     """Say what names mean, where one has been, or move one to a snapshot."""
-    found = _registry(registry)
+    shared = _registry(registry)
     if name is not None and snapshot is not None:
         _check_alias(name)
-        entry = found.set_alias(name, found.resolve(snapshot), "by hand")
+        entry = shared.set_alias(name, shared.resolve(snapshot), "by hand")
         typer.echo(f"{name} is {entry.snapshot}")
         return
     if name is None:
-        rows = [{"alias": key, "snapshot": value} for key, value in found.aliases().items()]
+        rows = [{"alias": key, "snapshot": value} for key, value in shared.aliases().items()]
     else:
         rows = [
             {"alias": name, "snapshot": x.snapshot, "at": x.at, "why": x.why}
-            for x in found.history(name)
+            for x in shared.history(name)
         ]
     if as_json:
         print_json(rows)
@@ -185,14 +185,14 @@ def verify(
     if registry is None and name is not None:
         typer.echo(f"{load_snapshot(folder_of(name)).id}: whole")
         return
-    found = _registry(registry)
-    ids = found.ids() if name is None else [found.resolve(name)]
+    shared = _registry(registry)
+    ids = shared.ids() if name is None else [shared.resolve(name)]
     faults = []
     for snapshot_id in ids:
         try:
-            found.contents(snapshot_id)
+            shared.contents(snapshot_id)
             if registry is None:
-                load_snapshot(Path(found.location) / snapshot_id)
+                load_snapshot(Path(shared.location) / snapshot_id)
             typer.echo(f"{snapshot_id}: whole")
         except SnapshotError as error:
             faults.append(str(error))
@@ -247,5 +247,5 @@ def _manifest(name: str, location: str | None) -> dict[str, object]:
 
     if location is None:
         return read_manifest(folder_of(name))
-    found = _registry(location)
-    return json.loads(json.dumps(found.manifest(found.resolve(name))))  # type: ignore[no-any-return]
+    shared = _registry(location)
+    return json.loads(json.dumps(shared.manifest(shared.resolve(name))))  # type: ignore[no-any-return]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,7 +46,6 @@ def tune(
     from trappm.experiments.tuning import tune as run_study
     from trappm.learner.bench.tuning import space_of
     from trappm.terminal.evaluation_tables import EvaluationDisplay
-    from trappm.terminal.tables import console, print_table
 
     space_of(estimator)  # before anything dear
     column = metric_column(metric)
@@ -67,7 +67,13 @@ def tune(
             raise typer.Exit(130) from interrupt
     if as_json:
         print_json(report)
-        return
+    else:
+        _print_study(report)
+
+
+def _print_study(report: Mapping[str, Any]) -> None:
+    from trappm.terminal.tables import console, print_table
+
     counts = report["trials"]
     console().print(
         f"study {report['study']}: {counts['complete']} trials completed, {counts['pruned']} given "

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.experiments.label_files import read_labels
-from trappm.experiments.labelled_workloads import Prepared, Watch
+from trappm.experiments.labelled_workloads import Prepared
 from trappm.experiments.workbench import Workbench, opened_workbench
 from trappm.learner.bench.benchmark import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
 from trappm.learner.bench.kept_runs import KeptRuns
@@ -24,6 +24,7 @@ from trappm.learner.bench.scores import score, summarize
 from trappm.learner.estimator import Estimator, Model
 from trappm.learner.estimators import ESTIMATORS
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
 from trappm.store import LabelFilter, Store
 

@@ -7,7 +7,7 @@ comes, so a run that was stopped goes on where it was.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +19,11 @@ from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import GraphTemplate, Measurement
+from trappm.profiler.progress import Watch
+from trappm.profiler.records import GraphTemplate, Measurement, Pair
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Store
-
-Pair = tuple[str, int]
-Watch = Callable[[int, int, str], None]
-"""Called with what is done, how much there is in all, and what is being done."""
 
 OF_KERNELS = frozenset({"step_time_ms"})
 """Metrics that our prior explains by kernels: labels without them are left out for all."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -23,8 +23,7 @@ from trappm.cluster.profiles.worker_processes import submit, worker_pool
 from trappm.learner.bench.peers import check_installed
 from trappm.learner.bench.replay import Bench, Point, replay
 from trappm.profiler.errors import InputError, TrappmError
-
-Watch = Callable[[int, int, str], None]
+from trappm.profiler.progress import Watch
 
 BENCH = 4
 """Counted up when a campaign of the same labels, learner, strategy and seed may come out otherwise:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from trappm.experiments.label_files import read_labels
-from trappm.experiments.labelled_workloads import Watch
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.tuning import StudyReport, Tuning, run_trials
 from trappm.learner.networks.presets import PRESETS
+from trappm.profiler.progress import Watch
 
 
 def tune(

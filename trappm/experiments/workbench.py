@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trappm.cluster.profiles.kernel_profiles import KernelCache
-from trappm.experiments.labelled_workloads import Prepared, Watch, prepare
+from trappm.experiments.labelled_workloads import Prepared, prepare
 from trappm.learner.bench.benchmark import PAPER_SEEDS, Samples
 from trappm.learner.estimator import Estimator
 from trappm.learner.estimators import Surroundings, estimator_named
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
+from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
 from trappm.store import Home, Store
 

@@ -1,4 +1,4 @@
-"""What the page asks for: JSON from the label store and the registry, to read only.
+"""The page's own API: JSON from the label store and the registry, to read only.
 
 Every answer is bounded: rows come in pages, points of a map are thinned, and what takes long is
 worked out once, by one thread, while the page waits and asks again.
@@ -22,53 +22,9 @@ _maps = Maps()
 Page = Annotated[int, Query(ge=1, le=10_000)]
 Size = Annotated[int, Query(ge=1, le=label_pages.LARGEST_PAGE)]
 Word = Annotated[str | None, Query(max_length=200)]
-Whole = Annotated[int | None, Query(ge=1, le=1_000_000)]
 
 
-def wanted_labels(
-    architecture: Word = None,
-    family: Word = None,
-    device: Word = None,
-    batch_size: Whole = None,
-    input_size: Whole = None,
-    precision: Word = None,
-    memory_format: Word = None,
-    optimizer: Word = None,
-    phase: Word = None,
-    protocol: Word = None,
-    metric: Word = None,
-    outcome: Word = None,
-    provenance: Word = None,
-    campaign: Word = None,
-    since: Word = None,
-    until: Word = None,
-) -> LabelFilter:
-    """The filter in a question's parameters.
-
-    Raises:
-        InputError: a value that there is not.
-    """
-    return LabelFilter(
-        architecture=architecture,
-        family=family,
-        device=device,
-        batch_size=batch_size,
-        input_size=input_size,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        phase=phase,
-        protocol=protocol,
-        metric=metric,
-        outcome=outcome,
-        provenance=provenance,
-        campaign=campaign,
-        since=since,
-        until=until,
-    )
-
-
-Wanted = Annotated[LabelFilter, Depends(wanted_labels)]
+Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
 def _store(home: Home) -> Store:
@@ -98,10 +54,10 @@ def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
     """The pool in the embedding space; 202 while it is worked out, to be asked for again."""
     home = Home.find()
     with _store(home) as store:
-        found = _maps.find(store, home, campaign_id, device)
-    if found is None:
+        answer = _maps.find(store, home, campaign_id, device)
+    if answer is None:
         return JSONResponse({"state": "working"}, status_code=202)
-    return JSONResponse(found)
+    return JSONResponse(answer)
 
 
 @router.get("/labels")
@@ -138,7 +94,7 @@ def one_label(label_id: int) -> dict[str, Any]:
     if not 0 < label_id < 2**63:
         raise InputError(f"no label has the id {label_id}; see: trappm labels query")
     with _store(Home.find()) as store:
-        return label_pages.one(store, label_id)
+        return label_pages.label_details(store, label_id)
 
 
 @router.get("/snapshots")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LARGEST_PAGE = 200
 COUNTED = 100_000
-"""More labels than this are not counted, only told to be more."""
+"""Counting ends here; the page then shows that there are more."""
 MOST_IN_FILE = 100_000
 MOST_SAMPLES = 5_000
 MOST_ATTEMPTS = 100
@@ -65,7 +65,7 @@ def names(store: Store) -> dict[str, Any]:
     }
 
 
-def one(store: Store, label_id: int) -> dict[str, Any]:
+def label_details(store: Store, label_id: int) -> dict[str, Any]:
     """Everything behind one label.
 
     Raises:
@@ -74,26 +74,26 @@ def one(store: Store, label_id: int) -> dict[str, Any]:
     label = store.label(label_id)
     measurement = store.measurement(label.measurement_id)
     attempts = store.label_attempts(label_id).tail(MOST_ATTEMPTS)
-    told = measurement.to_dict()
+    fields = measurement.to_dict()
     samples = list(measurement.step_samples_ms)
-    told.pop("configuration", None)
-    told["step_samples_ms"] = samples[:MOST_SAMPLES]
-    found = {
+    fields.pop("configuration", None)
+    fields["step_samples_ms"] = samples[:MOST_SAMPLES]
+    details = {
         **asdict(label),
         "configuration": label.configuration.to_dict(),
         "title": str(label.configuration),
-        "measurement": told,
+        "measurement": fields,
         "samples": len(samples),
         "attempts": list(records(attempts)),
     }
-    return dict(json.loads(json.dumps(found, default=str)))
+    return dict(json.loads(json.dumps(details, default=str)))
 
 
 def as_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
     """The labels that pass, as CSV or as a JSON list.
 
     Raises:
-        InputError: there are more than a page can hand out; the command for that is told.
+        InputError: there are more than a page can hand out; with the command for that.
     """
     frame = store.query_labels(wanted, sort=sort, limit=MOST_IN_FILE + 1)
     if len(frame) > MOST_IN_FILE:

@@ -1,7 +1,7 @@
-"""Maps of campaigns' pools, each worked out once for what the store then knew.
+"""Maps of campaigns' pools, each worked out once for a state of the store.
 
-A map needs the encoder and the choice of what is wanted next, which takes seconds: one thread does
-it, and whoever asks meanwhile is told to ask again. It holds the lock of this host's cores, as a
+A map needs the encoder and the next choice of the acquisition, which takes seconds: one thread does
+it, and requests meanwhile get 202, to ask again. It holds the lock of this host's cores, as a
 measurement on them does, so that neither disturbs the other.
 """
 
@@ -24,7 +24,7 @@ WANTED = 10
 MOST_POINTS = 3_000
 KEPT = 16
 PATIENCE_S = 3.0
-"""A question waits so long before it is told to come again."""
+"""A request waits so long before it is answered with 202."""
 
 LOCK_TIMEOUT_S = 120.0
 """A measurement on these cores that takes longer than this is not waited for."""
@@ -37,7 +37,7 @@ class Maps:
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="maps")
-        self._found: OrderedDict[_Key, Future[dict[str, Any]]] = OrderedDict()
+        self._maps: OrderedDict[_Key, Future[dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(
@@ -51,11 +51,11 @@ class Maps:
         counts = store.assignment_counts(store.campaign(campaign_id).id)
         key = campaign_id, device, f"{home.path} {counts}"
         with self._lock:
-            if key not in self._found:
-                self._found[key] = self._worker.submit(_explained, home, campaign_id, device)
-                while len(self._found) > KEPT:
-                    self._found.popitem(last=False)[1].cancel()
-            future = self._found[key]
+            if key not in self._maps:
+                self._maps[key] = self._worker.submit(_explained, home, campaign_id, device)
+                while len(self._maps) > KEPT:
+                    self._maps.popitem(last=False)[1].cancel()
+            future = self._maps[key]
         try:
             return future.result(timeout=PATIENCE_S)
         except TimeoutError:
@@ -69,7 +69,7 @@ class Maps:
 
     def _forget(self, key: _Key) -> None:
         with self._lock:
-            self._found.pop(key, None)
+            self._maps.pop(key, None)
 
 
 def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
@@ -78,22 +78,22 @@ def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, An
     from trappm.reports.label_frames import store_to_read
 
     with store_to_read(home) as store, _nobody_measures_here():
-        told = explain(store, home, campaign_id, device=device, count=WANTED)
+        explanation = explain(store, home, campaign_id, device=device, count=WANTED)
         devices = list(store.assignment_counts(campaign_id))
-    reasons = {x["configuration"]: x for x in [*told["chosen"], *told["wanted"]]}
+    reasons = {x["configuration"]: x for x in [*explanation["chosen"], *explanation["wanted"]]}
     points = []
-    for point in told["map"]:
+    for point in explanation["map"]:
         about = reasons.get(point["configuration"], {})
         points.append({**point, "round": about.get("round"), "reason": about.get("reason", {})})
     shown = _thinned(points)
     return {
-        "campaign": told["campaign"],
-        "device": told["device"],
+        "campaign": explanation["campaign"],
+        "device": explanation["device"],
         "devices": devices,
-        "strategy": told["strategy"],
+        "strategy": explanation["strategy"],
         "points": shown,
         "left_out": len(points) - len(shown),
-        "wanted": told["wanted"],
+        "wanted": explanation["wanted"],
     }
 
 

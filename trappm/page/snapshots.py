@@ -25,7 +25,7 @@ def facts(store: Store, name: str) -> dict[str, Any]:
     """A snapshot's manifest, what it is called, and its errors.
 
     Args:
-        store: whose campaigns may tell errors by family.
+        store: whose campaigns may have errors by family.
         name: an id, its beginning, an alias, or `default`.
 
     Raises:
@@ -52,21 +52,21 @@ def _manifest(name: str) -> Mapping[str, Any]:
 
 
 def _families(store: Store, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Errors by family, as the manifest tells them, or else the report of its campaign.
+    """Errors by family, from the manifest, or else from the report of its campaign.
 
     Returns:
         One row for each device, phase (None: any), metric and family: count, mape.
     """
-    found = []
+    rows = []
     for device, phases in (manifest.get("errors") or {}).items():
         for phase, metrics in phases.items():
-            for metric, told in metrics.items():
-                families = told.get("by_family") if isinstance(told, Mapping) else None
+            for metric, judged in metrics.items():
+                families = judged.get("by_family") if isinstance(judged, Mapping) else None
                 for family, errors in (families or {}).items():
                     place = {"device": device, "phase": phase, "metric": metric}
                     numbers = {name: errors.get(name) for name in ("count", "mape")}
-                    found.append({**place, "family": family, **numbers})
-    return found or _of_campaign(store, manifest.get("campaign"))
+                    rows.append({**place, "family": family, **numbers})
+    return rows or _of_campaign(store, manifest.get("campaign"))
 
 
 def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
@@ -75,17 +75,17 @@ def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:
         return []
     reports = [r.report for r in store.rounds(str(campaign_id)) if r.report]
     errors: dict[tuple[str, str, str], list[float]] = {}
-    for one in reports[-1]["evaluation"] if reports else []:
-        place = one["device"], one["metric"], family_of(one["architecture"])
-        errors.setdefault(place, []).append(100 * abs(one["predicted"] / one["measured"] - 1))
+    for row in reports[-1]["evaluation"] if reports else []:
+        place = row["device"], row["metric"], family_of(row["architecture"])
+        errors.setdefault(place, []).append(100 * abs(row["predicted"] / row["measured"] - 1))
     return [
         {
             "device": device,
             "phase": None,
             "metric": metric,
             "family": family,
-            "count": len(found),
-            "mape": float(np.mean(found)),
+            "count": len(gaps),
+            "mape": float(np.mean(gaps)),
         }
-        for (device, metric, family), found in sorted(errors.items())
+        for (device, metric, family), gaps in sorted(errors.items())
     ]

@@ -1,4 +1,4 @@
-"""From a question to predictions: which snapshot answers, under which settings, what follows."""
+"""From a question to predictions: which snapshot answers, in which settings, what follows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedH
 from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
-from trappm.prediction.predict import Prediction
+from trappm.prediction.prediction import Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
@@ -41,7 +41,7 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
 
 
 class Question:
-    """All of a question but the model and the device."""
+    """Everything that is asked but the model and the device."""
 
     def __init__(
         self,
@@ -73,15 +73,18 @@ class Question:
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
         check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
-        self.epochs, self._samples, self._carbon = epochs, samples, carbon_g_per_kwh
-        self._snapshot, self._snapshots = snapshot, snapshots
+        self.epochs = epochs
+        self._samples = samples
+        self._carbon_g_per_kwh = carbon_g_per_kwh
+        self._snapshot = snapshot
+        self._snapshots = snapshots
 
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:
         return self._snapshots or snapshots_that_answer(self._snapshot)
 
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
-        """The keys that are meant.
+        """The keys of the devices that the names mean.
 
         Raises:
             SnapshotError: there are no heads for one of them, or none at all for the phase.
@@ -97,12 +100,12 @@ class Question:
             if not names:
                 raise InputError("the list of devices is empty; name some, or ask for all")
             return [device_key(name, known) for name in names]
-        found = sorted(
+        keys = sorted(
             {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
         )
-        if not found:
+        if not keys:
             raise SnapshotError(f"there are no heads for {self.phase} steps; choose another phase")
-        return found
+        return keys
 
     def answer(self, subject: Subject, device: str) -> Prediction:
         """What one step of the model costs on the device of this key; errors as of `answers`."""
@@ -122,7 +125,7 @@ class Question:
         return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """As asked for, and the rest as most labels had it that agree with what was asked for."""
+        """Those of the question; the rest as in most labels that agree with it."""
         agreeing = [
             row
             for row in trained.settings
@@ -140,50 +143,53 @@ class Question:
             batch_size=batch,
             step_time_ms=(values["step_time_ms"], *values["intervals"]["step_time_ms"]),
             energy_j=values["energy_j"],
-            carbon_g_per_kwh=self._carbon,
+            carbon_g_per_kwh=self._carbon_g_per_kwh,
             prices=prices_of(device),
         )
 
 
 def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
-    """What each of these costs; those of the same heads are asked together, which is quicker.
+    """What each of these costs; those of the same heads are predicted together, which is quicker.
 
     Raises:
         SnapshotError: no head for a device and phase.
         InputError: a batch size that a model cannot have.
         TrappmError: no graph can be made of a model.
     """
-    asked = [_Asked(*ask) for ask in asks]
-    found: dict[int, Prediction] = {}
-    together: dict[tuple[object, ...], list[int]] = {}
-    for at, one in enumerate(asked):
-        together.setdefault(one.heads, []).append(at)
+    inquiries = [_Inquiry(*ask) for ask in asks]
+    predictions: dict[_Inquiry, Prediction] = {}
+    together: dict[tuple[object, ...], list[_Inquiry]] = {}
+    for inquiry in inquiries:
+        together.setdefault(inquiry.heads, []).append(inquiry)
     for group in together.values():
-        first, workloads = asked[group[0]], [asked[at].workload for at in group]
-        said = first.predict(workloads)
+        first, workloads = group[0], [inquiry.workload for inquiry in group]
+        output = first.predict(workloads)
         capacity = memory_mib(first.card)
         risks = None
-        if capacity is not None and "memory_mib" in said.metrics:
+        if capacity is not None and "memory_mib" in output.metrics:
             risks = first.out_of_memory(workloads, capacity)
-        for row, at in enumerate(group):
+        for row, inquiry in enumerate(group):
             risk = None if risks is None else float(risks[row])
-            found[at] = asked[at].prediction(said, row, risk, capacity)
-    return [found[at] for at in range(len(asked))]
+            predictions[inquiry] = inquiry.prediction(output, row, risk, capacity)
+    return [predictions[inquiry] for inquiry in inquiries]
 
 
 _PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
-"""Largest batch sizes that were found: they take a dozen predictions."""
+"""Largest batch sizes by model: each takes a dozen predictions."""
 
 
-class _Asked:
-    """One question about one model on one device."""
+class _Inquiry:
+    """A question about one model on one device."""
 
     def __init__(self, question: Question, subject: Subject, device: str) -> None:
-        self._question, self._subject, self.device = question, subject, device
-        self._snapshot, self._phase = question.snapshot_for(device), question.phase
+        self.device = device
+        self._question = question
+        self._subject = subject
+        self._snapshot = question.snapshot_for(device)
+        self._phase = question.phase
         self._trained = self._snapshot.trained(device, self._phase)
         self._settings = question.settings(self._trained)
         self._profile = subject.profile()
@@ -203,7 +209,7 @@ class _Asked:
 
     @property
     def heads(self) -> tuple[object, ...]:
-        """Equal for what the same heads can be asked together."""
+        """Equal for what the same heads can predict together."""
         traced = self.workload.kernels is not None
         return self._snapshot.id, self.device, self._phase, traced
 
@@ -213,15 +219,15 @@ class _Asked:
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
     ) -> npt.NDArray[np.float64] | None:
-        """For each of n workloads the probability (n); None where the heads do not tell it."""
+        """For each of n workloads the probability (n); None from heads that have none."""
         heads = self._trained.heads
         return heads.out_of_memory(workloads, capacity_mib) if isinstance(heads, Heads) else None
 
     def prediction(
-        self, said: Predictions, row: int, risk: float | None, capacity: float | None
+        self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
-        """The whole answer, from what the heads have said of it in this row."""
-        values = self._values(said, row)
+        """The whole answer, from what the heads predicted of it in this row."""
+        values = self._values(output, row)
         fits = self._what_fits(values["intervals"].get("memory_mib"), risk, capacity)
         missing = {**self._missing(values), **fits.pop("missing")}
         run = self._question.run(self.device, self._batch_size, values)
@@ -246,24 +252,24 @@ class _Asked:
             **fits,
         )
 
-    def _values(self, said: Predictions, row: int) -> dict[str, Any]:
-        """What the heads say and what follows from it at once, by the names of `Prediction`."""
-        found: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
+    def _values(self, output: Predictions, row: int) -> dict[str, Any]:
+        """What the heads predict and what follows from it, by the names of `Prediction`."""
+        values: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
         intervals = {}
-        for at, metric in enumerate(said.metrics):
-            found[metric] = float(said.median[row, at])
-            intervals[metric] = (float(said.low[row, at]), float(said.high[row, at]))
-        if found["step_time_ms"] is not None:
+        for at, metric in enumerate(output.metrics):
+            values[metric] = float(output.median[row, at])
+            intervals[metric] = (float(output.low[row, at]), float(output.high[row, at]))
+        if values["step_time_ms"] is not None:
             per_second = 1000 * self._batch_size
-            found["samples_per_s"] = per_second / found["step_time_ms"]
+            values["samples_per_s"] = per_second / values["step_time_ms"]
             low, high = intervals["step_time_ms"]
             intervals["samples_per_s"] = (per_second / high, per_second / low)
-            if found["power_w"] is not None:
-                found["energy_j"] = found["power_w"] * found["step_time_ms"] / 1000
+            if values["power_w"] is not None:
+                values["energy_j"] = values["power_w"] * values["step_time_ms"] / 1000
                 power = intervals["power_w"]
                 intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
-        unfamiliar = [m for at, m in enumerate(said.metrics) if said.outside[row, at]]
-        return {**found, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
+        unfamiliar = [m for at, m in enumerate(output.metrics) if output.outside[row, at]]
+        return {**values, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
@@ -272,51 +278,54 @@ class _Asked:
 
         `memory` is the interval of the memory at this batch size, where it is known.
         """
-        found: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
+        fits: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
         if memory is None or capacity is None:
             unknown = f"the memory of a {self.device} is not known"
             reason = self._no_head("memory_mib") if memory is None else unknown
             names = ("out_of_memory", "largest_batch_size")
-            return {**found, "missing": dict.fromkeys(names, reason)}
+            return {**fits, "missing": dict.fromkeys(names, reason)}
         missing = {}
         if risk is None:
-            missing["out_of_memory"] = "heads of this kind do not tell it"
+            missing["out_of_memory"] = "heads of this kind have none"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
-            found["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
+            fits["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
         if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
             missing["mig_profile"] = "the rule is of an A100 with 40 GB"
         elif self.device.startswith("a100"):
-            found["mig_profile"] = mig_profile(memory[1])
-            if found["mig_profile"] is None:
+            fits["mig_profile"] = mig_profile(memory[1])
+            if fits["mig_profile"] is None:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
-        return {**found, "missing": missing}
+        return {**fits, "missing": missing}
 
     def _missing(self, values: dict[str, Any]) -> dict[str, str]:
         """Why values are None."""
-        found = {}
+        reasons = {}
         for metric in METRICS:
             if values[metric] is None:
-                found[metric] = self._no_head(metric)
+                reasons[metric] = self._no_head(metric)
         if self._no_kernels is not None:
-            found["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
+            reasons["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
             lacking = [part for part in parts if values[part] is None]
             if lacking:
-                found[name] = f"it needs {' and '.join(lacking)}"
-        return found
+                reasons[name] = f"it needs {' and '.join(lacking)}"
+        return reasons
 
     def _no_head(self, metric: str) -> str:
         return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
     def _remarks(self) -> list[str]:
-        if self._settings in self._trained.settings or not self._trained.settings:
-            return []
-        asked, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
-        return [f"no label had these settings ({asked}), most had: {usual}"]
+        remarks = []
+        if self._settings not in self._trained.settings and self._trained.settings:
+            given, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
+            remarks.append(f"no label had these settings ({given}), most had: {usual}")
+        if self._profile.step is None and self._phase is Phase.TRAIN:
+            remarks.append("no step of it could be traced, so the memory is a rough guess")
+        return remarks
 
     def _workload(self, batch_size: int) -> Workload:
         kernels = None
@@ -337,16 +346,16 @@ class _Asked:
         )
 
     def _upper_mib(self, batch_size: int) -> float:
-        said = self.predict([self._workload(batch_size)])
-        return float(said.high[0, said.metrics.index("memory_mib")])
+        output = self.predict([self._workload(batch_size)])
+        return float(output.high[0, output.metrics.index("memory_mib")])
 
     def _largest(self, limit_mib: float) -> int:
         """The largest batch size whose upper bound stays below the limit."""
         known = _LARGEST.setdefault(self._subject, {})
-        asked = (self._snapshot.id, self.device, self._phase, self._settings)
-        if asked not in known:
-            known[asked] = self._bisected(limit_mib)
-        return known[asked]
+        key = (self._snapshot.id, self.device, self._phase, self._settings)
+        if key not in known:
+            known[key] = self._bisected(limit_mib)
+        return known[key]
 
     def _bisected(self, limit_mib: float) -> int:
         fits, too_large = 0, 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 
 LIKELY = 0.5
@@ -19,16 +19,18 @@ def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | Non
     None where fewer than two devices tell: nothing is compared then. Where the step more likely
     than not does not fit, a device is neither fastest nor cheapest.
     """
-    found: dict[str, dict[str, str | None]] = {}
-    for model in dict.fromkeys(one.model for one in predictions):
-        mine = [one for one in predictions if one.model == model]
-        full = {one.device for one in mine if (one.out_of_memory or 0.0) > LIKELY}
-        found[model] = {
+    best: dict[str, dict[str, str | None]] = {}
+    for model in dict.fromkeys(prediction.model for prediction in predictions):
+        mine = [prediction for prediction in predictions if prediction.model == model]
+        full = {
+            prediction.device for prediction in mine if (prediction.out_of_memory or 0.0) > LIKELY
+        }
+        best[model] = {
             "fastest": _least({p.device: p.step_time_ms for p in mine}, full),
             "cheapest": _least({p.device: cheapest_usd(p) for p in mine}, full),
             "fits best": _least({p.device: p.out_of_memory for p in mine}, set()),
         }
-    return found
+    return best
 
 
 def cheapest_usd(prediction: Prediction) -> float | None:

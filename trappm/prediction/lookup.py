@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
-from trappm.profiler.records import Configuration, Protocol, Provenance
+from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 from trappm.reports.label_frames import store_to_read
 
 if TYPE_CHECKING:
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
     from trappm.profiler.records.graph import GraphTemplate
     from trappm.store import LabelRecord, Store
 
-Pair = tuple[str, int]
 
 _ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that answer, the best first; simulated ones are no knowledge about a device."""
 
 _NEAREST = 3
-"""So many labelled settings are told where none fits."""
+"""So many labelled settings are listed where none fits."""
 
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
@@ -60,7 +59,7 @@ class Answer:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with what tells apart: label ids, or the snapshot."""
+        """Plain values, with the ids of the labels or of the snapshot."""
         labels = [
             {"id": x.id, **x.configuration.to_dict(), "protocol": x.protocol,
              "provenance": x.provenance.value, "step_time_ms": x.step_time_ms,
@@ -114,18 +113,18 @@ def lookup(
         InputError: a size or setting that cannot be, or a file that is to be measured.
         TrappmError: it was measured, and that gave no label.
     """
-    asked = _Asked.about(model, batch_size, input_size, settings)
+    inquiry = _Inquiry.about(model, batch_size, input_size, settings)
     rule = _rule(protocol, device)
-    found = asked.labels(device)
-    if found:
-        return asked.answer(device, found)
+    answer = inquiry.labels(device)
+    if answer:
+        return inquiry.answer(device, answer)
     if measure:
-        return asked.answer(device, [asked.measured(device, rule)])
-    return asked.predicted(device, snapshot)
+        return inquiry.answer(device, [inquiry.measured(device, rule)])
+    return inquiry.predicted(device, snapshot)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Inquiry:
     """The question, with all that is known of the model."""
 
     model: str
@@ -139,7 +138,7 @@ class _Asked:
     @classmethod
     def about(
         cls, model: str | Path, batch_size: int | None, input_size: int | None, settings: Any
-    ) -> _Asked:
+    ) -> _Inquiry:
         from trappm.profiler.records import MAX_SIZE
 
         for name, value in (("batch size", batch_size), ("input size", input_size)):
@@ -167,8 +166,8 @@ class _Asked:
         except NoLabelStoreError:
             return []
         with store:
-            found = self._labels(store, device)
-        answering = [label for label in found if label.provenance in _ANSWERS]
+            answer = self._labels(store, device)
+        answering = [label for label in answer if label.provenance in _ANSWERS]
         return sorted(
             answering,
             key=lambda x: (
@@ -188,9 +187,9 @@ class _Asked:
             profiles = store.step_profiles([own, *pairs])
             step = profiles.get(own)
         else:  # nobody has profiled it yet
-            found = store.labels_of([own], self.what, device)
-            if found:
-                return found
+            labels = store.labels_of([own], self.what, device)
+            if labels:
+                return labels
             from trappm.profiler.static_profile import static_profile
 
             profile = static_profile(*own)
@@ -249,7 +248,7 @@ class _Asked:
         with store:
             try:
                 alike = store.labelled_pairs(device, like=self.what)
-            except InputError as error:  # there is no such device; the nearest is told
+            except InputError as error:  # no such device; the error names the nearest
                 return [str(error)]
             hints = []
             pairs = set() if self.file is None else self._pairs_of_file(self.file, store)
@@ -261,10 +260,10 @@ class _Asked:
             if there:
                 nearest = sorted(there, key=self._distance)[:_NEAREST]
                 hints.append(f"the nearest labels there: {'; '.join(map(str, nearest))}")
-            if self.file is not None and (left := store.pairs_to_profile(alike)):
+            if self.file is not None and (unprofiled := store.pairs_to_profile(alike)):
                 hints.append(
-                    f"{len(left):,} architectures with such labels there have no graph to compare "
-                    f"the file with, which this makes: trappm store profile --device {device}"
+                    f"{len(unprofiled):,} architectures with such labels there have no graph "
+                    f"to compare the file with; make them: trappm store profile --device {device}"
                 )
         return hints
 
@@ -303,9 +302,9 @@ class _Asked:
 
         missing = f"no label of {self.model} at batch {self.what.batch_size} on {device}"
         hints = self.hints(device)
-        told = "".join(f" ({hint})" for hint in hints)
+        reasons = "".join(f" ({hint})" for hint in hints)
         # What is left at its default is predicted as most labels of the device had it.
-        asked: Any = {
+        settings: Any = {
             name: str(getattr(self.what, name)) for name in _SETTINGS
             if getattr(self.what, name) != getattr(Configuration, name)
         }  # fmt: skip
@@ -316,10 +315,10 @@ class _Asked:
                 input_size=self.input_size,
                 device=device,
                 snapshot=snapshot,
-                **asked,
+                **settings,
             )
         except SnapshotError as error:
-            raise SnapshotError(f"{missing}{told}, and no prediction: {error}") from error
+            raise SnapshotError(f"{missing}{reasons}, and no prediction: {error}") from error
         others = [
             f"{name} {getattr(prediction, name)}" for name in _SETTINGS
             if getattr(prediction, name) != getattr(self.what, name)
@@ -342,7 +341,7 @@ class _Asked:
 
 
 def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
-    """What to measure by, looked up whether it is needed or not: a misspelt name is told."""
+    """The protocol to measure by; looked up even where unneeded, to catch misspelt names."""
     from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
     from trappm.profiler.records import is_cpu_device
     from trappm.store.query.suggestions import nearest

@@ -1,18 +1,12 @@
-"""`trappm.predict`: what a step of a model costs on a device, and what follows from that.
-
-An answer unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of a
-snapshot say these three (`answering`); throughput, what fits, energy and the cost of a whole
-training follow from them.
-"""
+"""`trappm.predict`: what a step of a model costs on a device, and what follows from that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from trappm.prediction.costs import Run
+from trappm.prediction.prediction import Prediction
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 
@@ -20,68 +14,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-    from trappm.profiler.static_profile import StepSource
-
 Model = "str | Path | nn.Module"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What one step costs; iterating gives step time, memory, power."""
-
-    model: str
-    device: str
-    batch_size: int
-    phase: str
-    """`train` or `infer`."""
-    precision: str
-    memory_format: str
-    optimizer: str
-    snapshot: str
-    """The id of the one that answers."""
-    step_time_ms: float | None
-    memory_mib: float | None
-    power_w: float | None
-    energy_j: float | None = None
-    """Of one step."""
-    samples_per_s: float | None = None
-    out_of_memory: float | None = None
-    """The probability that the step does not fit into the device's memory."""
-    capacity_mib: float | None = None
-    """The device's memory."""
-    largest_batch_size: int | None = None
-    """The largest whose memory fits by the upper bound of its interval; 0 if none does."""
-    mig_profile: str | None = None
-    """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
-    run: Run | None = None
-    """What so many epochs of so many samples cost, where they are given."""
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
-    unfamiliar: tuple[str, ...] = ()
-    """Metrics whose head has seen nothing like this model: outside of what it knows."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """For each of the above that is None: why."""
-    remarks: tuple[str, ...] = ()
-    """What else should be known before the answer is relied on."""
-    simulated_memory: SimulatedMemory
-    """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
-    steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
-    AMP and channels-last memory need other sizes, which are not simulated."""
-    memory_source: StepSource
-    """What the simulated memory rests on."""
-    memory_remark: str | None
-    """Why rules answered, or what the source could not see."""
-
-    def __iter__(self) -> Iterator[float | None]:
-        return iter((self.step_time_ms, self.memory_mib, self.power_w))
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 class Options(TypedDict, total=False):
-    """What may be asked beside model and device; see `predict`."""
+    """Arguments beside model and device; see `predict`."""
 
     example_input: torch.Tensor | None
     batch_size: int | None
@@ -96,7 +33,7 @@ class Options(TypedDict, total=False):
     carbon_g_per_kwh: float | None
 
 
-_OPTIONS = frozenset(Options.__annotations__)
+_ARGUMENTS = frozenset({*Options.__annotations__, "model", "device", "devices"})
 
 
 @overload
@@ -167,45 +104,61 @@ def predict(
         SnapshotError: no such snapshot, or it has no head for the device.
         InputError: a batch or input size that the model cannot have, an example that does not fit
             the module, or an argument that there is not.
-        UnsupportedModelError: no graph can be made of the model; the reason is told.
+        UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     from trappm.prediction.answering import Question, answers
     from trappm.prediction.subjects import subject_of
 
-    told = dict(config or {})
-    if isinstance(model, Mapping):
-        told = {**model, **told}
-        if "model" not in told:
-            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
-        model = told.pop("model")
-    for name, value in (("device", device), ("devices", devices), *options.items()):
-        if value is not None:
-            told[name] = value
-    device, devices = told.pop("device", None), told.pop("devices", None)
-    unknown = sorted(set(told) - _OPTIONS)
-    if unknown:
-        known = ", ".join(sorted(_OPTIONS | {"device", "devices"}))
-        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
-    for name in ("batch_size", "input_size"):
-        _check_size(name.replace("_", " "), told.get(name))
+    given = {"device": device, "devices": devices, **options}
+    arguments = _arguments(model, config, given)
+    model = arguments.pop("model")
+    device, devices = arguments.pop("device", None), arguments.pop("devices", None)
+    example, size = arguments.pop("example_input", None), arguments.pop("input_size", None)
     many = isinstance(model, list | tuple) and not hasattr(model, "forward")
     models = list(model) if many else [model]
     if not models:
         raise InputError("the list of models is empty")
-    example, size = told.pop("example_input", None), told.pop("input_size", None)
-    named = [isinstance(one, str | Path) for one in models]
-    if len(set(named)) > 1:  # each gets what is for its kind
-        shapes = [(None, size) if by_name else (example, None) for by_name in named]
-    else:
-        shapes = [(example, size)] * len(models)
-    question = Question(**told)
+    is_named = [isinstance(model, str | Path) for model in models]
+    is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
+    question = Question(**arguments)
     subjects = [
-        subject_of(one, example_input=example, input_size=size)
-        for one, (example, size) in zip(models, shapes, strict=True)
+        subject_of(
+            model,
+            example_input=None if is_mixed and named else example,
+            input_size=None if is_mixed and not named else size,
+        )
+        for model, named in zip(models, is_named, strict=True)
     ]
-    wanted = question.device_keys(device, devices)
-    found = answers([(question, subject, key) for subject in subjects for key in wanted])
-    return found if many or devices is not None else found[0]
+    keys = question.device_keys(device, devices)
+    predictions = answers([(question, subject, key) for subject in subjects for key in keys])
+    return predictions if many or devices is not None else predictions[0]
+
+
+def _arguments(
+    model: Any, config: Mapping[str, Any] | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments by name; a keyword that is given outweighs the configuration.
+
+    Raises:
+        InputError: no model, an argument that there is not, or an impossible size.
+    """
+    arguments = dict(config or {})
+    if isinstance(model, Mapping):
+        arguments = {**model, **arguments}
+        if "model" not in arguments:
+            raise InputError("the dictionary names no model; add 'model': a timm name or a file")
+    elif "model" in arguments:
+        raise InputError("the model is given twice; leave 'model' out of the dictionary")
+    else:
+        arguments["model"] = model
+    arguments.update({name: value for name, value in given.items() if value is not None})
+    unknown = sorted(set(arguments) - _ARGUMENTS)
+    if unknown:
+        known = ", ".join(sorted(_ARGUMENTS - {"model"}))
+        raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
+    for name in ("batch_size", "input_size"):
+        _check_size(name.replace("_", " "), arguments.get(name))
+    return arguments
 
 
 def _check_size(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Static profiles of models that were asked about, kept so that the next process need not trace.
+"""Static profiles of models, kept so that the next process need not trace them again.
 
 An entry is named by all that it depends on: the architecture or the file's content, the input size,
 and the versions of the libraries that traced it. Entries only ever save time: a damaged one is made
@@ -72,8 +72,8 @@ class ProfileCache:
         return kernels
 
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
-        told = repr((FORMAT, *_versions(), *key))
-        return self.folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.{suffix}"
+        identity = repr((FORMAT, *_versions(), *key))
+        return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.{suffix}"
 
     def _keep(self, path: Path, data: bytes) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -127,7 +127,7 @@ def profile_to_bytes(name: str, profile: StaticProfile) -> bytes:
             "graph": text(profile.graph.to_bytes()),
             "step": text(None if profile.step is None else profile.step.to_bytes()),
             "step_refusal": profile.step_refusal,
-            "step_source": profile.step_source.value,
+            "step_source": profile.step_source,
             "step_remark": profile.step_remark,
         }
     ).encode()
@@ -143,11 +143,11 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     from trappm.profiler.static_profile import StaticProfile, StepSource
 
     entry = json.loads(data)
-    step = entry["step"]
+    step, source = entry["step"], entry["step_source"]
     return entry["name"], StaticProfile(
         graph=GraphTemplate.from_bytes(base64.b64decode(entry["graph"])),
         step=None if step is None else StepProfile.from_bytes(base64.b64decode(step)),
         step_refusal=entry["step_refusal"],
-        step_source=StepSource(entry["step_source"]),
+        step_source=None if source is None else StepSource(source),
         step_remark=entry["step_remark"],
     )

@@ -48,7 +48,7 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
         return [_loaded(latest), shipped]
     except SnapshotError as error:
         raise SnapshotError(
-            f"{error}; --snapshot {DEFAULT} asks the one that ships with trappm"
+            f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
         ) from error
 
 
@@ -64,14 +64,14 @@ def folder_of(name: str | Path) -> Path:
         return SHIPPED
     registry = local_registry()
     try:
-        found = registry.resolve(name)
+        snapshot_id = registry.resolve(name)
     except SnapshotError as error:
         raise SnapshotError(
             f"{error}; {DEFAULT} is the one that ships with trappm, and trappm snapshot pull "
             "brings those of other registries"
         ) from error
-    registry.manifest(found)  # refuses one that stands under another one's name
-    return Path(registry.location) / found
+    registry.manifest(snapshot_id)  # refuses one that stands under another one's name
+    return Path(registry.location) / snapshot_id
 
 
 def local_registry_alias(alias: str) -> Path | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Subject(ABC):
-    """A model that is asked about."""
+    """The model that a question is about."""
 
     name: str
     batch_size: int | None = None
@@ -91,7 +91,7 @@ def known_subject(key: tuple[object, ...]) -> Subject:
 
 
 def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
-    """Profiles a model, and its kernels in these settings, for whoever asks `known_subject` next.
+    """Profiles a model, and its kernels in these settings, so that `known_subject` finds it.
 
     Raises:
         TrappmError: what is wrong with the model.
@@ -115,7 +115,9 @@ class _Kept(Subject):
     """A model that is the same for every process: its profiles are kept."""
 
     def __init__(self, key: tuple[object, ...], cache: ProfileCache, tracer: Tracer | None) -> None:
-        self._cache, self._key, self._tracer = cache, key, tracer
+        self._cache = cache
+        self._key = key
+        self._tracer = tracer
         self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
         self.name, self._profile = self._cache.profile(key, self._make)
 
@@ -145,8 +147,10 @@ class _Module(Subject):
     """A module of the caller's own; nothing of it is kept."""
 
     def __init__(self, module: nn.Module, sample: Sample, batch_size: int) -> None:
-        self.name, self.batch_size = type(module).__name__, batch_size
-        self._module, self._sample = module, sample
+        self.name = type(module).__name__
+        self.batch_size = batch_size
+        self._module = module
+        self._sample = sample
 
     @cached_property
     def _profile(self) -> StaticProfile:

@@ -1,8 +1,8 @@
-"""Finds out about models that nobody has asked about before: here, or in a process of their own.
+"""Traces models that have no profiles yet: here, or in a process of their own.
 
-A file that anyone may have made is looked at in a fork of a warm process that can be ended, with
-limits of time and memory, without this process's environment and in an empty folder; so is whatever
-a server is asked about. What comes back are bytes: profiles, or one line of what is wrong.
+A file of unknown origin is traced in a fork of a warm process that can be ended, with limits of
+time and memory, without this process's environment and in an empty folder; so is every model that a
+server has no profiles of. The result is bytes: profiles, or one line about what is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOR_FILES = (
     "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
     "trappm.profiler.simulation.kernel_profile",
 )  # fmt: skip
-"""What looking at a file imports; a fork finds it warm."""
+"""Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
 TIMEOUT_S = 120.0
@@ -50,18 +50,19 @@ _ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_EN
 
 
 class TracingTimeoutError(ModelFileError):
-    """Looking at a model took longer than it may, and was ended."""
+    """Tracing a model took longer than it may, and was ended."""
 
 
 class Deadline:
-    """Until when anybody waits for what is found out; that may end sooner."""
+    """Until when a caller waits for a trace; the caller may leave sooner."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._ended = seconds, False
+        self._seconds = seconds
+        self._ended = False
         self.start()
 
     def start(self) -> None:
-        """From now on the time counts."""
+        """Starts the clock."""
         self._until = time.monotonic() + self._seconds
 
     def end(self) -> None:
@@ -196,7 +197,9 @@ class TracingProcess:
         advice: str = "",
     ) -> None:
         """With `advice`: what to do about a model that takes too long."""
-        self._timeout_s, self._memory_mib, self._advice = timeout_s, memory_mib, advice
+        self._timeout_s = timeout_s
+        self._memory_mib = memory_mib
+        self._advice = advice
         self._folder = tempfile.TemporaryDirectory(prefix="trappm-tracing-")
         kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT}
         kept |= {k: v for k, v in os.environ.items() if k.startswith(("LC_", "PYTHON"))}
@@ -252,10 +255,10 @@ class TracingProcess:
         }
 
     def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
-        told: Mapping[str, Any] = {}
+        reply: Mapping[str, Any] = {}
         child = self._server.fork("trappm.prediction.tracing:look", dict(request))
         try:
-            for told in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
+            for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
         except TimeoutError:
             child.kill()
@@ -265,15 +268,15 @@ class TracingProcess:
             ) from None
         finally:
             child.close()
-        if "error" in told:
-            kind = getattr(errors, str(told["error"]), TrappmError)
-            raise kind(str(told["message"]).replace(request["model"], name))
-        if "found" not in told:
+        if "error" in reply:
+            kind = getattr(errors, str(reply["error"]), TrappmError)
+            raise kind(str(reply["message"]).replace(request["model"], name))
+        if "found" not in reply:
             raise ModelFileError(
                 f"looking at {name} ended its process ({child.exit_code}): it needs more than "
                 f"{request['memory_bytes'] >> 20:,} MiB, or breaks a library"
             )
-        return base64.b64decode(told["found"])
+        return base64.b64decode(reply["found"])
 
 
 def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -285,7 +288,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
     model = request["model"]
     tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
     try:
-        found = _found(tracer, request["kernels"])
+        outcome = _found(tracer, request["kernels"])
     except TrappmError as error:
         send({"error": type(error).__name__, "message": str(error)})
     except MemoryError:
@@ -295,7 +298,7 @@ def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) 
         reason = f"{model} cannot be read: unexpected {type(error).__name__} ({one_line(error)})"
         send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
     else:
-        send({"found": base64.b64encode(found).decode()})
+        send({"found": base64.b64encode(outcome).decode()})
 
 
 def confine(memory_bytes: int, cpu_s: int) -> None:

@@ -1,8 +1,8 @@
-"""What every request passes before any route sees it, and every answer after it.
+"""The gate that every request passes before its route, and every answer after it.
 
-Who asks (token, host, origin), how much (body, requests at once), how long (of a body, of the work;
-it ends with its caller), and what came of it (metrics). Plain ASGI, so that it holds for every
-route there is, files included.
+It checks the caller (token, origin), the size (body, requests at once) and the time (of a body, of
+the work, which ends when its caller leaves), and counts the outcome (metrics). Plain ASGI, so that
+it holds for every route there is, files included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,8 +40,8 @@ HEALTH = frozenset({"/healthz", "/readyz"})
 DATA = ("/v1/", "/api/", "/metrics", "/openapi.json")
 """What a token guards; the rest is the page, which shows nothing without them."""
 _FORM_BYTES = 1 << 20
-"""What a form may have beside its file."""
-_LEAST_RATE = 64 << 10
+"""Of a form beside its file."""
+_MIN_BYTES_PER_S = 64 << 10
 """Bytes a second of a body, after its first seconds."""
 _AGAIN = "ask again in a moment"
 
@@ -53,7 +52,9 @@ class Gate:
     """Around the whole application."""
 
     def __init__(self, app: ASGIApp, settings: ServingSettings, metrics: Metrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
         self._requests = 0
         self._uploads: Counter[str] = Counter()
 
@@ -68,7 +69,7 @@ class Gate:
             await self._guarded(scope, receive, answer)
         except TrappmError as error:
             await answer.problem(*problem(error))
-        except Exception:  # the last resort; nothing of it is told
+        except Exception:  # the last resort; callers learn nothing of it
             _log.exception("%s %s failed", scope["method"], scope["path"])
             await answer.problem(500, details(500, "an unexpected error; the server's log has it"))
         finally:
@@ -131,12 +132,8 @@ class Gate:
 
     def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises ForbiddenError or UnauthorizedError for callers that are not to be answered."""
-        settings, host = self._settings, headers.get("host", "")
-        if settings.hosts is not None and _name(f"//{host}") not in settings.hosts:
-            raise ForbiddenError(
-                f"this server is not called {host[:100]!r}; call it {settings.hosts[0]}"
-            )
-        origin = headers.get("origin")
+        settings = self._settings
+        host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin.lower().partition("//")[2] != host.lower():
             raise ForbiddenError(f"a page of {origin[:100]} may not ask; only this server's own")
         # A browser says so of what other sites' pages load; the page itself may be linked to.
@@ -167,8 +164,10 @@ class _Body:
     """What a caller sends, neither too much nor too slowly; then, whether they stay."""
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
-        self._receive, self._max_bytes = receive, max_bytes
-        self._begin, self._timeout_s = time.monotonic(), timeout_s
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._begin = time.monotonic()
+        self._timeout_s = timeout_s
         self._taken = 0
         self._whole = asyncio.Event()
         self.when_whole: Callable[[], object] = lambda: None
@@ -177,7 +176,7 @@ class _Body:
         """The next part; raises SlowBodyError or TooLargeError."""
         if self._whole.is_set():
             return await self._receive()
-        waits_s = self._begin + self._timeout_s + self._taken / _LEAST_RATE - time.monotonic()
+        waits_s = self._begin + self._timeout_s + self._taken / _MIN_BYTES_PER_S - time.monotonic()
         try:
             async with asyncio.timeout(waits_s):
                 message = await self._receive()
@@ -245,10 +244,10 @@ class _Answer:
             ]
         await self._send(message)
 
-    async def problem(self, status: int, told: dict[str, Any]) -> None:
+    async def problem(self, status: int, fields: dict[str, Any]) -> None:
         if self.status is not None:
             return
-        data = body(told)
+        data = body(fields)
         headers = {
             "content-type": MEDIA_TYPE,
             "content-length": str(len(data)),
@@ -257,11 +256,3 @@ class _Answer:
         rows = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": rows})
         await self.send({"type": "http.response.body", "body": data})
-
-
-def _name(address: str) -> str:
-    """A host without its port; empty for what is none."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""

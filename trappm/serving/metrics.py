@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests, how long they took, what was answered together, by whom."""
+"""Metrics for Prometheus: requests, their durations, sizes of batches, snapshots in force."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Metrics:
             registry=self._registry,
         )
         self.known = Counter(
-            "trappm_known_answers", "Predictions told from memory.", registry=self._registry
+            "trappm_known_answers", "Predictions answered from memory.", registry=self._registry
         )
         self.traces = Counter(
             "trappm_traces",
-            "Models looked at for the first time.",
+            "Models traced for the first time.",
             ("outcome",),
             registry=self._registry,
         )
@@ -53,8 +53,8 @@ class Metrics:
     def answering(self, ids: Iterable[str]) -> None:
         """From now on these snapshots answer."""
         self._snapshots.clear()
-        for one in ids:
-            self._snapshots.labels(one).set(1)
+        for snapshot_id in ids:
+            self._snapshots.labels(snapshot_id).set(1)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

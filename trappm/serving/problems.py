@@ -1,4 +1,4 @@
-"""Errors as the web tells them: problem details (RFC 9457) made of our own errors.
+"""Errors over HTTP: problem details (RFC 9457) made of our own errors.
 
     {"type": "urn:trappm:problem:snapshot", "title": ..., "status": 404, "detail": ..., "hint": ...}
 
@@ -32,7 +32,7 @@ class ServingError(TrappmError):
 
 
 class BusyError(ServingError):
-    """More is asked at once than there is room for; later it may be answered."""
+    """More requests at once than there is room for; later they may be answered."""
 
 
 class TimeoutExceededError(ServingError):
@@ -60,7 +60,7 @@ class UnauthorizedError(ServingError):
 
 
 class ForbiddenError(ServingError):
-    """A page of another site asks."""
+    """A request from another site's page."""
 
     status = 403
 
@@ -127,5 +127,5 @@ def headers_of(status: int) -> Mapping[str, str]:
     return {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
 
 
-def body(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told).encode()
+def body(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode()

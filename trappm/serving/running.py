@@ -29,7 +29,7 @@ _MAX_TOKEN_BYTES = 4096
 _SWITCH_S = 0.0005
 """How long the thread of numbers may keep the event loop waiting (Python's own: ten times that)."""
 _STOP_S = 30
-"""What requests in flight have to end, when the server is told to."""
+"""Requests in flight have so long to end when the server stops."""
 
 
 def serve(
@@ -118,7 +118,8 @@ def token_for(host: str, file: Path | None) -> str | None:
 
 def hosts_for(host: str, token: str | None) -> tuple[str, ...] | None:
     """Without a token only what is called as this machine: other sites' pages are not answered."""
-    return None if token is not None else ("127.0.0.1", "localhost", "::1", host.lower())
+    here = f"[{host}]" if ":" in host else host.lower()
+    return None if token is not None else ("127.0.0.1", "localhost", "[::1]", here)
 
 
 def is_loopback(host: str) -> bool:

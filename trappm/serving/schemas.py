@@ -1,13 +1,12 @@
-"""What may be asked over HTTP: the arguments of `trappm.predict`, checked before anything else."""
+"""Questions over HTTP: the arguments of `trappm.predict`, checked before anything else."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 
 MAX_NAME = 256
@@ -63,70 +62,9 @@ class Question(Settings):
     )
 
 
-Questions = Annotated[list[Question], Field(min_length=1, max_length=MAX_LIST)]
-
-_ONE: TypeAdapter[Question] = TypeAdapter(Question)
-_LIST: TypeAdapter[list[Question]] = TypeAdapter(Questions)
-_FORM: TypeAdapter[Settings] = TypeAdapter(Settings)
-
-
-def questions_in(body: bytes) -> Question | list[Question]:
-    """The question, or the list of questions, in a JSON body.
-
-    Raises:
-        InputError: it is neither.
-    """
-    kind: TypeAdapter[Any] = _LIST if body.lstrip()[:1] == b"[" else _ONE
-    try:
-        found: Question | list[Question] = kind.validate_json(body)
-        return found
-    except ValidationError as error:
-        raise InputError(f"the body is no question: {_first(error)}; see /openapi.json") from None
-
-
-def settings_in(text: str | None) -> Settings:
-    """The form field `question` beside an uploaded file, which may be left out.
-
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        return _FORM.validate_json(text or "{}")
-    except ValidationError as error:
-        raise InputError(
-            f"the form's question is none: {_first(error)}; see /openapi.json"
-        ) from None
-
-
-def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, where, and with which value."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(
-        str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()
-    )
-    value = repr(first.get("input"))
-    told = f" ({value[:60]})" if first["type"] not in {"missing", "json_invalid"} else ""
-    return f"{where}: {first['msg']}{told}" if where else f"{first['msg']}{told}"
-
-
-def openapi_body() -> dict[str, Any]:
-    """The request body of both endpoints, for OpenAPI."""
-    form = {
-        "type": "object",
-        "required": ["file"],
-        "properties": {
-            "file": {"type": "string", "format": "binary", "description": "An ONNX file."},
-            "question": {"type": "string", "description": "Settings, as JSON."},
-        },
-    }
-    question = {"$ref": "#/components/schemas/Question"}
-    several = {"type": "array", "items": question, "minItems": 1, "maxItems": MAX_LIST}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"anyOf": [question, several]}},
-                "multipart/form-data": {"schema": form},
-            },
-        }
-    }
+Questions = Annotated[
+    Annotated[Question, Tag("question")]
+    | Annotated[list[Question], Field(min_length=1, max_length=MAX_LIST), Tag("questions")],
+    Discriminator(lambda body: "questions" if isinstance(body, list) else "question"),
+]
+"""The body of a request: one question, or a list of them."""

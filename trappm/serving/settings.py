@@ -1,4 +1,4 @@
-"""What a server is started with: which snapshot answers, who may ask, and how much at once."""
+"""Settings of a server: its snapshot, its callers, and its limits."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ServingSettings:
     max_uploads: int = 4
     """At once, half of them one client's; they take room on the disk."""
     max_requests: int = 64
-    """At work at once; what comes beyond is told to come back (503)."""
+    """At work at once; more are refused for now (503)."""
     body_timeout_s: float = 10.0
     """For a body to come, beside a second for each 64 KiB of it."""
     timeout_s: float = 120.0
     """After it a request's work is ended (504)."""
     trace_memory_mib: int = 8192
-    """Of the process that looks at a model for the first time."""
+    """Of the process that traces a model for the first time."""
     trace_processes: int = 1
-    """Models that are looked at for the first time at once."""
+    """Models that are traced at once."""
     poll_s: float = 2.0
     """How often the aliases are looked at."""
 

@@ -46,9 +46,9 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
         f"{len(clean)} {what}" if len(clean) != 1 else "", shown, clean[shown].values.tolist()
     )
     if same and len(clean):
-        told = [f"{column} {clean[column].iloc[0]}" for column in same]
-        told += [f"no {column}" for column in METRICS if column in clean and column not in columns]
-        console().print(f"all: {', '.join(told)}; --json and --csv give every column", style="dim")
+        notes = [f"{column} {clean[column].iloc[0]}" for column in same]
+        notes += [f"no {column}" for column in METRICS if column in clean and column not in columns]
+        console().print(f"all: {', '.join(notes)}; --json and --csv give every column", style="dim")
 
 
 def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
@@ -105,8 +105,8 @@ def print_answer(answer: Answer) -> None:
     if answer.prediction is not None:
         from trappm.terminal.prediction_tables import print_prediction
 
-        told = "source: predicted; no label there is known to be of this graph"
-        console().print(told, style="bold")
+        source = "source: predicted; no label there is known to be of this graph"
+        console().print(source, style="bold")
         if answer.remark is not None:
             console().print(answer.remark, style="dim", markup=False)
         print_prediction(answer.prediction)

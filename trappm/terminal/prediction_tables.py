@@ -11,7 +11,7 @@ from trappm.terminal.tables import cell, console, print_table, table
 
 if TYPE_CHECKING:
     from trappm.prediction.costs import Run
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 _UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 
@@ -22,8 +22,8 @@ def print_prediction(prediction: Prediction) -> None:
     for metric, unit in _UNITS.items():
         value = getattr(prediction, metric)
         low, high = prediction.intervals.get(metric, (None, None))
-        told = prediction.missing.get(metric)
-        spread = told if value is None else f"{low:,.4g} to {high:,.4g}"
+        reason = prediction.missing.get(metric)
+        spread = reason if value is None else f"{low:,.4g} to {high:,.4g}"
         rows.append((metric, value, unit, spread))
     title = f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}"
     out = console()
@@ -40,12 +40,13 @@ def print_prediction(prediction: Prediction) -> None:
     for remark in prediction.remarks:
         _line(remark)
     memory = prediction.simulated_memory
-    _line(
-        f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
-        f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
-        f"{memory.reserved_mib:,.0f} reserved, "
-        f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
-    )
+    if memory is not None:
+        _line(
+            f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
+            f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+            f"{memory.reserved_mib:,.0f} reserved, "
+            f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
+        )
     if prediction.memory_remark is not None:
         out.print(prediction.memory_remark, style="dim", markup=False)
     out.print(f"snapshot {prediction.snapshot}", style="dim")
@@ -53,48 +54,52 @@ def print_prediction(prediction: Prediction) -> None:
 
 def print_comparison(predictions: Sequence[Prediction]) -> None:
     """Many answers as one table, and for each model which device is best at what."""
-    run = any(one.run is not None for one in predictions)
+    run = any(prediction.run is not None for prediction in predictions)
     columns = (
         "model", "device", "batch", "precision", "step time, ms", "samples a s", "memory, MiB",
         "P(out of memory)", "largest batch", "USD, run" if run else "USD, 1M samples",
     )  # fmt: skip
     rows = [
         (
-            one.model,
-            one.device,
-            one.batch_size,
-            one.precision,
-            one.step_time_ms,
-            one.samples_per_s,
-            one.memory_mib,
-            one.out_of_memory,
-            one.largest_batch_size,
-            cheapest_usd(one),
+            prediction.model,
+            prediction.device,
+            prediction.batch_size,
+            prediction.precision,
+            prediction.step_time_ms,
+            prediction.samples_per_s,
+            prediction.memory_mib,
+            prediction.out_of_memory,
+            prediction.largest_batch_size,
+            cheapest_usd(prediction),
         )
-        for one in predictions
+        for prediction in predictions
     ]
     print_table("", columns, rows)
     for model, best in verdicts(predictions).items():
-        told = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
-        _line(f"{model}: {told or 'no device tells enough to compare'}")
-    gaps = {f"{one.device}: {why}" for one in predictions for why in one.missing.values()}
+        winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
+        _line(f"{model}: {winners or 'no device tells enough to compare'}")
+    gaps = {
+        f"{prediction.device}: {why}"
+        for prediction in predictions
+        for why in prediction.missing.values()
+    }
     for gap in sorted(gap for gap in gaps if "has no" in gap):
         console().print(gap, style="dim", markup=False)
-    used = dict.fromkeys(one.snapshot for one in predictions)
+    used = dict.fromkeys(prediction.snapshot for prediction in predictions)
     console().print(f"snapshot {', '.join(used)}", style="dim")
 
 
 def _what_fits(prediction: Prediction) -> list[str]:
-    found = []
+    lines = []
     if prediction.out_of_memory is not None:
-        found.append(
+        lines.append(
             f"P(out of memory) {prediction.out_of_memory:.1%} "
             f"of {prediction.capacity_mib:,.0f} MiB; largest batch size that fits: "
             f"{cell(prediction.largest_batch_size)}"
         )
     if prediction.mig_profile is not None:
-        found.append(f"smallest MIG profile: {prediction.mig_profile}")
-    return found
+        lines.append(f"smallest MIG profile: {prediction.mig_profile}")
+    return lines
 
 
 def _print_run(run: Run) -> None:

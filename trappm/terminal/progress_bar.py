@@ -1,6 +1,6 @@
 """A bar for work that takes long: live on a screen, and lines only in a file.
 
-What shows never ends what works: a fault of the display is told once, costs the bar, and leaves
+What shows never ends what works: a fault of the display is reported once, costs the bar, and leaves
 the lines; a screen that is gone costs those as well.
 """
 

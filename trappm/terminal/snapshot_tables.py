@@ -78,15 +78,15 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """One row for each head: device, phase, metric, labels, and its errors where they are told."""
-    errors, found = manifest.get("errors") or {}, []
+    """One row for each head: device, phase, metric, labels, and its errors where they are known."""
+    errors, rows = manifest.get("errors") or {}, []
     for device, phases in manifest["heads"].items():
         for phase, settings in phases.items():
             of_device = errors.get(device, {})
-            told = of_device.get(phase, of_device)
+            of_phase = of_device.get(phase, of_device)
             for metric in settings["metrics"]:
-                known = told.get(metric) or {}
-                found.append(
+                known = of_phase.get(metric) or {}
+                rows.append(
                     {
                         "device": device,
                         "phase": phase,
@@ -95,17 +95,17 @@ def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
                         **{number: known.get(number) for number in _NUMBERS},
                     }
                 )
-    return found
+    return rows
 
 
 def differences(first: Manifest, second: Manifest) -> list[dict[str, Any]]:
     """What two manifests say differently: one row each, missing values None."""
-    told = [_facts(manifest) for manifest in (first, second)]
-    names = [*told[0], *(name for name in told[1] if name not in told[0])]
+    sides = [_facts(manifest) for manifest in (first, second)]
+    names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [
-        {"what": name, "first": told[0].get(name), "second": told[1].get(name)}
+        {"what": name, "first": sides[0].get(name), "second": sides[1].get(name)}
         for name in names
-        if told[0].get(name) != told[1].get(name)
+        if sides[0].get(name) != sides[1].get(name)
     ]
 
 
@@ -132,7 +132,7 @@ def _row(manifest: Manifest, aliases: list[str]) -> dict[str, Any]:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "id": manifest["id"],
         "made": manifest["created_at"],
         "campaign": manifest.get("campaign"),
@@ -147,8 +147,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
             for metric in settings["metrics"]:
                 error = errors.get((device, phase, metric))
                 known = "error not told" if error is None else f"{error:.3g} % off"
-                found[f"head {device} {phase} {metric}"] = known
-    return found | {f"version of {name}": v for name, v in manifest["versions"].items()}
+                facts[f"head {device} {phase} {metric}"] = known
+    return facts | {f"version of {name}": v for name, v in manifest["versions"].items()}
 
 
 def _by_provenance(manifest: Manifest) -> dict[str, int]:

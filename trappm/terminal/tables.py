@@ -23,7 +23,7 @@ def console() -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table; columns of numbers stand to the right, missing values are told as such."""
+    """A table; columns of numbers are right-aligned, missing values are marked as such."""
     body = [[cell(value) for value in row] for row in rows]
     numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
     headings = [column.replace("_", " ") for column in columns]
@@ -53,16 +53,16 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 def _widths(columns: Sequence[Sequence[str]]) -> list[int]:
     """Widths that break nothing if the terminal has room, else at spaces, else long words."""
     whole = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
-    least = [
+    narrowest = [
         min(max((len(word) for cell in cells for word in cell.split()), default=1), LONG)
         for cells in columns
     ]
     room = console().width - _GAP * (len(columns) - 1)
-    while sum(least) > room and max(least) > SHORT:
-        least[least.index(max(least))] -= 1
-    spare = max(room - sum(least), 0)
+    while sum(narrowest) > room and max(narrowest) > SHORT:
+        narrowest[narrowest.index(max(narrowest))] -= 1
+    spare = max(room - sum(narrowest), 0)
     widths = []
-    for wanted, width in zip(whole, least, strict=True):
+    for wanted, width in zip(whole, narrowest, strict=True):
         more = min(max(wanted - width, 0), spare)
         spare -= more
         widths.append(width + more)

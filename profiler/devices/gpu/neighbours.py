@@ -1,4 +1,4 @@
-"""Who else uses a GPU while we measure on it, as far as NVML tells.
+"""Other users of a GPU while we measure on it, as far as NVML lists them.
 
 NVML may list every process, only those of a container, or nobody; it may hide what each of them
 uses. So the processes are looked at before our own CUDA context exists, when all are strangers, and
@@ -42,7 +42,7 @@ class Neighbours:
         return None if self._untold is not None else len(self._before)
 
     def own_bytes(self) -> tuple[int | None, str | None]:
-        """Bytes that this process uses on the GPU, or why they are not told."""
+        """Bytes that this process uses on the GPU, or why they are unknown."""
         processes, why = self._processes()
         # In a container NVML shows the host's process ids, so ours is the one that is new.
         new = processes.keys() - self._before.keys()
@@ -65,7 +65,7 @@ class Neighbours:
         return f"others on the GPU, not listed, who had {self.mib_before:.0f} MiB of it before us"
 
     def now(self) -> str | None:
-        """Who has been on the GPU beside us, as far as told."""
+        """Processes that have been on the GPU beside us, as far as known."""
         processes, _ = self._processes()
         others = self.count(processes.keys()) or len(self._before)
         return f"{others} other processes on the GPU" if others else self.unlisted()
@@ -75,6 +75,6 @@ class Neighbours:
         return self._untold or self._processes()[1]
 
     def _processes(self) -> tuple[dict[int, int | None], str | None]:
-        """Bytes that each process uses on the GPU by its id, or why they are not told."""
+        """Bytes that each process uses on the GPU by its id, or why they are unknown."""
         processes, why = self._gpu.ask("nvmlDeviceGetComputeRunningProcesses")
         return {process.pid: process.usedGpuMemory for process in processes or []}, why

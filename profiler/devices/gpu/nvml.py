@@ -59,7 +59,7 @@ class Gpu:
     board: Gpu | None = None
     """Of a MIG instance: the GPU that it is a part of."""
     failure: str | None = None
-    """Why NVML tells nothing of it: it is lost, say, and only keeps its number."""
+    """Why NVML knows nothing about it: it is lost, say, and only keeps its number."""
 
     @property
     def short_key(self) -> str:

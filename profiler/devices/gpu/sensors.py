@@ -1,4 +1,4 @@
-"""What a GPU's sensors say while steps run: a thread asks them ten times a second.
+"""Readings of a GPU's sensors while steps run: a thread takes them ten times a second.
 
 The thread gives Python's lock away while NVML answers, so the steps hardly notice it.
 """
@@ -97,9 +97,13 @@ class GpuWatch:
     @property
     def missing(self) -> dict[str, str]:
         """Why a sensor has no value."""
-        told = {name: why for name, why in self._missing.items() if not self._seen[name]}
-        why = told.pop("utilization", None)
-        return told if why is None else {**told, "gpu_utilization": why, "memory_utilization": why}
+        reasons = {name: why for name, why in self._missing.items() if not self._seen[name]}
+        why = reasons.pop("utilization", None)
+        return (
+            reasons
+            if why is None
+            else {**reasons, "gpu_utilization": why, "memory_utilization": why}
+        )
 
     def slowdowns(self) -> list[str]:
         """What slowed the GPU down at any look, but for the usual."""
@@ -114,12 +118,12 @@ class GpuWatch:
         """For the environment record; None for what is missing."""
         facts: dict[str, Any] = {name: _range(self._seen[name]) for name in _RANGES}
         gpu, memory = np.mean(self._seen["utilization"] or [(np.nan, np.nan)], axis=0).tolist()
-        told = bool(self._seen["utilization"])
+        has_utilization = bool(self._seen["utilization"])
         reasons = [what for bit, what in _REASONS.items() if self._reasons() & bit]
         return facts | {
             "polled_power_w": self.mean_power_w,
-            "gpu_utilization": gpu if told else None,
-            "memory_utilization": memory if told else None,
+            "gpu_utilization": gpu if has_utilization else None,
+            "memory_utilization": memory if has_utilization else None,
             "clock_event_reasons": reasons if self._seen["clock_event_reasons"] else None,
         }
 

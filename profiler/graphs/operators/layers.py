@@ -1,6 +1,6 @@
 """Rules for the layers of a network: products, normalizations, activations, attention, pooling.
 
-As in `function_tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
+As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def attention(call: Call) -> list[Value]:
 
 
 def adaptive_pool(call: Call) -> list[Value]:
-    """As `profiler.onnx_files.symbolics` writes it."""
+    """As `tests.onnx_export` writes it."""
     x, target = call.input, list(call.shapes[0][-2:])
     if target == [1, 1]:
         return [call.emit("GlobalAveragePool", x)]

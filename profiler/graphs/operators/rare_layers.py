@@ -1,6 +1,6 @@
 """Rules for layers that timm has not, but other people's modules do.
 
-As in `function_tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
+As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is made of.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def average_pool(axes: int) -> Rule:
 
 
 def _window(call: Call, axes: int) -> dict[str, Any]:
-    """Windows follow one another unless told how far apart they are."""
+    """Windows follow one another unless a stride is given."""
     kernel = _each(call["kernel_size"], axes)
     return {
         "kernel_shape": kernel,

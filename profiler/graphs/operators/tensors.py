@@ -176,7 +176,7 @@ def vector_norm(call: Call) -> list[Value]:
 
 
 def variance(call: Call) -> list[Value]:
-    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless told not to."""
+    """Mean of the squared differences from the mean, scaled by n / (n - 1) unless switched off."""
     x, axes = call.input, _axes(call)
     mean = call.emit("ReduceMean", x, axes=axes)
     difference = call.emit("Sub", x, mean, shape=x.shape)
@@ -244,8 +244,8 @@ def transpose(call: Call) -> list[Value]:
     elif rank > 1:
         pair = (call["dim0"], call["dim1"]) if call["dim0"] is not None else None
         first_axis, second_axis = pair or (call["axis0"] or 0, call["axis1"] or -1)
-        one, other = first_axis % rank, second_axis % rank
-        perm[one], perm[other] = other, one
+        first_of_two, other = first_axis % rank, second_axis % rank
+        perm[first_of_two], perm[other] = other, first_of_two
     return [transpose_of(call, call.input, call.shapes[0], perm)]
 
 

@@ -94,9 +94,8 @@ def _pad(call: Call) -> Tensor:
     flat = [amount for axis in reversed(range(rank)) for amount in amounts.get(axis, (0, 0))]
     if not any(flat):
         return x
-    mode = {"edge": "replicate", "wrap": "circular"}.get(
-        found := str(call.attributes.get("mode", "constant")), found
-    )
+    mode = str(call.attributes.get("mode", "constant"))
+    mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
     if mode == "constant":
         while len(flat) > 2 and flat[-2:] == [0, 0]:
             flat = flat[:-2]

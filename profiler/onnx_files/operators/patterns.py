@@ -180,7 +180,8 @@ class _Matcher:
     ) -> None:
         self._constants = constants
         self._maker = {name: step for step in steps for name in step.outputs}
-        self._on_image, self._on_weights = {image}, set(weights)
+        self._on_image = {image}
+        self._on_weights = set(weights)
         for step in steps:
             if step.operator in ("Shape", "Size"):
                 continue
@@ -195,22 +196,22 @@ class _Matcher:
         for operator, inputs, pattern, attributes in _PATTERNS:
             if not isinstance(pattern, tuple) or pattern[0] != step.operator:
                 continue
-            for found in self._match(step.outputs[0], pattern, {}):
-                more = self._more(operator, found)
+            for bindings in self._match(step.outputs[0], pattern, {}):
+                more = self._more(operator, bindings)
                 if more is not None:
-                    names = tuple(found[word] for word in inputs)
+                    names = tuple(bindings[name] for name in inputs)
                     return Step(operator, names, step.outputs, {**attributes, **more})
         return step
 
-    def _more(self, operator: str, found: Bindings) -> dict[str, Any] | None:
+    def _more(self, operator: str, bindings: Bindings) -> dict[str, Any] | None:
         """Attributes that follow from what was found; None if it is not this operator after all."""
         if operator == "GroupNormalization":
-            ones = self._constants.get(found["c_ones"])
+            ones = self._constants.get(bindings["c_ones"])
             return None if ones is None else {"num_groups": ones.size}
         if operator == "trappm.Variance":
-            return dict(self._maker[found["mean"]].attributes)
+            return dict(self._maker[bindings["mean"]].attributes)
         if operator in ("LayerNormalization", "RMSNormalization"):
-            return self._last_axes(self._maker[found["mean"]])
+            return self._last_axes(self._maker[bindings["mean"]])
         return {}
 
     def _last_axes(self, mean: Step) -> dict[str, Any] | None:
@@ -221,42 +222,42 @@ class _Matcher:
         axes = sorted(axes or ())
         return {"axis": axes[0]} if axes and axes == list(range(-len(axes), 0)) else None
 
-    def _match(self, name: str, pattern: Pattern, found: Bindings) -> Iterator[Bindings]:
+    def _match(self, name: str, pattern: Pattern, bindings: Bindings) -> Iterator[Bindings]:
         if isinstance(pattern, str):
-            if self._binds(name, pattern, found):
-                yield found if pattern == "_" else {**found, pattern: name}
+            if self._binds(name, pattern, bindings):
+                yield bindings if pattern == "_" else {**bindings, pattern: name}
             return
         if isinstance(pattern, float):
             if self._is(name, pattern):
-                yield found
+                yield bindings
             return
-        operator, _, word = pattern[0].partition(":")
+        operator, _, label = pattern[0].partition(":")
         step = self._maker.get(name)
         if step is None or step.operator != operator:
             return
-        found = {**found, word: name} if word else found
+        bindings = {**bindings, label: name} if label else bindings
         wanted = pattern[1:]
-        yield from self._match_all(step.inputs[: len(wanted)], wanted, found)
+        yield from self._match_all(step.inputs[: len(wanted)], wanted, bindings)
         if operator in _COMMUTES:
-            yield from self._match_all(step.inputs, wanted[::-1], found)
+            yield from self._match_all(step.inputs, wanted[::-1], bindings)
 
     def _match_all(
-        self, names: Sequence[str], patterns: Sequence[Pattern], found: Bindings
+        self, names: Sequence[str], patterns: Sequence[Pattern], bindings: Bindings
     ) -> Iterator[Bindings]:
         if not patterns:
-            yield found
+            yield bindings
         elif names:
-            for first in self._match(names[0], patterns[0], found):
+            for first in self._match(names[0], patterns[0], bindings):
                 yield from self._match_all(names[1:], patterns[1:], first)
 
-    def _binds(self, name: str, word: str, found: Bindings) -> bool:
-        if word == "_":
+    def _binds(self, name: str, label: str, bindings: Bindings) -> bool:
+        if label == "_":
             return True
-        if found.get(word, name) != name:
+        if bindings.get(label, name) != name:
             return False
-        if word.startswith("w_"):
+        if label.startswith("w_"):
             return name not in self._on_image and name in self._on_weights
-        if word.startswith("c_"):
+        if label.startswith("c_"):
             return name not in self._on_image and name not in self._on_weights
         return True
 

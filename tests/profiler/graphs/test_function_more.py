@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from onnx_export import export_onnx
 from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.module_graph import module_template
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 

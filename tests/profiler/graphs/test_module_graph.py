@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_export import export_onnx
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from trappm.profiler.graphs.module_graph import module_graph, module_template
+from trappm.profiler.graphs.module_graph import _Recorder, _trace, module_template, on_meta
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
@@ -111,7 +111,9 @@ _template = functools.cache(module_template)
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
 def test_a_rebatched_template_is_the_graph_at_that_batch(architecture, input_size, batch_size):
-    fresh = module_graph(architecture, input_size, batch_size)
+    module = on_meta(architecture, input_size).eval()
+    images = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+    fresh = _trace(module, _Recorder(module.parameters()), images)
     graph = _template(architecture, input_size).at(batch_size)
     assert graph.operators == fresh.operators
     for name in COLUMNS:

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx_export import export_onnx
 
 from trappm.profiler.graphs.module_graph import module_template
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 from trappm.profiler.records.content_hash import graph_hash
 

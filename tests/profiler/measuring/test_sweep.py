@@ -380,7 +380,7 @@ def test_readings_of_the_canary_are_kept_like_results(tmp_path: Path) -> None:
         for reading in readings:
             file.append(reading)
     with JsonLines(path, CanaryReading) as file:
-        assert list(file.found) == readings
+        assert list(file.earlier) == readings
 
 
 def test_devices_of_this_machine_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ import onnx
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+from onnx_export import export_onnx
 from torch import nn
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 
 
 def stored(path):

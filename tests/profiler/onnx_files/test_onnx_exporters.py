@@ -15,14 +15,14 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnx_export import export_onnx
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.features import OPERATORS, node_features
-from trappm.profiler.graphs.rich_features import CONVOLUTIONS, PRODUCTS
-from trappm.profiler.onnx_files.export import export_onnx
+from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.onnx_files.reader import read_onnx
 
 DATA = Path(__file__).with_name("data")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from onnx_export import BUFFERS_KEY, export_onnx
 from torch import nn
 
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
-from trappm.profiler.onnx_files.export import BUFFERS_KEY, export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])

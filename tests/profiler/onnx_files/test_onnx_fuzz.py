@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from onnx_export import export_onnx
 from torch import nn
-
-from trappm.profiler.onnx_files.export import export_onnx
 
 FUZZER = Path(__file__).with_name("onnx_fuzzer.py")
 

@@ -7,12 +7,12 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnx_export import export_onnx
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.module import RebuiltModule
 from trappm.profiler.onnx_files.opening import load_checked
 from trappm.profiler.simulation.step_recorder import step_profile

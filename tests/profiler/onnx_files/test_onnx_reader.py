@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_export import export_onnx
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import family_of
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.reader import read_onnx
 
 LINEAR = ("Conv", "Gemm", "MatMul")

@@ -2,8 +2,8 @@
 
 import onnx
 import pytest
+from onnx_export import export_onnx
 
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.onnx_files.opening import load_checked
 from trappm.profiler.onnx_files.shapes import ShapeInference
 
@@ -16,7 +16,7 @@ from trappm.profiler.onnx_files.shapes import ShapeInference
 def test_shapes_are_those_of_onnx(tmp_path, architecture, input_size, batch_size):
     export_onnx(architecture, input_size, tmp_path / "m.onnx")
     model = load_checked(tmp_path / "m.onnx")
-    proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
+    proto = onnx.load(tmp_path / "m.onnx")
     image = next(value for value in proto.graph.input if value.name == model.image)
     image.type.tensor_type.shape.dim[0].dim_value = batch_size
     for output in proto.graph.output:

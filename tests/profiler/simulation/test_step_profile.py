@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trappm.profiler.errors import TrappmError, UnsupportedModelError
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_recorder import step_profile
+from trappm.profiler.static_profile import static_profile
 
 
 class Tiny(nn.Module):
@@ -153,3 +155,26 @@ def test_a_model_whose_step_cannot_be_traced_says_why():
 
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         step_profile(Picky(), 16)
+
+
+class Untraceable(nn.Module):
+    """Its graph is known; in training it asks for values."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.head(self.convolution(x).mean((2, 3)))
+        if self.training and x.sum() > 0:
+            x = -x
+        return x
+
+
+def test_a_model_whose_step_cannot_be_traced_has_no_simulated_memory_and_a_reason():
+    profile = static_profile(Untraceable(), Sample((3, 8, 8), torch.float32))
+    assert (profile.step, profile.step_source, profile.memory(4)) == (None, None, None)
+    assert "cannot be traced" in profile.step_refusal
+    with pytest.raises(InputError):
+        profile.memory(0)

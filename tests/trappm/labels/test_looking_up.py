@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from label_samples import DEVICE, measurement
+from onnx_export import export_onnx
 
 import trappm
 from trappm import cli
@@ -20,7 +21,6 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase, Protocol
 from trappm.profiler.simulation.step_recorder import step_profile
 from trappm.profiler.static_profile import static_profile

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.learner.networks.presets import LAPTOP, PRESETS
-from trappm.page import api, maps
+from trappm.page import maps
 from trappm.page.mounting import FILES
 from trappm.profiler.measuring import attempt
-from trappm.store import Store
+from trappm.store import LabelFilter, Store
 
 VIEWS = ("campaigns", "map", "labels", "snapshots", "predict")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
@@ -358,7 +358,7 @@ WORDS = st.one_of(
     st.integers().map(str),
     st.text(max_size=30),
 )
-ASKED = st.sampled_from([*inspect.signature(api.wanted_labels).parameters, "sort", "page", "size"])
+ASKED = st.sampled_from([*inspect.signature(LabelFilter).parameters, "sort", "page", "size"])
 PLACES = st.one_of(
     st.sampled_from(["labels", "labels/download/csv"]),
     st.tuples(st.sampled_from(["labels/", "campaigns/", "snapshots/"]), WORDS).map("".join),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx_export import export_onnx
 
 import trappm
 from trappm.cli import run
@@ -24,7 +25,6 @@ from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import METRICS
 
 ROOT = Path(__file__).parents[3]

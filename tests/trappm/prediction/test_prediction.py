@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from onnx_export import export_onnx
 from torch import nn
 
 import trappm
@@ -17,9 +18,9 @@ from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
+from trappm.terminal.prediction_tables import print_prediction
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -149,6 +150,33 @@ def test_token_ids_and_vectors_are_inputs_too(snapshot):
     layers = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
     prediction = trappm.predict(layers, example_input=torch.empty(7, 20), snapshot=snapshot)
     assert (prediction.batch_size, prediction.memory_source) == (7, "traced")
+
+
+class Untraceable(nn.Module):
+    """Its graph is known; in training it asks for values."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        x = self.convolution(x).mean((2, 3))
+        return -x if self.training and x.sum() > 0 else x
+
+
+def test_where_no_step_can_be_traced_the_answer_says_why_and_has_no_simulated_memory(
+    snapshot, capsys
+):
+    images = torch.rand(2, 3, 8, 8)
+    prediction = trappm.predict(Untraceable(), example_input=images, snapshot=snapshot)
+    assert prediction.simulated_memory is None
+    assert prediction.to_dict()["memory_source"] is None
+    assert "cannot be traced" in prediction.memory_remark
+    assert any("rough guess" in remark for remark in prediction.remarks)
+    print_prediction(prediction)
+    shown = capsys.readouterr().out
+    assert "cannot be traced" in shown
+    assert "simulated on CUDA" not in shown
 
 
 class Two(nn.Module):

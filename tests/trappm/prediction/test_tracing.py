@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from onnx import TensorProto, helper
+from onnx_export import export_onnx
 
 import trappm
 from trappm.prediction.tracing import FileTracer, OutsideTracer, TracingProcess, TracingTimeoutError
 from trappm.profiler.errors import ModelFileError
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.profiler.static_profile import file_profile
 
 SHAPE = ["n", 3, 8, 8]

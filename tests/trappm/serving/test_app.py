@@ -140,6 +140,21 @@ def test_what_is_wrong_is_told(server, change, status, words):
     assert told.json["hint"] or "both" in told.json["detail"]
 
 
+def test_json_of_any_content_type_and_uploads_by_either_route_are_read(server):
+    """As `curl -d` sends JSON, and as files were sent before uploads had routes of their own."""
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
+    for path in ("/v1/predict", "/v1/compare", "/v1/predict/upload", "/v1/compare/upload"):
+        told = server.post(
+            path, head + b"junk\r\n--x--", content_type="multipart/form-data; boundary=x"
+        )
+        assert (told.status, "a.onnx" in told.json["detail"]) == (422, True), told.body
+        twice = head + b"junk\r\n" + head + b"junk\r\n--x--"
+        told = server.post(path, twice, content_type="multipart/form-data; boundary=x")
+        assert (told.status, "many files" in told.json["detail"]) == (400, True), told.body
+
+
 def test_a_token_guards_all_but_health(home):
     with Asker(token=TOKEN) as asker:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
@@ -174,7 +189,8 @@ def test_other_sites_are_not_answered(home):
     with Asker(hosts=hosts_for("127.0.0.1", None)) as asker:
         assert asker.get("/v1/devices").status == 200
         assert asker.get("/v1/devices", origin="http://127.0.0.1:8000").status == 200
-        assert asker.get("/v1/devices", host="rebound.example").status == 403
+        assert asker.get("/v1/devices", host="[::1]:8000").status == 200
+        assert asker.get("/v1/devices", host="rebound.example").status == 400
         assert asker.get("/v1/devices", origin="http://evil.example").status == 403
         for nonsense in ("null", "http://[::1", "http://[x]", "//"):
             assert asker.get("/v1/devices", origin=nonsense).status == 403
@@ -276,6 +292,8 @@ def test_a_snapshot_that_is_not_there_ends_it_at_once(home):
 def test_the_schema_describes_the_questions(server):
     schema = server.get("/openapi.json").json
     assert {"/v1/predict", "/v1/compare", "/v1/snapshot", "/metrics"} <= set(schema["paths"])
+    upload = schema["paths"]["/v1/predict/upload"]["post"]["requestBody"]["content"]
+    assert set(upload) == {"multipart/form-data"}
     asked = set(schema["components"]["schemas"]["Question"]["properties"])
     from trappm.prediction.predict import Options
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 from onnx import TensorProto, helper
+from onnx_export import export_onnx
 from serving_samples import QUESTION, Asker
 
-from trappm.profiler.onnx_files.export import export_onnx
 from trappm.serving.answers.tracing import Tracers
 from trappm.serving.answers.turns import Shared, Turns
 from trappm.serving.answers.uploads import Upload

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from onnx_export import export_onnx
 from serving_samples import QUESTION, other_snapshot
 
 import trappm
 from trappm.learner.snapshots.registry import Registry
-from trappm.profiler.onnx_files.export import export_onnx
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]

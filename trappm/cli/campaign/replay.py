@@ -98,7 +98,7 @@ def replay(
 
 
 def _names(text: str) -> list[str]:
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
         raise InputError("no name is given; give names with commas between them")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))

@@ -110,7 +110,7 @@ async function answer(asked, result, signal) {
   if (question.carbon_g_per_kwh) question.carbon_g_per_kwh = Number(question.carbon_g_per_kwh);
   result.replaceChildren(waiting("Asking; a model that was never asked about takes some seconds"));
   try {
-    const told = await post("v1/compare", body(question), mine.signal);
+    const told = await post(file ? "v1/compare/upload" : "v1/compare", body(question), mine.signal);
     if (mine.signal.aborted) return;
     result.replaceChildren(...answers(told));
     tell(`${told.predictions.length} answers`);

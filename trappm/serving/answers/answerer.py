@@ -1,8 +1,8 @@
 """From questions to answers: snapshots, what was answered before, the thread and the processes.
 
 An answer is remembered with all that it depends on: snapshots, model, device, settings, prices.
-What is not remembered goes to the one thread that asks heads (`batching`), and a model that nobody
-has profiled first to a process of its own (`tracing`).
+What is not remembered goes to the thread that evaluates heads (`batching`), and a model without
+profiles first to a process of its own (`tracing`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
-    from trappm.prediction.predict import Prediction
+    from trappm.prediction.prediction import Prediction
 
 MAX_KNOWN = 4096
-"""Answers that are remembered: some 10 kB each."""
+"""Answers that are remembered, about 10 kB each."""
 MAX_BATCH = 32
 _AT_ONCE = 16
 """Predictions of one request under way, so that others get a turn in between."""
@@ -45,7 +45,7 @@ class _Job:
     model: Model
     device: str
     client: str
-    """Who asks: each gets a turn."""
+    """Its address: clients take turns."""
 
 
 class Answer(NamedTuple):
@@ -61,7 +61,7 @@ class Answerer:
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Raises SnapshotError: there is no such snapshot, or it is damaged."""
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
-        self._metrics = metrics
+        self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self._under_way: Shared[Answer] = Shared()
         self._batcher: Batcher[_Job, Answer] = Batcher(self._work, MAX_BATCH)
@@ -69,29 +69,34 @@ class Answerer:
             settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
         )
 
-    async def predict(self, asked: Settings, models: Sequence[Model], client: str) -> list[Answer]:
-        """All devices of the first model, then those of the next; `client` is who asks.
+    async def predict(
+        self, settings: Settings, models: Sequence[Model], client: str
+    ) -> list[Answer]:
+        """All devices of the first model, then those of the next; `client` is the caller's address.
 
         Raises:
             TrappmError: as `trappm.predict`, and those of `tracing`.
         """
-        snapshots = await self.snapshots.named(asked.snapshot)
-        question = Question(**asked.for_question(), snapshots=snapshots)
-        devices = question.device_keys(asked.device, asked.devices)
+        snapshots = await self.snapshots.named(settings.snapshot)
+        question = Question(**settings.for_question(), snapshots=snapshots)
+        devices = question.device_keys(settings.device, settings.devices)
         traced = question.settings_traced(devices)
-        about = (tuple(one.id for one in snapshots), tuple(asked.for_question().values()))
-        prices = prices_version() if asked.epochs is not None else None
+        about = (
+            tuple(snapshot.id for snapshot in snapshots),
+            tuple(settings.for_question().values()),
+        )
+        prices = prices_version() if settings.epochs is not None else None
         jobs = [_Job(question, model, device, client) for model in models for device in devices]
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for start in range(0, len(jobs), _AT_ONCE):
-            some = jobs[start : start + _AT_ONCE]
-            if len(some) == 1:
-                found.append(await self._answer((*about, prices), some[0], traced))
+            together = jobs[start : start + _AT_ONCE]
+            if len(together) == 1:
+                answers.append(await self._answer((*about, prices), together[0], traced))
             else:
-                found += await asyncio.gather(
-                    *(self._answer((*about, prices), job, traced) for job in some)
+                answers += await asyncio.gather(
+                    *(self._answer((*about, prices), job, traced) for job in together)
                 )
-        return found
+        return answers
 
     def close(self) -> None:
         self._batcher.close()
@@ -104,7 +109,7 @@ class Answerer:
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
-            self._metrics.known.inc()
+            self.metrics.known.inc()
             return known
         return await self._under_way.wait(key, lambda: self._find(key, job, traced))
 
@@ -119,7 +124,7 @@ class Answerer:
                 answer = await self._batcher.submit(job)
             except UnprofiledError:
                 raise TrappmError(
-                    "what was found out about the model could not be kept; make the folder "
+                    "the model's profiles could not be kept; make the folder "
                     "profiles of TRAPPM_HOME writable"
                 ) from None
         self._known[key] = answer
@@ -133,11 +138,11 @@ class Answerer:
             await self._tracers.trace(job.model, traced, job.client)
             outcome = "done"
         finally:
-            self._metrics.traces.labels(outcome).inc()
+            self.metrics.traces.labels(outcome).inc()
 
     def _work(self, jobs: Sequence[_Job]) -> list[Answer | Exception]:
         """All together; if that fails, one by one, so that each gets its own error."""
-        self._metrics.batch_size.observe(len(jobs))
+        self.metrics.batch_size.observe(len(jobs))
         try:
             return list(_answers(jobs))
         except Exception as error:
@@ -169,6 +174,6 @@ def named_model(name: str, input_size: int | None) -> Model:
 
 def _answers(jobs: Sequence[_Job]) -> Iterable[Answer]:
     asks = [(job.question, known_subject(job.model.key), job.device) for job in jobs]
-    for job, found in zip(jobs, answers(asks), strict=True):
-        said = found if job.model.path is None else replace(found, model=job.model.name)
-        yield Answer(said, json.dumps(said.to_dict(), default=str).encode())
+    for job, prediction in zip(jobs, answers(asks), strict=True):
+        named = prediction if job.model.path is None else replace(prediction, model=job.model.name)
+        yield Answer(named, json.dumps(named.to_dict(), default=str).encode())

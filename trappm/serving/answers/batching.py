@@ -21,7 +21,8 @@ class Batcher(Generic[Item, Result]):
         self, work: Callable[[Sequence[Item]], Sequence[Result | Exception]], max_batch: int
     ) -> None:
         """`work` gives a result or an error for each of at most `max_batch` items."""
-        self._work, self._max_batch = work, max_batch
+        self._work = work
+        self._max_batch = max_batch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._running: asyncio.Task[None] | None = None

@@ -27,51 +27,52 @@ class LoadedSnapshots:
 
     def __init__(self, name: str | None, metrics: Metrics) -> None:
         """Raises SnapshotError: there is none of that name, or it is damaged."""
-        self._name, self._metrics = name, metrics
+        self._name = name
+        self._metrics = metrics
         self._refused: str | None = None
         self.current: Sequence[Snapshot] = snapshots_that_answer(name)
         metrics.answering(self.ids)
 
     @property
     def ids(self) -> list[str]:
-        return [one.id for one in self.current]
+        return [snapshot.id for snapshot in self.current]
 
     async def named(self, name: str | None) -> Sequence[Snapshot]:
-        """What a question means that names a snapshot of this machine's registry, or none.
+        """The snapshots for a question: those in force, or the one of this registry that it names.
 
         Raises:
             SnapshotError: there is none of that name, or it is damaged.
         """
         if name is None:
             return self.current
-        for one in self.current:
-            if name == one.id:
-                return [one]
+        for snapshot in self.current:
+            if name == snapshot.id:
+                return [snapshot]
         if not NAME.fullmatch(name):
             raise SnapshotError(f"{name!r} is no id and no alias; see: GET /v1/snapshot")
         return await asyncio.to_thread(_of_registry, name)
 
     async def reload(self) -> bool:
-        """Takes what the name means by now; whether that is something else.
+        """Loads what the name means by now; returns whether that has changed.
 
         Raises:
             SnapshotError: it is damaged; what was in force stays.
         """
         try:
-            found = await asyncio.to_thread(snapshots_that_answer, self._name)
+            snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
         except TrappmError:
             self._metrics.reloads.labels("failed").inc()
             raise
-        changed = [one.id for one in found] != self.ids
+        changed = [snapshot.id for snapshot in snapshots] != self.ids
         self._metrics.reloads.labels("changed" if changed else "same").inc()
         if changed:
-            self.current = found
+            self.current = snapshots
             self._metrics.answering(self.ids)
             _log.info("from now on these snapshots answer: %s", ", ".join(self.ids))
         return changed
 
     async def watch(self, every_s: float) -> None:
-        """Reloads again and again, for ever; tells once of what cannot be loaded."""
+        """Reloads for ever; logs a snapshot that cannot be loaded once."""
         while True:
             await asyncio.sleep(every_s)
             try:

@@ -1,7 +1,7 @@
-"""Models that nobody has asked about before, looked at in processes of their own (`tracing`).
+"""Models without profiles are traced in processes of their own (`trappm.prediction.tracing`).
 
-So many at once, and so many that wait, client by client (`turns`). What is found out goes into the
-cache of TRAPPM_HOME (`profile_cache`), where the server then finds it.
+Few run at once, and the others wait their turn, client by client (`turns`). The profiles go into
+the cache of TRAPPM_HOME (`profile_cache`), where the server then finds them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from trappm.serving.problems import ServingError, TimeoutExceededError
 _ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
 _log = logging.getLogger("trappm.serving")
 MAX_WAITING = 64
-"""Traces that wait for a process; more are told to come back."""
+"""Traces that wait for a process; more are refused for now."""
 MAX_OF_CLIENT = 16
 """Of them, one client's."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a question is about, as a caller named it or sent it."""
+    """The model of a question, as a caller named it or sent it."""
 
     name: str
     """A timm name, or what the caller calls the file."""
@@ -55,7 +55,7 @@ class Model:
 
 
 class Tracers:
-    """So many processes, each started when it is first needed; belongs to one event loop."""
+    """Tracing processes, each started when it is first needed; belongs to one event loop."""
 
     def __init__(self, processes: int, timeout_s: float, memory_mib: int) -> None:
         self._timeout_s = timeout_s
@@ -74,7 +74,7 @@ class Tracers:
         self._at_work: Shared[None] = Shared()
 
     async def trace(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
-        """Profiles the model, and its kernels in these settings; who asks for the same joins in.
+        """Profiles the model, and its kernels in these settings; equal requests share one trace.
 
         It ends with the last one who waits for it.
 

@@ -49,7 +49,8 @@ class Turns:
 
     def __init__(self, at_once: int, max_waiting: int, max_of_client: int) -> None:
         self._free = at_once
-        self._max_waiting, self._max_of_client = max_waiting, max_of_client
+        self._max_waiting = max_waiting
+        self._max_of_client = max_of_client
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager

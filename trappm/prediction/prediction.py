@@ -1,0 +1,73 @@
+"""The record of a prediction: what a step of a model costs on a device, and what follows from that.
+
+A prediction unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of
+a snapshot predict these three (`answering`); throughput, what fits, energy and the cost of a whole
+training follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trappm.prediction.costs import Run
+
+if TYPE_CHECKING:
+    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
+    from trappm.profiler.static_profile import StepSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What one step costs; iterating gives step time, memory, power."""
+
+    model: str
+    device: str
+    batch_size: int
+    phase: str
+    """`train` or `infer`."""
+    precision: str
+    memory_format: str
+    optimizer: str
+    snapshot: str
+    """The id of the one that answers."""
+    step_time_ms: float | None
+    memory_mib: float | None
+    power_w: float | None
+    energy_j: float | None = None
+    """Of one step."""
+    samples_per_s: float | None = None
+    out_of_memory: float | None = None
+    """The probability that the step does not fit into the device's memory."""
+    capacity_mib: float | None = None
+    """The device's memory."""
+    largest_batch_size: int | None = None
+    """The largest whose memory fits by the upper bound of its interval; 0 if none does."""
+    mig_profile: str | None = None
+    """On an A100 of 40 GB: the smallest part of it that the upper bound of the memory fits into."""
+    run: Run | None = None
+    """What so many epochs of so many samples cost, where they are given."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
+    unfamiliar: tuple[str, ...] = ()
+    """Metrics whose head has seen nothing like this model: outside of what it knows."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """For each of the above that is None: why."""
+    remarks: tuple[str, ...] = ()
+    """What else should be known before the answer is relied on."""
+    simulated_memory: SimulatedMemory | None
+    """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
+    steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
+    AMP and channels-last memory need other sizes, which are not simulated. None where no step
+    could be traced."""
+    memory_source: StepSource | None
+    """Whose step the simulated memory rests on."""
+    memory_remark: str | None
+    """Why no step could be traced, or what the traced step lacks."""
+
+    def __iter__(self) -> Iterator[float | None]:
+        return iter((self.step_time_ms, self.memory_mib, self.power_w))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

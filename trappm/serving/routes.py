@@ -1,0 +1,165 @@
+"""The routes of the server: health, predictions from JSON and from uploaded files, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, File, Form, Request, Response, UploadFile
+from pydantic import Json
+
+from trappm.prediction.comparison import verdicts
+from trappm.profiler.errors import InputError
+from trappm.serving.answers.answerer import Answer, Answerer, named_model
+from trappm.serving.answers.tracing import Model
+from trappm.serving.answers.uploads import Upload
+from trappm.serving.body_kinds import UPLOAD
+from trappm.serving.gate import client_of
+from trappm.serving.problems import body
+from trappm.serving.schemas import MAX_LIST, Questions, Settings
+
+router = APIRouter()
+
+_DEFAULTS = Settings.model_validate({})
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """The questions of one request, each with the models that it is about."""
+
+    questions: list[tuple[Settings, list[Model]]]
+    is_list: bool
+    """Whether the caller sent a list, and gets a list."""
+
+
+def _answerer(request: Request) -> Answerer:
+    answerer: Answerer = request.app.state.answerer
+    return answerer
+
+
+def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
+    """Raises InputError: too many models at once, or one that is named by a path."""
+    rows = []
+    for question in questions if isinstance(questions, list) else [questions]:
+        names = question.model if isinstance(question.model, list) else [question.model]
+        rows.append((question, [named_model(name, question.input_size) for name in names]))
+    if sum(len(models) for _, models in rows) > MAX_LIST:
+        raise InputError(f"more than {MAX_LIST} models at once; send them in several requests")
+    return Inquiry(list(rows), isinstance(questions, list))
+
+
+async def _uploaded(
+    request: Request,
+    file: Annotated[UploadFile, File(description="An ONNX file.")],
+    question: Annotated[Json[Settings], Form(description="Settings, as JSON.")] = _DEFAULTS,
+) -> Inquiry:
+    """Raises TooLargeError or ModelFileError: the file is too large, or empty."""
+    max_bytes = request.app.state.settings.max_upload_bytes
+    upload = await asyncio.to_thread(Upload, file.file, max_bytes)
+    return Inquiry([(question, [upload.model(file.filename, question.input_size)])], False)
+
+
+Service = Annotated[Answerer, Depends(_answerer)]
+JsonInquiry = Annotated[Inquiry, Depends(_in_json)]
+UploadInquiry = Annotated[Inquiry, Depends(_uploaded)]
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(answerer: Service) -> dict[str, Any]:
+    """The server can answer, with these snapshots."""
+    return {"status": "ready", "snapshots": answerer.snapshots.ids}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(answerer: Service) -> Response:
+    """For Prometheus."""
+    text = answerer.metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.post("/v1/predict")
+async def predict(inquiry: JsonInquiry, answerer: Service, request: Request) -> Response:
+    """What a step costs: the answer of `trappm predict --json`, a list for a list of questions."""
+    return await _predictions(inquiry, answerer, request)
+
+
+@router.post(f"/v1/predict{UPLOAD}", form_limits={"max_files": 1, "max_fields": 4})
+async def predict_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
+    """What a step of an uploaded ONNX file costs."""
+    return await _predictions(inquiry, answerer, request)
+
+
+@router.post("/v1/compare")
+async def compare(inquiry: JsonInquiry, answerer: Service, request: Request) -> Response:
+    """Devices side by side, all by default: the answer of `trappm compare --json`."""
+    return await _comparisons(inquiry, answerer, request)
+
+
+@router.post(f"/v1/compare{UPLOAD}", form_limits={"max_files": 1, "max_fields": 4})
+async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
+    """Devices side by side, all by default, for an uploaded ONNX file."""
+    return await _comparisons(inquiry, answerer, request)
+
+
+@router.get("/v1/snapshot")
+async def snapshot(answerer: Service, name: str | None = None) -> Response:
+    """The manifest of the snapshot in force, or of another one by id or alias."""
+    snapshots = await answerer.snapshots.named(name)
+    return _json(body(snapshots[0].manifest))
+
+
+@router.get("/v1/devices")
+async def devices(answerer: Service) -> dict[str, Any]:
+    """The devices that heads exist for: metrics by phase, and the snapshot that has them."""
+    rows: dict[str, Any] = {}
+    for snapshot in reversed(answerer.snapshots.current):
+        for device, phases in snapshot.heads.items():
+            metrics = {str(phase): list(x.heads.metrics) for phase, x in phases.items()}
+            rows[device] = {"snapshot": snapshot.id, "metrics": metrics}
+    return {"devices": rows, "default": answerer.snapshots.current[0].source_device}
+
+
+@router.post("/v1/reload")
+async def reload(answerer: Service) -> dict[str, Any]:
+    """Looks at once for what the alias means by now; questions under way are not disturbed."""
+    changed = await answerer.snapshots.reload()
+    return {"changed": changed, "snapshots": answerer.snapshots.ids}
+
+
+async def _predictions(inquiry: Inquiry, answerer: Answerer, request: Request) -> Response:
+    replies = []
+    for question, models in inquiry.questions:
+        answers = await answerer.predict(question, models, client_of(request.scope))
+        several = question.devices is not None or isinstance(getattr(question, "model", ""), list)
+        replies.append(_list(answers) if several else answers[0].json)
+    return _reply(inquiry, replies)
+
+
+async def _comparisons(inquiry: Inquiry, answerer: Answerer, request: Request) -> Response:
+    replies = []
+    for question, models in inquiry.questions:
+        everywhere = question.device is None and question.devices is None
+        wanted = question.model_copy(update={"devices": "all"}) if everywhere else question
+        answers = await answerer.predict(wanted, models, client_of(request.scope))
+        best = body(verdicts([answer.prediction for answer in answers]))
+        replies.append(b'{"predictions": %b, "best": %b}' % (_list(answers), best))
+    return _reply(inquiry, replies)
+
+
+def _reply(inquiry: Inquiry, replies: list[bytes]) -> Response:
+    return _json(b"[%b]" % b", ".join(replies) if inquiry.is_list else replies[0])
+
+
+def _list(answers: list[Answer]) -> bytes:
+    return b"[%b]" % b", ".join(answer.json for answer in answers)
+
+
+def _json(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
