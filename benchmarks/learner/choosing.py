@@ -14,8 +14,9 @@ import time
 
 import numpy as np
 
-from trappm.learner.acquisition import STRATEGIES, AcquisitionRequest, Covariance, strategy_named
+from trappm.learner.acquisition import STRATEGIES, AcquisitionRequest, Covariance
 from trappm.learner.acquisition.covariance import WIDTH
+from trappm.learner.bench.strategies import named_strategy
 
 FAMILIES = 50
 
@@ -50,7 +51,7 @@ def main() -> None:
     request = made_up(asked.pool, asked.batch)
     for name in asked.strategy.split(","):
         wall, cpu = time.perf_counter(), time.process_time()
-        strategy_named(name).select(request)
+        named_strategy(name).select(request)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{name:16} {wall:6.1f} s, {cpu:6.1f} CPU s, peak {peak:,.0f} MiB so far", flush=True)
