@@ -1,5 +1,6 @@
-"""The campaign: its file, its loop, and the Ray actors that carry it out.
+"""Labelling campaigns: what is measured where, learned and chosen, on Ray actors.
 
-This is the only room that knows Ray. `spec` is what a user writes, `campaign` the loop that decides
-what happens next, `crew` what the loop asks for, `actors` and `ray_crew` how Ray provides it.
+`campaign` has the file and the loop, `scheduler` the state machine that decides what happens next,
+`workers` what the loop asks of whoever measures, `learning` the learner, `profiles` the static and
+kernel profiles of a pool, `actors` all of it on Ray, which `runtime` starts.
 """

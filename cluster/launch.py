@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
 from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of, without_refused
-from trappm.cluster.campaign.ownership import begin
+from trappm.cluster.campaign.ownership import ENDED, begin
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.campaign.spec import CampaignSpec, spec_of
 from trappm.cluster.runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -58,9 +56,6 @@ class End(enum.Enum):
     """The campaign goes on without this process."""
 
 
-ENDED = frozenset({"finished", "cancelled"})
-
-
 def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord, CampaignSpec]:
     """The campaign for this spec: the unfinished one of the same spec, else a new one beside it.
 
@@ -79,7 +74,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     over = past(spec.stop, datetime.datetime.now(datetime.UTC)) if spec.stop is not None else None
     if over is not None:
         raise InputError(
-            f"the stop rule ends_at: {over.told}; give a time to come, or leave it out"
+            f"the stop rule ends_at: {over.reason}; give a time to come, or leave it out"
         )
     fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
     campaign = store.create_campaign(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
@@ -111,17 +106,6 @@ def _check_devices(spec: CampaignSpec, address: str | None) -> None:
                 f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
                 f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
             )
-
-
-def spec_of(campaign: CampaignRecord) -> CampaignSpec:
-    """Raises CampaignError for a campaign whose spec this version cannot read."""
-    try:
-        return CampaignSpec.model_validate(campaign.spec)
-    except (ValidationError, TrappmError) as error:
-        raise CampaignError(
-            f"campaign {campaign.id} was launched by another version, whose file this one cannot "
-            "read; go on with that version, or launch the campaign under another name"
-        ) from error
 
 
 def to_resume(store: Store, campaign_id: str | None) -> CampaignRecord:
@@ -205,7 +189,7 @@ def _run(
 ) -> End:
     import ray
 
-    from trappm.cluster.actors.actors import CampaignActor
+    from trappm.cluster.actors.campaign_actor import CampaignActor
 
     options = {**here(), "max_concurrency": 4}
     if address is None:
@@ -275,12 +259,12 @@ def _follow(
     stopping = False
     while True:
         try:
-            told: dict[str, Any] = answer(actor.progress.remote(life, seen))
-            life, seen = told["life"], told["lines_seen"]
-            watch(Progress(**told["progress"]))
-            if told["ended"]:
+            status: dict[str, Any] = answer(actor.progress.remote(life, seen))
+            life, seen = status["life"], status["lines_seen"]
+            watch(Progress(**status["progress"]))
+            if status["ended"]:
                 return End.FINISHED if answer(actor.result.remote()) else End.STOPPED
-            if leave and told["begun"]:
+            if leave and status["begun"]:
                 return End.LEFT
             time.sleep(POLL_S)
         except KeyboardInterrupt:
@@ -307,5 +291,5 @@ def _follow(
             ) from error
 
 
-def _same_work(one: CampaignSpec, other: CampaignSpec) -> bool:
-    return one.model_copy(update={"seed": 0}) == other.model_copy(update={"seed": 0})
+def _same_work(first: CampaignSpec, second: CampaignSpec) -> bool:
+    return first.model_copy(update={"seed": 0}) == second.model_copy(update={"seed": 0})

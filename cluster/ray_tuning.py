@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trappm.cluster.runtime import here, ray_runtime
-from trappm.learner.bench.tuning import OnTrial, Tuning, progress, run_trials
+from trappm.learner.bench.tuning import OnTrial, StudyReport, Tuning, progress, run_trials
 from trappm.profiler.errors import CampaignError, one_line
 from trappm.store import Home, StoreAccess
 
@@ -14,7 +12,7 @@ POLL_S = 2.0
 
 def tune_on_ray(
     tuning: Tuning, total: int, *, workers: int, address: str | None, on_trial: OnTrial
-) -> dict[str, Any]:
+) -> StudyReport:
     """As `run_trials`, by so many workers at once; a trial or two may be too many.
 
     Workers on other nodes need a database that they can reach, so with SQLite all stay on this
@@ -35,8 +33,8 @@ def tune_on_ray(
             while running:
                 ready, running = ray.wait(running, timeout=POLL_S)
                 ray.get(ready)
-                done, least = progress(tuning)
-                on_trial(done, total, least)
+                done, best = progress(tuning)
+                on_trial(done, total, best)
         except RayError as error:
             raise CampaignError(
                 f"tuning on Ray broke off ({one_line(error)}); the same command goes on"
@@ -50,4 +48,4 @@ def _work(access: StoreAccess, tuning: Tuning, total: int) -> None:
 
     access.take_over()
     torch.set_num_threads(1)
-    run_trials(tuning, total, lambda done, total, least: None)
+    run_trials(tuning, total, lambda done, total, best: None)

@@ -278,13 +278,13 @@ def _init(address: str | None, options: Mapping[str, Any]) -> None:
     import ray
 
     # On a machine that is very busy a local Ray may not be up in the half minute that it has.
-    for tries_left in reversed(range(1 if address else START_TRIES)):
+    for tries_to_come in reversed(range(1 if address else START_TRIES)):
         try:
             ray.init(address=address or "local", **options)
             return
         except Exception as error:  # Ray raises anything here, of no class of its own
             ray.shutdown()
-            if not tries_left:
+            if not tries_to_come:
                 where = f"the Ray cluster at {address!r}" if address else "a local Ray"
                 raise CampaignError(f"cannot start or reach {where}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""What every predictor offers, ours and the published ones: so one bench trains and judges all.
+"""The interface of every predictor, ours and the published ones: one bench trains and judges all.
 
 An estimator is the recipe, what it fits is the model: for one metric on one device.
 """
@@ -31,7 +31,7 @@ class Targets:
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a model says of n workloads, in the metric's unit, each (n)."""
+    """Predictions of a model for n workloads, in the metric's unit, each (n)."""
 
     median: Array
     low: Array | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.extras import from_extra
+from trappm.profiler.nearest import nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """A frozen encoder of this preset, pre-trained or (False) random."""
@@ -34,16 +34,9 @@ class Surroundings:
 
 
 def _prior(given: Surroundings) -> Prior:
-    from trappm.learner.physics.device_specs import spec_of
-    from trappm.learner.physics.graph_prior import GraphPrior
-    from trappm.learner.physics.memory_prior import MemoryPrior
-    from trappm.learner.physics.step_time_prior import StepTimePrior
+    from trappm.learner.physics.starting_prior import prior_on_card
 
-    if given.metric == "memory_mib":
-        return MemoryPrior.on(spec_of(given.card))
-    if given.metric == "step_time_ms":
-        return StepTimePrior(spec_of(given.card))
-    return GraphPrior(given.metric)
+    return prior_on_card(given.metric, given.card)
 
 
 def _ours(given: Surroundings) -> Estimator:
@@ -139,9 +132,7 @@ def check_names(names: Sequence[str]) -> None:
     """Raises InputError for a name of no estimator, or of one whose library is missing."""
     for name in names:
         if name not in _MAKERS:
-            near = difflib.get_close_matches(name, ESTIMATORS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ESTIMATORS)}"
-            raise InputError(f"no estimator {name!r}; {hint}")
+            raise InputError(f"no estimator {name!r}; {nearest(name, ESTIMATORS)}")
         if name in _BY_SKLEARN:
             with from_extra("evaluate", f"the estimator {name}"):
                 import sklearn  # noqa: F401

@@ -29,6 +29,17 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
+PATH = re.compile(r"`((?:profiler|store|learner|cluster|trappm|tests|benchmarks)/[\w/.]*)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_are_of_files_that_there_are(page):
+    if page.name == "CHANGELOG.md":  # it tells what was
+        return
+    paths = [ROOT / path for path in PATH.findall(page.read_text())]
+    assert [p for p in paths if not p.exists() and not p.with_suffix(".py").exists()] == []
+
+
 def test_the_site_has_every_page_once():
     named = list(_leaves(SITE["nav"]))
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]

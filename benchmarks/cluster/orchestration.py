@@ -6,11 +6,11 @@
     python benchmarks/cluster/orchestration.py --soak-minutes 30 [--every-s 20]
 
 First: a campaign on an emulated cluster (a head, two A100 nodes, two V100 nodes, with so many GPUs
-each) whose profilers answer at once. Ray, the crew, the machine and the label store (a new SQLite
-file, the database at the URL, or a new PostgreSQL server) are the real ones. CPU time is that of
-the process with the campaign's loop, which other programs on the machine change less than the
-clock's. Second: faults of `tests/cluster/actors/cluster_scenarios.py`, and how long after one the
-next label came. Third: a campaign on the same nodes with faults all the way, and whether every
+each) whose profilers answer at once. Ray, the profilers, the machine and the label store (a new
+SQLite file, the database at the URL, or a new PostgreSQL server) are the real ones. CPU time is
+that of the process with the campaign's loop, which other programs on the machine change less than
+the clock's. Second: faults of `tests/cluster/actors/cluster_scenarios.py`, and how long after one
+the next label came. Third: a campaign on the same nodes with faults all the way, and whether every
 label is there.
 """
 

@@ -9,10 +9,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from trappm.cluster.actors.learner_actor import LearnerActor
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.runtime import first_line, here
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration
 
 POLL_S = 0.2
@@ -31,7 +34,7 @@ class LearnerProxy:
 
     Args:
         tell: is told that it died.
-        learner: the class of the actor, if it is not `cluster.actors.actors.LearnerActor`.
+        learner: the class of the actor.
         arguments: of that class.
     """
 
@@ -39,12 +42,10 @@ class LearnerProxy:
         self,
         *,
         tell: Callable[[str], None],
-        learner: type[Any] | None = None,
+        learner: type[Any] = LearnerActor,
         **arguments: Any,
     ) -> None:
-        from trappm.cluster.actors.actors import LearnerActor
-
-        self._class = ray.remote(learner or LearnerActor)
+        self._class = ray.remote(learner)
         self._arguments = arguments
         self._tell = tell
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
@@ -60,10 +61,11 @@ class LearnerProxy:
         kernels: Mapping[KernelKey, bytes] | None = None,
     ) -> None:
         self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
-        self._pool, self._profiles = pool, {"steps": steps, "kernels": kernels}
+        self._pool = pool
+        self._profiles = {"steps": steps, "kernels": kernels}
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
-        report: dict[str, Any] = self._call("fit", labels, on_progress=on_progress)
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
+        report: TrainingReport = self._call("fit", labels, on_progress=on_progress)
         self._labels = labels
         return report
 

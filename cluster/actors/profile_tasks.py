@@ -14,10 +14,11 @@ from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
 from trappm.cluster.profiles import kernel_profiles, static_profiles
 from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels, alike, trace_kernels
-from trappm.cluster.profiles.static_profiles import Pair, profile_graph
+from trappm.cluster.profiles.static_profiles import profile_graph
 from trappm.cluster.runtime import first_line, off_measuring_nodes
 from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.errors import CampaignError
+from trappm.profiler.records import Pair
 
 Job = TypeVar("Job")
 Made = TypeVar("Made")
@@ -83,7 +84,7 @@ def _each(
                 yield from ray.get(reference)
             except (WorkerCrashedError, OutOfMemoryError):  # known, not fatal
                 more, given_up = after_death(job)
-                waiting |= {task.remote(one): one for one in more}
+                waiting |= {task.remote(next_job): next_job for next_job in more}
                 yield from given_up
             except RayError as error:
                 raise CampaignError(

@@ -1,4 +1,4 @@
-"""The campaign's crew, provided by Ray actors.
+"""The campaign's workers, provided by Ray actors.
 
 A worker that dies is news, not the end. Ray neither starts its actor again nor repeats its
 measurement: another profiler is recruited, and the campaign decides what it measures.
@@ -6,15 +6,12 @@ measurement: another profiler is recruited, and the campaign decides what it mea
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import (
     RayActorError,
@@ -23,6 +20,7 @@ from ray.exceptions import (
 )
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
+from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
 from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
 from trappm.cluster.runtime import (
     CAMPAIGN_ACTOR,
@@ -59,19 +57,6 @@ STARTS = 3
 MANY = 1 << 30
 
 
-def this_process() -> tuple[int, float]:
-    """What `kill_process` knows this process by."""
-    return os.getpid(), psutil.Process().create_time()
-
-
-def kill_process(pid: int, began: float) -> None:
-    """Ends a process of this node, whatever state it is in, unless its id is another's by now."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if process.create_time() == began:
-            process.kill()
-
-
 @dataclass(eq=False)
 class _Profiler:
     """A profiler actor; its worker is known once it has joined."""
@@ -81,14 +66,14 @@ class _Profiler:
     node_id: str | None
     """Where it was put; None: wherever Ray finds a GPU of its kind."""
     worker: Worker | None = None
-    asked_at: float = 0.0
+    checked_at: float = 0.0
     """When it was asked last whether it is still there."""
     is_leaving: bool = False
     process: tuple[int, float] = (0, 0.0)
     """Its id on its node, and when it began."""
 
 
-class RayCrew:
+class ProfilerPool:
     """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
 
     On nodes that come, profilers start within a second or so. Where the cluster may grow, one more
@@ -99,7 +84,7 @@ class RayCrew:
         may_grow: nodes that nobody sees yet may join.
         campaign_id: of the campaign that it works for.
         tell: is told of nodes that are there and cannot measure.
-        profiler: the class of the actors, if it is not `cluster.actors.actors.ProfilerActor`.
+        profiler: the class of the actors.
     """
 
     def __init__(
@@ -109,10 +94,8 @@ class RayCrew:
         may_grow: bool,
         campaign_id: str = "",
         tell: Callable[[str], None] = lambda message: None,
-        profiler: type[Any] | None = None,
+        profiler: type[Any] = ProfilerActor,
     ) -> None:
-        from trappm.cluster.actors.actors import ProfilerActor
-
         self._devices = devices
         self._may_grow = may_grow
         self._campaign_id = campaign_id
@@ -121,13 +104,13 @@ class RayCrew:
         self._failed_starts: Counter[str] = Counter()
         self._claims: Mapping[str, Mapping[str, Claim]] = {}
         self._offered: Counter[str] = Counter()
-        self._class = ray.remote(profiler or ProfilerActor)
+        self._class = ray.remote(profiler)
         self._to_come: dict[str, int] = dict.fromkeys(devices, MANY)
         self._needed_at = dict.fromkeys(devices, time.monotonic())
         self._profilers: dict[str, _Profiler] = {}
         self._joining: dict[Any, _Profiler] = {}
         self._running: dict[Any, tuple[Worker, Task]] = {}
-        self._asked: dict[Any, _Profiler] = {}
+        self._checks: dict[Any, _Profiler] = {}
         self._not_begun: list[Finished] = []
         """What was given to workers that were found to be gone a moment before."""
         self._recruited_at = -RECRUIT_S
@@ -141,7 +124,7 @@ class RayCrew:
 
     # Who is there.
 
-    def workers(self) -> Sequence[Worker]:
+    def joined(self) -> Sequence[Worker]:
         self._recruit()
         return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 
@@ -232,7 +215,7 @@ class RayCrew:
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
         # A second thread answers while the first measures.
         actor = self._class.options(max_concurrency=2, **options).remote(device)
-        profiler = _Profiler(actor, device, node_id, asked_at=time.monotonic())
+        profiler = _Profiler(actor, device, node_id, checked_at=time.monotonic())
         self._joining[actor.describe.remote()] = profiler
 
     def _welcome(self, reference: Any) -> None:
@@ -277,7 +260,7 @@ class RayCrew:
         count, why = self._failed_starts[device], last_line(error)
         if count == STARTS and not self._may_grow:
             raise DeviceError(f"the profiler of {device} cannot be started: {why}")
-        pause_s = min(RECRUIT_S * 2.0 ** min(count, 10), REFUSED_S)
+        pause_s = pause_after(count)
         self._refused_until[device] = time.monotonic() + pause_s
         self._tell(
             f"{device}: a profiler ended before it could measure ({why}); "
@@ -290,10 +273,10 @@ class RayCrew:
     def answering(self) -> Sequence[Worker]:
         """Asks everybody now and then; who is gone though it had nothing to do is found so."""
         seen = []
-        if self._asked:
-            answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        if self._checks:
+            answered, _ = ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
             for reference in answered:
-                profiler = self._asked.pop(reference)
+                profiler = self._checks.pop(reference)
                 worker = profiler.worker
                 assert worker is not None  # noqa: S101  (it has joined)
                 try:
@@ -303,11 +286,11 @@ class RayCrew:
                     is_busy = any(worker is busy for busy, _ in self._running.values())
                     if not is_busy and self._profilers.get(worker.name) is profiler:
                         del self._profilers[worker.name]
-        now, waiting = time.monotonic(), set(self._asked.values())
+        now, waiting = time.monotonic(), set(self._checks.values())
         for profiler in self._profilers.values():
-            if profiler not in waiting and now - profiler.asked_at > ASK_S:
-                profiler.asked_at = now
-                self._asked[profiler.actor.is_there.remote()] = profiler
+            if profiler not in waiting and now - profiler.checked_at > ASK_S:
+                profiler.checked_at = now
+                self._checks[profiler.actor.is_there.remote()] = profiler
         return seen
 
     def dismiss(self, worker: Worker) -> None:
@@ -317,7 +300,7 @@ class RayCrew:
             # Ray waits for ever for the end of a process that stands still, and keeps its GPU.
             kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
             kill.remote(*profiler.process)
-        self._asked = {r: p for r, p in self._asked.items() if p is not profiler}
+        self._checks = {r: p for r, p in self._checks.items() if p is not profiler}
         self._running = {r: what for r, what in self._running.items() if what[0] is not worker}
 
     # What they measure.
@@ -361,6 +344,11 @@ class RayCrew:
             if profiler is not None:
                 ray.kill(profiler.actor)  # if only its answer was lost
             return Finished(worker, task, None, f"the profiler died: {first_line(error)}")
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until another profiler is started after so many in a row that could not be."""
+    return min(RECRUIT_S * 2.0 ** min(failures, 10), REFUSED_S)
 
 
 def _ready(references: Sequence[Any]) -> Sequence[Any]:

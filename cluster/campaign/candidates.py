@@ -33,11 +33,7 @@ def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configu
 def check_stop(spec: CampaignSpec) -> None:
     """Raises InputError for a budget of labels that ends before anything can be learned from."""
     budget = None if spec.stop is None else spec.stop.labels
-    first = sum(
-        share.on(device, spec.devices)
-        for share in (spec.evaluation, spec.initial)
-        for device in spec.devices.keys
-    )
+    first = sum(sum(spec.shares(device)[:2]) for device in spec.devices.keys)
     if budget is not None and budget < first:
         raise InputError(
             f"the stop rule labels is {budget}, and evaluation and initial alone ask for {first}; "
@@ -55,8 +51,8 @@ def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
     held_out = split_architectures(pool, spec.evaluation.architecture_share, generator)
     kept_back = sum(c.architecture in held_out for c in pool)
     for device in spec.devices.keys:
-        wanted = spec.evaluation.on(device, spec.devices)
-        training = spec.budget(device) - wanted
+        wanted, *others = spec.shares(device)
+        training = sum(others)
         if wanted > kept_back or training > len(pool) - kept_back:
             raise InputError(
                 f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trappm.cluster.campaign.progress import LINES_KEPT, Progress
-from trappm.cluster.workers.interfaces import OnProgress
+from trappm.profiler.progress import OnProgress
 
 LOOK_S = 1.0
 """How often it is asked whether an order to stop has come from elsewhere."""
@@ -19,7 +19,7 @@ class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not 
     """The campaign was asked to stop and has put everything down where resume finds it."""
 
 
-class Teller:
+class News:
     """The progress of a campaign: told by its loop and its learner's thread, watched by others.
 
     Args:
@@ -43,7 +43,7 @@ class Teller:
             before = self.progress
             if news:
                 values["lines"] = (*before.lines, news)[-LINES_KEPT:]
-                values["lines_told"] = before.lines_told + 1
+                values["line_count"] = before.line_count + 1
             if stage is not None and stage != before.stage:
                 values = {"done": 0, "total": 0, "current": ()} | values
             self.progress = replace(before, stage=stage or before.stage, **values)

@@ -49,13 +49,13 @@ def order_retry(store: Store, campaign_id: str | None, outcome: str) -> tuple[Ca
     held = rule_held(store, campaign.id)
     if held is not None:
         raise InputError(
-            f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.told}), and "
+            f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.reason}), and "
             "measures no more; launch it with another rule: its labels are taken over"
         )
     count = store.reopen(campaign.id, None if outcome == LOST else Outcome(outcome))
     if count:
-        told = f"{count} assignments wait again whose last attempt ended as {outcome}"
-        store.log_event(campaign.id, "order", {"message": told})
+        message = f"{count} assignments wait again whose last attempt ended as {outcome}"
+        store.log_event(campaign.id, "order", {"message": message})
     return store.campaign(campaign.id), count
 
 

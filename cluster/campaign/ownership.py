@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trappm.profiler.errors import StoreError
-from trappm.store import CampaignRecord, NotOwnerError, Owner, OwnerProcess, Store
+from trappm.store import CampaignRecord, CampaignState, NotOwnerError, Owner, OwnerProcess, Store
 from trappm.store.repositories import owners as in_store
 from trappm.store.repositories.owners import OwnedError
 
@@ -26,6 +26,9 @@ WAIT_S = 20.0
 """How long the process of a driver that was killed, or one that is stopping, may take to end."""
 
 POLL_S = 0.3
+
+ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
+"""States of campaigns that nobody runs any more."""
 
 _Result = TypeVar("_Result")
 

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trappm.cluster.campaign.candidates import check_budget, pool_of, without_refused
-from trappm.cluster.campaign.news import Teller
+from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Crew
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Workers
 from trappm.learner.physics.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.records import Configuration, Outcome
-from trappm.store import Assignment, PlannedAssignment, Store
-from trappm.store.records import Role
+from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
+from trappm.store.records import Purpose, Role
 
-PURPOSES = ("evaluation", "initial", "acquired")
+PURPOSES = tuple(Purpose)
 
 
 class Planner:
@@ -37,7 +37,7 @@ class Planner:
             self._pool = self._store.campaign_pool(self._id)
         return self._pool
 
-    def make_pool(self, crew: Crew, teller: Teller) -> None:
+    def make_pool(self, workers: Workers, news: News) -> None:
         """Stores the pool and the static profiles that are missing, unless that was done before.
 
         Raises:
@@ -46,52 +46,56 @@ class Planner:
         if self.pool:
             return
         configurations = pool_of(self._spec, self._store)
-        teller.tell("pool", news=f"pool: {len(configurations)} configurations")
-        self._profile(configurations, crew, teller)
+        news.tell("pool", news=f"pool: {len(configurations)} configurations")
+        self._profile(configurations, workers, news)
         pool = without_refused(configurations, self._store)
         held_out = check_budget(self._spec, pool)
         self._store.set_campaign_pool(self._id, [(c, c.architecture in held_out) for c in pool])
 
-    def _profile(self, configurations: Sequence[Configuration], crew: Crew, teller: Teller) -> None:
+    def _profile(
+        self, configurations: Sequence[Configuration], workers: Workers, news: News
+    ) -> None:
         pairs = sorted({(c.architecture, c.input_size) for c in configurations})
         missing = self._store.pairs_to_profile(pairs)
-        teller.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
-        for graph in crew.profile(missing):
-            teller.check_stop()
+        news.tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
+        for graph in workers.profile(missing):
+            news.check_stop()
             graph.save(self._store)
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
-            teller.tell(done=teller.progress.done + 1, news=refusal)
+            news.tell(done=news.progress.done + 1, news=refusal)
 
-    def make_kernels(self, kept: KernelCache, crew: Crew, teller: Teller) -> dict[KernelKey, bytes]:
+    def make_kernels(
+        self, kept: KernelCache, workers: Workers, news: News
+    ) -> dict[KernelKey, bytes]:
         """The kernels of the pool, traced where they are missing; none without a known GPU.
 
         Of CPUs kernels tell no more than the graph does (docs/step_time.md).
         """
         for device in self._spec.devices.keys:
             if known_spec(self._card(device)) is None:
-                teller.tell(
+                news.tell(
                     news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
                     "take is learned from labels alone, without its data sheet"
                 )
         keys = self._kernel_keys()
-        found = self.known_kernels(kept)  # which removes what is damaged
+        profiles = self.known_kernels(kept)  # which removes what is damaged
         missing = kept.missing(keys)
         if missing:
-            teller.tell("kernels", done=len(keys) - len(missing), total=len(keys))
-        for traced in crew.trace(missing):
-            teller.check_stop()
+            news.tell("kernels", done=len(keys) - len(missing), total=len(keys))
+        for traced in workers.trace(missing):
+            news.check_stop()
             if traced.is_final:
                 kept.put(traced)
             if traced.profile is not None:
-                found[traced.key] = traced.profile
+                profiles[traced.key] = traced.profile
             refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
-            teller.tell(done=teller.progress.done + 1, news=refusal and refusal + traced.refusal)
-        return found
+            news.tell(done=news.progress.done + 1, news=refusal and refusal + traced.refusal)
+        return profiles
 
     def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
         """Those that were traced before."""
-        found = {key: kept.read(key) for key in self._kernel_keys()}
-        return {key: profile for key, profile in found.items() if profile is not None}
+        profiles = {key: kept.read(key) for key in self._kernel_keys()}
+        return {key: profile for key, profile in profiles.items() if profile is not None}
 
     def _kernel_keys(self) -> list[KernelKey]:
         if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):
@@ -107,7 +111,7 @@ class Planner:
             PlannedAssignment(
                 configuration=candidates[index],
                 device=device,
-                role="evaluate",
+                role=Role.EVALUATE,
                 rank=rank,
                 reason={"strategy": "uniform draw"},
             )
@@ -146,7 +150,7 @@ class Planner:
             PlannedAssignment(
                 configuration=by_id[choice.configuration_id],
                 device=device,
-                role="train",
+                role=Role.TRAIN,
                 rank=rank,
                 reason=dict(choice.reason),
             )
@@ -163,5 +167,7 @@ class Planner:
 def _taught(assigned: Iterable[Assignment]) -> list[str]:
     """What training learns from, now or later: all but what is held out or was given up."""
     return sorted(
-        a.configuration.id for a in assigned if a.role == Role.TRAIN and a.state != "failed"
+        a.configuration.id
+        for a in assigned
+        if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.profiler.records import Measurement
+from trappm.cluster.learning.training_report import TrainingReport
+from trappm.profiler.records import Measurement, Outcome
 
 LINES_KEPT = 1_000
 """So many lines of news are kept for watchers; the store keeps what happened."""
@@ -27,12 +26,12 @@ class Progress:
     """What is being measured right now."""
     lines: tuple[str, ...] = field(default=(), repr=False)
     """The latest news, `LINES_KEPT` at most; a watcher prints those that it has not seen."""
-    lines_told: int = 0
+    line_count: int = 0
     """How many lines of news there were in all."""
 
     def lines_after(self, seen: int) -> tuple[str, ...]:
         """Those of the latest lines that somebody who has seen so many in all has not."""
-        unseen = max(0, self.lines_told - seen)
+        unseen = max(0, self.line_count - seen)
         return self.lines[max(0, len(self.lines) - unseen) :]
 
 
@@ -40,7 +39,8 @@ class _Mean:
     """Of numbers that come one by one; 0 of none."""
 
     def __init__(self) -> None:
-        self.count, self._sum = 0, 0.0
+        self.count = 0
+        self._sum = 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -57,7 +57,8 @@ class Pace:
     def __init__(self, spec: CampaignSpec) -> None:
         self._spec = spec
         self._measured = {device: _Mean() for device in spec.devices.keys}
-        self._everything, self._learned = _Mean(), _Mean()
+        self._everything = _Mean()
+        self._learned = _Mean()
 
     def measured(self, device: str, seconds: float) -> None:
         self._measured[device].add(seconds)
@@ -79,10 +80,10 @@ class Pace:
         total = 0.0
         for device, times in self._measured.items():
             each = (times if times.count else self._everything).mean
-            left = self._spec.budget(device) - ended[device]
-            total += each * left / max(1, workers[device])
-        rounds_left = 2 + self._spec.rounds.count - max(number, 1)
-        return total + rounds_left * self._learned.mean
+            to_come = self._spec.budget(device) - ended[device]
+            total += each * to_come / max(1, workers[device])
+        rounds_to_come = 2 + self._spec.rounds.count - max(number, 1)
+        return total + rounds_to_come * self._learned.mean
 
 
 def measurement_line(measurement: Measurement) -> str:
@@ -93,14 +94,14 @@ def measurement_line(measurement: Measurement) -> str:
         memory = measurement.memory_mib
         result = f"{measurement.step.median_ms:,.1f} ms"
         result += "" if memory is None else f", {memory:,.0f} MiB"
-        result += "" if measurement.outcome == "ok" else f"  {measurement.outcome}"
+        result += "" if measurement.outcome is Outcome.OK else f"  {measurement.outcome}"
     return f"{measurement.device}  {measurement.configuration}  {result}"
 
 
-def round_line(number: int, report: Mapping[str, Any]) -> str:
+def round_line(number: int, report: TrainingReport) -> str:
     """One line for a round, when its heads have been judged."""
     parts = []
-    for device, by_metric in report.get("devices", {}).items():
+    for device, by_metric in report.devices.items():
         errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
         parts.append(f"{device}: {', '.join(errors)}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"

@@ -6,11 +6,12 @@ then the store ends the campaign and registers them, unless it was stopped; then
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trappm.cluster.campaign.news import CampaignStopped, Teller
-from trappm.cluster.learning.learner_thread import Thinker, training_labels
+from trappm.cluster.campaign.news import CampaignStopped, News
+from trappm.cluster.learning.learner_thread import LearnerThread, training_labels
 from trappm.cluster.workers.rehearsal import unfit_to_publish
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.host.environment import utc_now
@@ -19,11 +20,11 @@ from trappm.store import SnapshotRecord, Store
 
 def publish(
     store: Store,
-    thinker: Thinker,
-    teller: Teller,
+    learner: LearnerThread,
+    news: News,
     campaign_id: str,
     snapshots: Path,
-    errors: dict[str, Any],
+    errors: Mapping[str, Any],
 ) -> str | None:
     """Finishes a campaign: publishes the heads with these errors, the latest unless they regressed.
 
@@ -37,11 +38,11 @@ def publish(
     labels = training_labels(store, campaign_id).labels
     unfit = unfit_to_publish(labels) if errors else "there are too few labels to learn from"
     if unfit:
-        teller.tell(news=f"no snapshot is published: {unfit}")
+        news.tell(news=f"no snapshot is published: {unfit}")
         _finish(store, campaign_id, f"no snapshot: {unfit}", None)
         return None
-    teller.tell("publishing", total=0)
-    info = thinker.publish(snapshots, campaign_id, labels, errors)
+    news.tell("publishing", total=0)
+    info = learner.publish(snapshots, campaign_id, labels, errors)
     snapshot = SnapshotRecord(
         id=info["id"],
         campaign_id=campaign_id,
@@ -51,7 +52,7 @@ def publish(
     )
     _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)
     try:
-        kept = thinker.promote(snapshots, snapshot.id)
+        kept = learner.promote(snapshots, snapshot.id)
     except TrappmError as error:  # the campaign is finished all the same
         kept = (
             f"snapshot {snapshot.id} is published, but not the latest ({error}); "
@@ -61,7 +62,7 @@ def publish(
     if kept is None:
         store.set_alias("latest", snapshot.id)
     else:
-        teller.tell(news=kept)
+        news.tell(news=kept)
     return snapshot.id
 
 

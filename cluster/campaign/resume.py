@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.campaign.stop_check import rule_held
+from trappm.cluster.campaign.stop_check import rule_held, training_reports
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import Course, Waiting, Worker
-from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.spend import Spend
 from trappm.profiler.records import is_cpu_device
-from trappm.store import Assignment, Store
+from trappm.store import Assignment, AssignmentState, Store
+from trappm.store.records import RoundState
+
+ENDED = frozenset({AssignmentState.DONE, AssignmentState.FAILED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +30,11 @@ class CourseSoFar:
     closed: Sequence[int]
     ended: Counter[str]
     """Assignments that need no measurement any more, by device."""
-    report: Mapping[str, Any]
+    report: TrainingReport
     """The latest; empty before the first training."""
     enough: bool
     """A stop rule held."""
-    allowance: Allowance
+    spend: Spend
 
     def machine(self, canary_is_due: Callable[[Worker], bool]) -> Machine:
         return Machine(
@@ -41,7 +44,7 @@ class CourseSoFar:
             next_rounds=self.next_rounds,
             closed=self.closed,
             enough=self.enough,
-            allowance=self.allowance,
+            spend=self.spend,
         )
 
 
@@ -52,33 +55,33 @@ def course_so_far(
     course = course_of(spec, lease_s)
     rounds = store.rounds(campaign_id)
     assignments = store.assignments(campaign_id)
-    closed = [r.number for r in rounds if r.state == "closed"]
+    closed = [r.number for r in rounds if r.state is RoundState.CLOSED]
     planned = {(a.device, a.round_number) for a in assignments}
     planned |= {(device, number) for device in course.devices for number in closed}
 
     def first_unplanned(device: str) -> int:
-        left = (n for n in range(course.rounds) if (device, n) not in planned)
-        return next(left, course.rounds)
+        unplanned = (n for n in range(course.rounds) if (device, n) not in planned)
+        return next(unplanned, course.rounds)
 
     return CourseSoFar(
         course=course,
-        waiting=[waiting(a) for a in assignments if a.state == "open"],
+        waiting=[waiting(a) for a in assignments if a.state is AssignmentState.OPEN],
         next_rounds={device: first_unplanned(device) for device in course.devices},
         closed=closed,
-        ended=Counter(a.device for a in assignments if a.state in {"done", "failed"}),
-        report=next((r.report for r in reversed(rounds) if r.report), {}),
+        ended=Counter(a.device for a in assignments if a.state in ENDED),
+        report=next(reversed(training_reports(store, campaign_id)), TrainingReport()),
         enough=rule_held(store, campaign_id) is not None,
-        allowance=_allowance(store, campaign_id, spec),
+        spend=_spend(store, campaign_id, spec),
     )
 
 
-def _allowance(store: Store, campaign_id: str, spec: CampaignSpec) -> Allowance:
+def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
     """What may still be spent, by what the store knows to be spent."""
     if spec.stop is None or not spec.stop.have_budget:
-        return Allowance()
+        return Spend()
     seconds = store.measuring_seconds_by_device(campaign_id)
     attempts = store.outcome_counts(campaign_id)
-    return Allowance(
+    return Spend(
         spec.stop,
         labels=store.label_counts(campaign_id).get(campaign_id, 0),
         seconds=sum(seconds.values()),
@@ -94,10 +97,9 @@ def course_of(spec: CampaignSpec, lease_s: float) -> Course:
     experiment with them is to be repeatable.
     """
     devices = spec.devices.keys
-    shares = (spec.evaluation, spec.initial, *[spec.rounds] * spec.rounds.count)
     return Course(
         devices=devices,
-        shares={device: [share.on(device, spec.devices) for share in shares] for device in devices},
+        shares={device: spec.shares(device) for device in devices},
         max_attempts=spec.max_attempts,
         keeps_host_quiet=any(is_cpu_device(d) or d.startswith("replay:") for d in devices),
         lease_s=lease_s,

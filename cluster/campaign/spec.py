@@ -11,18 +11,23 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.cluster.yaml_file import parse, read_text
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import CanaryPlan
 from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
 from trappm.profiler.models.pool import PoolGroup, PoolSpec
 from trappm.profiler.records import Configuration
 from trappm.profiler.records import Protocol as MeasuringProtocol
+
+if TYPE_CHECKING:
+    from trappm.store import CampaignRecord
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -67,24 +72,50 @@ class Rounds(Share):
     count: int = Field(ge=0, le=10_000)
 
 
-class CampaignSpec(_Part):
-    """Everything that decides the course of a campaign."""
+class CampaignBudget(BaseModel):
+    """What of a campaign file says how much is measured where, and what ends it before.
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    seed: int = Field(default=1337, ge=0, lt=2**32)
+    Reading this alone from a stored file needs neither torch nor the version that wrote it.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
     devices: Devices
-    protocol: str | MeasuringProtocol = "quick"
-    """The name of a protocol of ours, or one of your own with a name of its own."""
-    learner: str = "laptop"
-    strategy: str = "ours"
     evaluation: Evaluation
     initial: Share
     rounds: Rounds
     stop: StopRules | None = None
     """What ends the campaign before its last round."""
-    max_attempts: int = Field(default=3, ge=1, le=10)
     priority: int = Field(default=1, ge=1, le=100)
     """Campaigns side by side on a cluster share its GPUs in proportion to it."""
+
+    def shares(self, device: str) -> list[int]:
+        """How many configurations each round measures on this device: evaluation, initial, ..."""
+        rounds = (self.evaluation, self.initial, *[self.rounds] * self.rounds.count)
+        return [share.on(device, self.devices) for share in rounds]
+
+    def budget(self, device: str) -> int:
+        """How many configurations the whole campaign measures on this device."""
+        return sum(self.shares(device))
+
+    @property
+    def total(self) -> int:
+        """How many it measures on all devices together."""
+        return sum(map(self.budget, self.devices.keys))
+
+
+class CampaignSpec(CampaignBudget):
+    """Everything that decides the course of a campaign."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = Field(default=1337, ge=0, lt=2**32)
+    protocol: str | MeasuringProtocol = "quick"
+    """The name of a protocol of ours, or one of your own with a name of its own."""
+    learner: str = "laptop"
+    strategy: str = "ours"
+    max_attempts: int = Field(default=3, ge=1, le=10)
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """How the devices are watched while they measure; `false` or `null`: not at all."""
     pool: str | PoolSpec
@@ -92,7 +123,7 @@ class CampaignSpec(_Part):
 
     @field_validator("pool", mode="before")
     @classmethod
-    def _one_pool(cls, pool: object) -> object:
+    def _named_or_own_pool(cls, pool: object) -> object:
         if isinstance(pool, dict) and "name" in pool:
             raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
         return pool
@@ -135,12 +166,6 @@ class CampaignSpec(_Part):
         digest = hashlib.sha256(json.dumps(self.protocol.to_dict()).encode()).hexdigest()[:8]
         return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
 
-    def budget(self, device: str) -> int:
-        """How many configurations the whole campaign measures on this device."""
-        shares = (self.evaluation, self.initial)
-        fixed = sum(share.on(device, self.devices) for share in shares)
-        return fixed + self.rounds.count * self.rounds.on(device, self.devices)
-
 
 def presets() -> list[str]:
     """Names of the campaign files that ship with the package."""
@@ -163,6 +188,26 @@ def load_preset(name: str) -> CampaignSpec:
 def load_spec(path: Path) -> CampaignSpec:
     """Raises InputError for a file that cannot be read or is not a valid campaign file."""
     return parse_spec(read_text(path, kind="campaign"), origin=str(path))
+
+
+def spec_of(campaign: CampaignRecord) -> CampaignSpec:
+    """Raises CampaignError for a campaign whose spec this version cannot read."""
+    return _stored(campaign, CampaignSpec)
+
+
+def budget_of(campaign: CampaignRecord) -> CampaignBudget:
+    """Raises CampaignError for a campaign whose budget this version cannot read."""
+    return _stored(campaign, CampaignBudget)
+
+
+def _stored(campaign: CampaignRecord, model: type[_Model]) -> _Model:
+    try:
+        return model.model_validate(campaign.spec)
+    except (ValidationError, TrappmError) as error:
+        raise CampaignError(
+            f"campaign {campaign.id} was launched by another version, whose file this one cannot "
+            "read; go on with that version, or launch the campaign under another name"
+        ) from error
 
 
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:

@@ -1,125 +1,132 @@
-"""What ends a campaign: keeps which stop rule held, asks after errors and clock, foretells the end.
+"""Checks a campaign's stop rules while it runs, and says what ended it or will end it.
 
-The rule that held is written down as an event at once, so that it holds after a restart. What was
-spent is written into the learner's report, which a closed round keeps. Budgets are the state
-machine's own affair (`allowance`).
+The rule that holds is recorded as an event at once, so that it still holds after a restart. What
+was spent is written into the training's report, which a closed round keeps. Budgets are checked by
+the state machine itself (`scheduler.spend`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.campaign.spec import CampaignBudget, CampaignSpec
+from trappm.cluster.learning.training_report import Spent, TrainingReport
 from trappm.cluster.scheduler.stop_rules import (
-    RoundResult,
     Stop,
     StopRules,
-    foretold,
+    forecast,
     past,
+    result_of,
     stopped,
 )
 from trappm.store import AssignmentState, CampaignRecord, Store
 
 ENOUGH = "enough"
-"""The kind of event that tells which rule held."""
+"""The kind of event that records which rule held."""
 
 
-class Ending:
-    """The stop rules of one campaign, and what they have said so far."""
+class StopCheck:
+    """The stop rules of one campaign, and whether one of them has held."""
 
     def __init__(self, store: Store, campaign_id: str, spec: CampaignSpec) -> None:
-        self._store, self._id, self._spec = store, campaign_id, spec
-        self.has_come = False
+        self._store = store
+        self._id = campaign_id
+        self._spec = spec
+        self.holds = False
         """A rule held, and nothing more is to begin."""
 
     def recall(self) -> None:
         """Reads back whether a rule held before a restart."""
-        self.has_come = rule_held(self._store, self._id) is not None
+        self.holds = rule_held(self._store, self._id) is not None
 
-    def hold(self, rule: str, told: str) -> str:
-        """Writes down that a rule holds; what is to be told of it."""
-        news = f"enough ({rule}): {told}"
-        event = {"message": news, "rule": rule, "told": told}
+    def record(self, stop: Stop) -> str:
+        """Records that a rule holds; one line for people."""
+        line = f"enough ({stop.rule}): {stop.reason}"
+        event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self._store.log_event(self._id, ENOUGH, event)
-        self.has_come = True
-        return news
+        self.holds = True
+        return line
 
-    def look_at_clock(self) -> str | None:
-        """What is to be told if the time is up, and was not before."""
+    def check_clock(self) -> str | None:
+        """One line for people if the time is up, and was not before."""
         rules = self._spec.stop
-        if self.has_come or rules is None:
+        if self.holds or rules is None:
             return None
         stop = past(rules, datetime.now(UTC))
-        return None if stop is None else self.hold(stop.rule, stop.told)
+        return None if stop is None else self.record(stop)
 
-    def ask(self, report: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-        """The report of a training with what was spent until then, and whether errors end it.
+    def check_errors(self, report: TrainingReport) -> tuple[TrainingReport, str | None]:
+        """Adds to a training's report what was spent, and checks targets and plateau.
 
         Returns:
-            The report, and what is to be told: that a rule holds, when it does for the first time.
+            The report, and one line for people if a rule holds for the first time.
         """
         labels = self._store.label_counts(self._id).get(self._id, 0)
-        spent = {
-            "labels": labels,
-            "gpu_seconds": self._store.measuring_seconds(self._id),
-            "at": datetime.now(UTC).isoformat(),
-        }
-        told = {**report, "spent": spent}
+        seconds = self._store.measuring_seconds(self._id)
+        report = replace(report, spent=Spent(labels, seconds, datetime.now(UTC)))
         rules = self._spec.stop
-        if self.has_come or rules is None:
-            return told, None
-        before = [r.report or {} for r in self._store.rounds(self._id)]
-        known = [r for r in map(RoundResult.of, (*before, told)) if r is not None]
+        if self.holds or rules is None:
+            return report, None
+        reports = [*training_reports(self._store, self._id), report]
         generator = np.random.default_rng([self._spec.seed, labels])
-        stop = stopped(rules, known, self._spec.devices.keys, generator)
-        return told, None if stop is None else self.hold(stop.rule, stop.told)
+        results = [result_of(known) for known in reports]
+        stop = stopped(rules, results, self._spec.devices.keys, generator)
+        return report, None if stop is None else self.record(stop)
+
+
+def training_reports(store: Store, campaign_id: str) -> list[TrainingReport]:
+    """Those with which rounds were closed, in their order."""
+    reports = [TrainingReport.of(r.report) for r in store.rounds(campaign_id)]
+    return [report for report in reports if report is not None]
 
 
 def rule_held(store: Store, campaign_id: str) -> Stop | None:
     """The rule that has ended a campaign, or is just ending it."""
-    told = [e.message for e in store.events(campaign_id, kind=ENOUGH)]
+    records = [e.message for e in store.events(campaign_id, kind=ENOUGH)]
     # Earlier versions wrote it into the reports of the rounds.
-    told += [(r.report or {}).get("stop", {}) for r in store.rounds(campaign_id)]
-    return next((Stop(one["rule"], one["told"]) for one in told if "rule" in one), None)
+    records += [(r.report or {}).get("stop", {}) for r in store.rounds(campaign_id)]
+    return next((Stop(r["rule"], r["told"]) for r in records if "rule" in r), None)
 
 
-def end_of(store: Store, campaign: CampaignRecord) -> dict[str, Any] | None:
-    """What ended a campaign or will end it, and when; None while nothing can be foretold.
+@dataclass(frozen=True, kw_only=True)
+class CampaignEnd:
+    """What ended a campaign, or what will end it first at the pace so far."""
 
-    Returns:
-        rule, told (for people), holds (whether it does by now), and for one that does: unmeasured,
-        how many configurations were planned for nothing; for one that does not yet: labels at which
-        it will, at (UTC, ISO 8601).
-    """
+    rule: str
+    reason: str
+    """For people."""
+    holds: bool
+    """It has ended the campaign, or is just ending it."""
+    unmeasured: int | None = None
+    """Configurations that were planned for nothing, where a rule holds."""
+    labels: int | None = None
+    """At which it will hold, where it does not yet."""
+    at: datetime | None = None
+    """When it will hold."""
+
+
+def end_of(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
+    """What ended a campaign or will end it; None while there is no pace to forecast from."""
     held = rule_held(store, campaign.id)
     if held is not None:
         counts = store.assignment_counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
-        return {"rule": held.rule, "told": held.told, "holds": True, "unmeasured": unmeasured}
-    reports = [r.report for r in store.rounds(campaign.id) if r.report]
-    launch = RoundResult(0, 0.0, datetime.fromisoformat(campaign.created_at))
-    known = [r for r in map(RoundResult.of, reports) if r is not None]
-    # Only these keys: reading a whole campaign file brings in torch, and status is to be quick.
-    rules = TypeAdapter(StopRules | None).validate_python(campaign.spec.get("stop"))
-    rounds = known if len(known) > 1 else [launch, *known]
-    stop = foretold(rules or StopRules(), rounds, _planned(campaign.spec))
-    if stop is None:
+        return CampaignEnd(rule=held.rule, reason=held.reason, holds=True, unmeasured=unmeasured)
+    spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
+    if not spent:
         return None
-    return {
-        "rule": stop.rule,
-        "told": stop.told,
-        "holds": False,
-        "labels": None if stop.labels is None else round(stop.labels),
-        "at": None if stop.at is None else stop.at.astimezone(UTC).isoformat(),
-    }
-
-
-def _planned(spec: Mapping[str, Any]) -> int:
-    """Labels of all rounds on all devices, by a campaign file as the store keeps it."""
-    parts = [spec["evaluation"], spec["initial"], *[spec["rounds"]] * spec["rounds"]["count"]]
-    return sum(part["source"] + part["target"] for part in parts)
+    launch = Spent(0, 0.0, datetime.fromisoformat(campaign.created_at))
+    begin = spent[0] if len(spent) > 1 else launch
+    coming = forecast(budget.stop or StopRules(), begin, spent[-1], budget.total)
+    if coming is None:
+        return None
+    return CampaignEnd(
+        rule=coming.rule,
+        reason=coming.reason,
+        holds=False,
+        labels=round(coming.labels),
+        at=coming.at.astimezone(UTC),
+    )

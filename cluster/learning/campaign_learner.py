@@ -1,28 +1,30 @@
 """What the learner does for a campaign: encode its pool, train its heads, choose, publish.
 
-Plain Python without Ray: `actors.LearnerActor` puts it into a process of its own. Everything that
+Plain Python without Ray: `actors.learner_actor` puts it into a process of its own. Everything that
 is random comes from the campaign's seed, so the same labels give the same heads and choices.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
+from trappm.cluster.learning.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, OnProgress, TrainingLabel
+from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.bench.errors import accuracy
+from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
@@ -31,9 +33,13 @@ from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Phase
+from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
+Errors = dict[str, Accuracy]
+"""By metric."""
 
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads yet."""
@@ -89,52 +95,47 @@ class CampaignLearner:
         """Of the pool, in its order (n, width)."""
         return self._pool.embeddings
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 
-        A run that ran out of memory teaches the memory head what it needs at least.
-
-        Returns:
-            labels: training labels by device; devices: error by device and metric on the evaluation
-            set; transfer: for devices other than the source, the error from scratch beside it;
-            evaluation: each prediction beside its measurement.
+        A run that ran out of memory teaches the memory head what it needs at least. Heads that
+        started from the source's are judged beside heads from scratch.
         """
         labels = [
             label
             for label in labels
             if label.memory_above_mib is not None or any(v is not None for v in label.values)
         ]
-        self._training_labels = [label for label in labels if label.role == "train"]
+        self._training_labels = [label for label in labels if label.role == Role.TRAIN]
         self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
-        report: dict[str, Any] = {
-            "labels": dict(counts), "devices": {}, "transfer": {}, "evaluation": [],
-        }  # fmt: skip
-        devices = sorted(counts, key=lambda device: (device != self._source, device))
-        devices = [device for device in devices if counts[device] >= LEAST_TRAINING_LABELS]
+        devices = [device for device in counts if counts[device] >= LEAST_TRAINING_LABELS]
+        devices.sort(key=lambda device: (device != self._source, device))
         trainings = max(1, 2 * len(devices) - 1)
+        parts = (_part(on_progress, number, trainings) for number in itertools.count())
+        errors: dict[str, Errors] = {}
+        transfer: dict[str, dict[str, TransferErrors]] = {}
+        evaluation: list[Judgement] = []
         for device in devices:
             training = [x for x in self._training_labels if x.device == device]
-            evaluation = [x for x in labels if x.device == device and x.role == "evaluate"]
+            held_out = [x for x in labels if x.device == device and x.role == Role.EVALUATE]
             init = None if device == self._source else self._heads.get(self._source)
-            first = max(0, 2 * devices.index(device) - 1)
-            progress = _part(on_progress, first, trainings)
-            self._heads[device] = self._train(training, init, progress)
-            errors, pairs = self._judge(self._heads[device], evaluation)
-            report["devices"][device] = errors
-            report["evaluation"] += pairs
+            self._heads[device] = self._train(training, init, next(parts))
+            errors[device], judgements = self._judge(self._heads[device], held_out)
+            evaluation += judgements
             if init is not None:
-                progress = _part(on_progress, first + 1, trainings)
-                scratch, _ = self._judge(self._train(training, None, progress), evaluation)
-                report["transfer"][device] = {
-                    metric: {
-                        "transferred": errors[metric]["mape"],
-                        "from_scratch": scratch[metric]["mape"],
-                    }
-                    for metric in errors
+                scratch, _ = self._judge(self._train(training, None, next(parts)), held_out)
+                transfer[device] = {
+                    metric: TransferErrors(errors[device][metric]["mape"], scratch[metric]["mape"])
+                    for metric in errors[device]
                     if metric in scratch
                 }
-        return report
+        return TrainingReport(
+            labels=dict(counts),
+            devices=cast("Mapping[str, Mapping[str, Mapping[str, float | None]]]", errors),
+            transfer=transfer,
+            evaluation=evaluation,
+        )
 
     def choose(self, request: ChoiceRequest) -> list[Choice]:
         """Picks what to measure next on a device, with reasons; without any label as well."""
@@ -217,8 +218,8 @@ class CampaignLearner:
             return None
         if isinstance(heads, Heads) and "memory_mib" in heads.metrics:
             return heads.out_of_memory(workloads, capacity)
-        said = knowledge.estimates.get("memory_mib")
-        return None if said is None else probability_above(said, USABLE_SHARE * capacity)
+        estimate = knowledge.estimates.get("memory_mib")
+        return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
     def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Saves encoder and heads as a snapshot in the registry; its id, folder and manifest.
@@ -244,7 +245,7 @@ class CampaignLearner:
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         """Calls it the latest one unless it regressed; None, or why another one stays so."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
-        return None if promotion.moved else promotion.told
+        return None if promotion.moved else promotion.message
 
     def _by_phase(self, device: str) -> dict[Phase, TrainedHeads]:
         """A device's heads under each phase that its labels had; one fit serves both."""
@@ -279,7 +280,7 @@ class CampaignLearner:
 
     def _judge(
         self, heads: DeviceHeads, labels: Sequence[TrainingLabel]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    ) -> tuple[Errors, list[Judgement]]:
         """Errors by metric, and each prediction beside what was measured."""
         if not labels:
             return {}, []
@@ -287,8 +288,8 @@ class CampaignLearner:
         workloads = self._pool.workloads(self._cards[labels[0].device])
         predictions = heads.predict([workloads[i] for i in at])
         targets = _targets(labels)
-        errors: dict[str, Any] = {}
-        pairs = []
+        errors: Errors = {}
+        judgements = []
         for column, metric in enumerate(predictions.metrics):
             measured = targets[:, list(METRICS).index(metric)]
             known = np.flatnonzero(~np.isnan(measured)).tolist()
@@ -296,23 +297,23 @@ class CampaignLearner:
                 continue
             predicted, low, high = (
                 values[:, column]
-                for values in (predictions.mean, predictions.low, predictions.high)
+                for values in (predictions.median, predictions.low, predictions.high)
             )
-            errors[metric] = dict(accuracy(measured, predicted, low, high))
-            pairs += [
-                {
-                    "device": labels[i].device,
-                    "configuration_id": labels[i].configuration_id,
-                    "architecture": self._pool.configurations[at[i]].architecture,
-                    "metric": metric,
-                    "measured": float(measured[i]),
-                    "predicted": float(predicted[i]),
-                    "low": float(low[i]),
-                    "high": float(high[i]),
-                }
+            errors[metric] = accuracy(measured, predicted, low, high)
+            judgements += [
+                Judgement(
+                    device=labels[i].device,
+                    configuration_id=labels[i].configuration_id,
+                    architecture=self._pool.configurations[at[i]].architecture,
+                    metric=metric,
+                    measured=float(measured[i]),
+                    predicted=float(predicted[i]),
+                    low=float(low[i]),
+                    high=float(high[i]),
+                )
                 for i in known
             ]
-        return errors, pairs
+        return errors, judgements
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose])
@@ -346,9 +347,9 @@ def _step_times(
 ) -> npt.NDArray[np.float64] | None:
     """In ms (n), without a head for them those of the prior; None where there is neither."""
     if predictions is not None and "step_time_ms" in predictions.metrics:
-        return predictions.mean[:, predictions.metrics.index("step_time_ms")]
-    said = knowledge.estimates.get("step_time_ms")
-    return None if said is None else said.median
+        return predictions.median[:, predictions.metrics.index("step_time_ms")]
+    estimate = knowledge.estimates.get("step_time_ms")
+    return None if estimate is None else estimate.median
 
 
 def _part(on_progress: OnProgress, number: int, parts: int) -> OnProgress:

@@ -12,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.profiles.static_profiles import Pair
-from trappm.cluster.workers.interfaces import OnProgress
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.physics.device_specs import has_kernels
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration, GraphTemplate
+from trappm.profiler.progress import OnProgress
+from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.step_profile import StepProfile

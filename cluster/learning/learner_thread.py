@@ -11,20 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trappm.cluster.campaign.news import Teller
+from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
+from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Learner, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
+from trappm.store.records import Role
 
 OnChosen = Callable[[str, int, Sequence[Choice]], None]
-OnLearned = Callable[[dict[str, Any], bool], None]
+OnLearned = Callable[[TrainingReport, bool], None]
 
 
-class Thinker:
+class LearnerThread:
     """Asks the learner one thing at a time, and hands on its answers when the loop asks for them.
 
     Args:
@@ -35,18 +37,18 @@ class Thinker:
     def __init__(
         self,
         learner: Learner,
-        teller: Teller,
+        news: News,
         pace: Pace,
         on_chosen: OnChosen,
         on_learned: OnLearned,
     ) -> None:
         self._learner = learner
-        self._teller = teller
+        self._news = news
         self._pace = pace
         self._on_chosen = on_chosen
         self._on_learned = on_learned
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._asked: tuple[Future[Any], Callable[[Any], None]] | None = None
+        self._pending: tuple[Future[Any], Callable[[Any], None]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -58,13 +60,13 @@ class Thinker:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._teller.stop.set()  # the learner hears of it with its next progress
+            self._news.stop.set()  # the learner hears of it with its next progress
         self._thread.shutdown()
 
     @property
     def is_busy(self) -> bool:
         """An answer is still to be handed on."""
-        return self._asked is not None
+        return self._pending is not None
 
     def prepare(
         self,
@@ -75,14 +77,14 @@ class Thinker:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
         templates = store.graph_templates(pairs)
-        self._teller.tell("encoder", total=0)
+        self._news.tell("encoder", total=0)
         self._learner.set_pool(
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
-            self._teller.on_progress("encoder"),
+            self._news.on_progress("encoder"),
             steps=store.step_profiles(pairs),
             kernels=kernels,
         )
-        self._teller.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
+        self._news.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
     def choose(self, request: ChoiceRequest, number: int) -> None:
         """Begins to choose a device's part of the round of this number."""
@@ -94,11 +96,11 @@ class Thinker:
     def learn(self, labels: Sequence[TrainingLabel], initial_ended: bool, is_alone: bool) -> None:
         """Begins to train; its progress is shown if nothing else goes on."""
         if is_alone:
-            self._teller.tell("learning", total=0)
+            self._news.tell("learning", total=0)
         begin = time.monotonic()
-        on_progress = self._teller.on_progress("learning", is_shown=is_alone)
+        on_progress = self._news.on_progress("learning", is_shown=is_alone)
 
-        def learned(report: dict[str, Any]) -> None:
+        def learned(report: TrainingReport) -> None:
             self._pace.learned(time.monotonic() - begin)
             self._on_learned(report, initial_ended)
 
@@ -110,20 +112,20 @@ class Thinker:
         Raises:
             TrappmError: the learner failed.
         """
-        if self._asked is None:
+        if self._pending is None:
             return
-        future, answer = self._asked
+        future, answer = self._pending
         if patience_s:
             wait([future], timeout=patience_s)
         if future.done():
-            self._asked = None
+            self._pending = None
             answer(future.result())
 
     def publish(
         self, registry: Path, campaign_id: str, labels: Sequence[TrainingLabel], errors: Any
     ) -> dict[str, Any]:
         """Publishes a snapshot; its id, folder and manifest."""
-        evaluated = Counter(label.device for label in labels if label.role == "evaluate")
+        evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
         fields = {
             "campaign": campaign_id,
             "errors": errors,
@@ -137,24 +139,7 @@ class Thinker:
         return self._learner.promote(registry, snapshot_id)
 
     def _ask(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        self._asked = self._thread.submit(question), answer
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Labels that heads do not learn from, and are not judged by."""
-
-    device: str
-    fingerprint: str
-    """Of the stack that they were measured on."""
-    labels: int
-    why: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.device}: {self.labels} labels are left out of learning, since they are of "
-            f"another device than most here: {self.why}"
-        )
+        self._pending = self._thread.submit(question), answer
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ class KernelKey:
 
     @property
     def file_name(self) -> str:
-        told = (FORMAT, *_versions(), self.architecture, self.input_size, str(self.precision),
+        parts = (FORMAT, *_versions(), self.architecture, self.input_size, str(self.precision),
                 str(self.memory_format), self.fused_attention)  # fmt: skip
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class KernelCache:
 
     def get(self, key: KernelKey) -> KernelProfile | None:
         """The profile, if there is one; a damaged one is removed, to be traced again."""
-        found = self._load(key)
-        return None if found is None else found[1]
+        loaded = self._load(key)
+        return None if loaded is None else loaded[1]
 
     def read(self, key: KernelKey) -> bytes | None:
         """The same as `KernelProfile.to_bytes` gives it."""
-        found = self._load(key)
-        return None if found is None else found[0]
+        loaded = self._load(key)
+        return None if loaded is None else loaded[0]
 
     def _load(self, key: KernelKey) -> tuple[bytes, KernelProfile] | None:
         from trappm.profiler.simulation.kernel_profile import KernelProfile

@@ -15,9 +15,9 @@ from trappm.cluster.profiles.static_profiles import profile_in_processes
 from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
+from trappm.profiler.records import Pair
 from trappm.store import Store
 
-Pair = tuple[str, int]
 Watch = Callable[[int, int, ProfiledGraph | None], None]
 """Called with static profiles done, how many in all, and the one that was made last."""
 

@@ -20,13 +20,12 @@ from trappm.cluster.profiles.worker_processes import (
 )
 from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.errors import TrappmError, one_line
+from trappm.profiler.records import Pair
 
 ENDED_ITS_PROCESS = "the static profile ended its process"
 
 _TASKS_PER_WORKER = 200
 """On average; then fresh workers go on, so that what libraries keep in memory cannot pile up."""
-
-Pair = tuple[str, int]
 
 
 def profile_graph(

@@ -1,29 +1,28 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Leaving, Seen    -->  workforce  --> Measure, MeasureCanary, Dismiss
+    Joined, Lost, Leaving, Seen    -->  workers    --> Measure, MeasureCanary, Dismiss
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
-    Learned                        -->  thoughts   --> Plan, Learn, Close, Publish
+    Learned                        -->  learner    --> Plan, Learn, Close, Publish
 
-Assignments are handed out one by one, so that long and short ones mix and nobody waits for a round
-to end. On GPUs the learner runs ahead: the next round is chosen while there is still work for as
-long as choosing it will take. On a CPU device, which measurements and learner share, the same
-machine does one thing at a time. Each event costs O(log n) of what waits.
+Assignments are handed out one by one, so that long and short ones mix and no worker waits for a
+round to end. On GPUs the learner runs ahead: the next round is chosen while there is still work for
+as long as choosing will take. On a CPU device, which measurements and learner share, the same
+machine does one thing at a time. Each event costs O(log n) of the assignments that wait.
 
-Rounds keep their meaning: each device has its share of each round, and a round is closed with the
-report of the first training that began after its last assignment had ended.
-
-Once a stop rule holds nothing more begins. What runs ends, the learner learns from it, and what was
-only planned counts as ended. A budget is kept before that: nothing is handed out that, beside what
-runs, would overrun it.
+Each device has its share of each round. A round is closed with the report of the first training
+that began after its last assignment had ended. Once a stop rule holds nothing more begins: what
+runs ends and is learned from, what was only planned counts as ended. Nothing is handed out that,
+beside what runs, would overrun a budget.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from trappm.cluster.scheduler.learner_jobs import LearnerJobs
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     CanaryMeasured,
     Close,
     Command,
@@ -46,15 +45,14 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Seen,
     Settled,
-    Spent,
     Stopped,
     Waiting,
     Worker,
 )
 from trappm.cluster.scheduler.ranked_queue import RankedQueue
 from trappm.cluster.scheduler.rounds import UNLEARNED_ROUNDS, Rounds
-from trappm.cluster.scheduler.spend import Allowance
-from trappm.cluster.scheduler.worker_table import Seat, Workforce
+from trappm.cluster.scheduler.spend import Spend
+from trappm.cluster.scheduler.worker_table import Seat, WorkerTable
 from trappm.profiler.records import Outcome
 from trappm.store.records import attempts_allowed, is_final
 
@@ -76,7 +74,7 @@ class Machine:
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
         enough: a stop rule held before.
-        allowance: what may still be spent; by default everything.
+        spend: what may still be spent; by default everything.
     """
 
     def __init__(
@@ -88,40 +86,28 @@ class Machine:
         next_rounds: Mapping[str, int] | None = None,
         closed: Iterable[int] = (),
         enough: bool = False,
-        allowance: Allowance | None = None,
+        spend: Spend | None = None,
     ) -> None:
         self.course = course
         self.is_over = False
         self._canary_is_due = canary_is_due
         self._queues = {device: RankedQueue() for device in course.devices}
-        self._workforce = Workforce(course.devices)
+        self._workers = WorkerTable(course.devices)
         self._rounds = Rounds(course, next_rounds, closed)
         self._to_close: list[int] = []
-        self._thoughts: deque[Plan | Learn] = deque()
-        self._thinking: Plan | Learn | None = None
-        self._thinking_since = 0.0
-        self._learns = False
-        """There was a training among the thoughts since then."""
-        self._thinking_s: float | None = None
-        """How long it took the last time."""
-        self._allowance = allowance or Allowance()
+        self._learner = LearnerJobs()
+        self._spend = spend or Spend()
         self._settled_late: dict[str, bool] = {}
         """What ended by a late result while another worker measured it; whether it has a label."""
         self._is_ending = False
         """A stop rule held: nothing more begins."""
-        self._has_tried = False
-        self._has_heads = False
-        self._knows_all = False
-        """No assignment has ended since the learner was last told to learn."""
         self._time = 0.0
         self._now: float | None = None
         self._commands: list[Command] = []
-        for one in waiting:
-            self._add(one)
+        for assignment in waiting:
+            self._add(assignment)
         if enough:
             self._begin_no_more()
-
-    # What it can be asked.
 
     @property
     def to_come(self) -> dict[str, int]:
@@ -133,7 +119,7 @@ class Machine:
     @property
     def measuring(self) -> int:
         """How many workers are at something, be it a canary."""
-        return self._workforce.at_work
+        return self._workers.at_work
 
     @property
     def round_number(self) -> int:
@@ -142,13 +128,13 @@ class Machine:
 
     def leases(self) -> Iterator[tuple[Worker, Waiting]]:
         """Who measures what."""
-        return self._workforce.leases()
+        return self._workers.leases()
 
     def stalled(self) -> set[str]:
         """Devices with work that no worker is there for, while nothing else goes on either."""
-        if self._thinking or self.measuring or self.is_over:
+        if self._learner.current or self.measuring or self.is_over:
             return set()
-        able = self._workforce.able
+        able = self._workers.able
         return {device for device, queue in self._queues.items() if queue and not able[device]}
 
     # Events.
@@ -167,8 +153,8 @@ class Machine:
         if not self.is_over:
             self._take(event)
             self._look_at_budgets()
-            self._think()
-            if not (self.course.keeps_host_quiet and self._thinking):
+            self._begin_job()
+            if not (self.course.keeps_host_quiet and self._learner.current):
                 self._hand_out()
         return self._commands
 
@@ -177,38 +163,38 @@ class Machine:
             case Joined(worker):
                 if worker.device in self._queues:
                     self._lose(worker, "it has started anew")
-                    self._workforce.join(worker, self._time)
+                    self._workers.join(worker, self._time)
             case Lost(worker, why):
                 self._lose(worker, why)
             case Stopped(worker):
-                self._workforce.stop(worker)
+                self._workers.stop(worker)
             case Leaving(worker):
-                self._workforce.retire(worker)
+                self._workers.retire(worker)
             case Seen(workers):
-                self._workforce.see(workers, self._time)
+                self._workers.see(workers, self._time)
             case Measured():
                 self._end(event)
             case CanaryMeasured(worker):
-                self._workforce.free(worker)
+                self._workers.free(worker)
             case Planned(device, number, assignments):
                 if not self._is_ending:
                     self._rounds.next[device] = number + 1
-                    for one in assignments:
-                        self._add(one)
+                    for assignment in assignments:
+                        self._add(assignment)
                 if number >= UNLEARNED_ROUNDS and not self.course.keeps_host_quiet:
                     # Rounds that are short beside a training: more of them before the next one.
-                    self._thoughts.extend(self._plans([device]))
-                self._end_thought()
+                    self._learner.add(self._plans([device]))
+                self._learner.end(self._time)
             case Settled(assignment_ids):
-                self._allowance.labels += len(assignment_ids)
+                self._spend.labels += len(assignment_ids)
                 self._settle(assignment_ids)
             case Learned(has_heads, enough):
-                self._has_heads = has_heads
+                self._learner.has_heads = has_heads
                 if enough:
                     self._begin_no_more()
                 for number in self._to_close if has_heads or self._is_ending else ():
                     self._close(number)
-                self._end_thought()
+                self._learner.end(self._time)
             case Enough():
                 self._begin_no_more()
             case _:
@@ -216,48 +202,50 @@ class Machine:
 
     # Assignments and who measures them.
 
-    def _add(self, one: Waiting) -> None:
-        self._rounds.add(one)
-        self._queues[one.device].push(one)
+    def _add(self, assignment: Waiting) -> None:
+        self._rounds.add(assignment)
+        self._queues[assignment.device].push(assignment)
 
-    def _end(self, one: Measured) -> None:
-        worker, running = one.worker, self._workforce.running(one.worker)
-        self._allowance.spend(worker.device, one.seconds)
-        if running is None or running.id != one.assignment_id:
+    def _end(self, event: Measured) -> None:
+        worker, running = event.worker, self._workers.running(event.worker)
+        self._spend.spend(worker.device, event.seconds)
+        if running is None or running.id != event.assignment_id:
             # Late: its lease was lost before. The result is kept, and may settle the assignment.
-            if is_final(one.outcome):
-                waited = self._settle([one.assignment_id])
-                self._allowance.labels += one.is_label * waited
+            if is_final(event.outcome):
+                waited = self._settle([event.assignment_id])
+                self._spend.labels += event.is_label * waited
                 if not waited:  # whoever measures it now need not succeed any more
-                    self._settled_late[one.assignment_id] = one.is_label
+                    self._settled_late[event.assignment_id] = event.is_label
             return
-        self._workforce.free(worker)
-        self._allowance.end(worker.device)
-        self._allowance.labels += one.is_label
-        if is_final(one.outcome):
+        self._workers.free(worker)
+        self._spend.end(worker.device)
+        self._spend.labels += event.is_label
+        if is_final(event.outcome):
             self._ended(running.round_number, running.device)
         else:
-            self._fail(running, worker, one.outcome)
+            self._fail(running, worker, event.outcome)
 
     def _lose(self, worker: Worker, why: str) -> None:
-        running = self._workforce.leave(worker, self._time)
+        running = self._workers.leave(worker, self._time)
         if running is not None:
-            self._allowance.end(worker.device)
+            self._spend.end(worker.device)
             self._commands.append(GiveUp(running.id, why))
             self._fail(running, worker, None)
 
-    def _fail(self, one: Waiting, worker: Worker, outcome: Outcome | None) -> None:
-        failures, hosts = one.failures + 1, (*one.hosts, worker.host)
-        if one.id in self._settled_late:
-            self._allowance.labels += self._settled_late.pop(one.id)
-            self._ended(one.round_number, one.device)
+    def _fail(self, assignment: Waiting, worker: Worker, outcome: Outcome | None) -> None:
+        failures, hosts = assignment.failures + 1, (*assignment.hosts, worker.host)
+        if assignment.id in self._settled_late:
+            self._spend.labels += self._settled_late.pop(assignment.id)
+            self._ended(assignment.round_number, assignment.device)
         elif failures >= attempts_allowed(outcome, self.course.max_attempts):
-            self._commands.append(Quarantine(one.id, one.device, failures, hosts))
-            self._ended(one.round_number, one.device)
+            self._commands.append(Quarantine(assignment.id, assignment.device, failures, hosts))
+            self._ended(assignment.round_number, assignment.device)
         elif self._is_ending:
-            self._ended(one.round_number, one.device)
+            self._ended(assignment.round_number, assignment.device)
         else:
-            self._queues[one.device].push(replace(one, failures=failures, hosts=hosts))
+            self._queues[assignment.device].push(
+                replace(assignment, failures=failures, hosts=hosts)
+            )
 
     def _settle(self, assignment_ids: Iterable[str]) -> int:
         """These need no measurement any more; how many of them were waiting for one."""
@@ -272,28 +260,28 @@ class Machine:
 
     def _ended(self, number: int, device: str) -> None:
         self._rounds.end(number, device)
-        self._knows_all = False
+        self._learner.knows_all = False
 
     def _look_at_leases(self) -> None:
         """Dismisses who was silent for the length of a lease."""
-        self._workforce.forget_hosts(self._time)
-        for seat in self._workforce.due(self._time):
+        self._workers.forget_hosts(self._time)
+        for seat in self._workers.due(self._time):
             silent_s = self._time - seat.seen_at
             if silent_s >= self.course.lease_s:
                 why = f"it has not answered for {silent_s:.0f} s"
                 self._commands.append(Dismiss(seat.worker, why))
                 self._lose(seat.worker, why)
                 continue
-            self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+            self._workers.look_at(seat, self._time + self.course.lease_s / 3)
 
     # Handing out.
 
     def _hand_out(self) -> None:
         for device in self._in_order():
-            queue, idle = self._queues[device], self._workforce.idle[device]
+            queue, idle = self._queues[device], self._workers.idle[device]
             if queue and idle:
                 for seat in list(idle.values()):
-                    if not queue or not self._may_begin or self._allowance.awaits_first:
+                    if not queue or not self._may_begin or self._spend.awaits_first:
                         break
                     self._give_work(seat)
 
@@ -306,49 +294,47 @@ class Machine:
 
     def _give_work(self, seat: Seat) -> None:
         worker = seat.worker
-        if self.course.keeps_host_quiet and self._workforce.busy[worker.host]:
+        if self.course.keeps_host_quiet and self._workers.busy[worker.host]:
             return
-        one = None
+        assignment = None
         if self._canary_is_due(worker):
             self._commands.append(MeasureCanary(worker))
         else:
-            hosts = self._workforce.hosts[worker.device]
-            one = self._queues[worker.device].pop_for(worker.host, hosts)
-            if one is None:
+            hosts = self._workers.hosts[worker.device]
+            assignment = self._queues[worker.device].pop_for(worker.host, hosts)
+            if assignment is None:
                 return
-            self._commands.append(Measure(worker, one.id))
-            self._allowance.begin(worker.device)
+            self._commands.append(Measure(worker, assignment.id))
+            self._spend.begin(worker.device)
         seat.seen_at = self._time
-        self._workforce.begin(seat, one)
-        self._workforce.look_at(seat, self._time + self.course.lease_s / 3)
+        self._workers.begin(seat, assignment)
+        self._workers.look_at(seat, self._time + self.course.lease_s / 3)
 
-    # Thinking: what to measure next, and what has been learned.
+    # The learner: what to measure next, and what has been learned.
 
-    def _think(self) -> None:
-        """Begins the next thought, when it is time for one and none is on its way."""
+    def _begin_job(self) -> None:
+        """Gives the learner its next job, when it is time for one and it has none."""
         if self._rounds.open and self._rounds.current == 0 and self._rounds.has_ended(0):
             self._close(0)  # the evaluation set teaches nothing
-        if self._thinking is not None:
+        if self._learner.current is not None:
             return
         if self._has_learned():  # what was planned since then, and is empty, ends at once
             for number in self._rounds.ended:
                 self._close(number)
         if not self._may_begin:
-            self._thoughts = deque(one for one in self._thoughts if isinstance(one, Learn))
-        if not self._thoughts:
-            self._thoughts.extend(self._next_thoughts())
-            self._thinking_since = self._time
-        if self._thoughts:
-            self._thinking = self._thoughts.popleft()
-            if isinstance(self._thinking, Learn):
-                self._learns = self._has_tried = self._knows_all = True
+            self._learner.drop_plans()
+        if self._learner.is_idle:
+            self._learner.begin(self._next_jobs(), self._time)
+        job = self._learner.next()
+        if job is not None:
+            if isinstance(job, Learn):
                 self._to_close = self._rounds.ended
-            self._commands.append(self._thinking)
+            self._commands.append(job)
         elif not self._rounds.open and not self.measuring and self._has_learned():
             self.is_over = True
             self._commands.append(Publish())
 
-    def _next_thoughts(self) -> list[Plan | Learn]:
+    def _next_jobs(self) -> list[Plan | Learn]:
         draws = self._rounds.draws()
         if draws and self._may_begin:
             return [*draws]
@@ -360,8 +346,8 @@ class Machine:
             return []  # what is planned is to be measured first
         if self._has_learned():
             return choices
-        initial_ended = self._rounds.left(1, self.course.devices[0]) == 0
-        if self._has_tried and not self._has_heads and not initial_ended:
+        initial_ended = self._rounds.unended(1, self.course.devices[0]) == 0
+        if self._learner.has_tried and not self._learner.has_heads and not initial_ended:
             return []  # there were too few labels: wait for all of the initial draw
         return [Learn(initial_ended), *choices]
 
@@ -376,45 +362,39 @@ class Machine:
         waiting = len(self._queues[device])
         if not waiting or self.course.keeps_host_quiet:
             return not waiting
-        workers = max(1, self._workforce.able[device])
-        mean_s = self._allowance.mean_s.get(device)
-        if self._thinking_s is None or mean_s is None:
+        workers = max(1, self._workers.able[device])
+        mean_s = self._spend.mean_s.get(device)
+        training_s = self._learner.training_s
+        if training_s is None or mean_s is None:
             return waiting <= workers
         lasts_s = waiting * mean_s / workers
-        return lasts_s <= _MARGIN * self._thinking_s
+        return lasts_s <= _MARGIN * training_s
 
     def _has_learned(self) -> bool:
         """The learner knows all labels, in this process, and has heads, or gets none any more."""
-        return self._knows_all and (self._has_heads or self._is_ending)
-
-    def _end_thought(self) -> None:
-        if isinstance(self._thinking, Learn) and not self._has_heads:
-            self._thoughts.clear()  # there is nothing to choose by
-        self._thinking = None
-        if self._learns and not self._thoughts:
-            self._thinking_s, self._learns = self._time - self._thinking_since, False
+        return self._learner.knows_all and (self._learner.has_heads or self._is_ending)
 
     # The end.
 
     @property
     def _may_begin(self) -> bool:
         """One more assignment may be handed out."""
-        return not self._is_ending and self._allowance.has_room
+        return not self._is_ending and self._spend.has_room
 
     def _look_at_budgets(self) -> None:
         """Ends the campaign when nothing runs and a budget has no room for what is to come."""
-        if self._is_ending or (stop := self._allowance.spent) is None:
+        if self._is_ending or (stop := self._spend.spent) is None:
             return
         if any(queue or not self._rounds.is_planned(d) for d, queue in self._queues.items()):
             self._begin_no_more()
-            self._commands.append(Spent(stop.rule, stop.told))
+            self._commands.append(BudgetSpent(stop))
 
     def _begin_no_more(self) -> None:
         """What runs still ends; what waits, and rounds that nobody has planned, are no more."""
         self._is_ending = True
-        self._rounds.end_early(one for _, one in self.leases())
+        self._rounds.end_early(assignment for _, assignment in self.leases())
         self._queues = {device: RankedQueue() for device in self.course.devices}
-        self._thoughts.clear()
+        self._learner.drop_all()
 
     def _close(self, number: int) -> None:
         self._rounds.open.remove(number)

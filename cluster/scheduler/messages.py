@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trappm.cluster.scheduler.stop_rules import Stop
 from trappm.profiler.records import Outcome
 
 
@@ -243,12 +244,10 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """A budget is spent, and nothing more begins: write that down."""
+class BudgetSpent:
+    """A budget is spent, and nothing more begins: record that."""
 
-    rule: str
-    told: str
-    """For people."""
+    stop: Stop
 
 
 @dataclass(frozen=True)
@@ -257,5 +256,14 @@ class Publish:
 
 
 Command = (
-    Measure | MeasureCanary | Dismiss | GiveUp | Quarantine | Plan | Learn | Close | Spent | Publish
+    Measure
+    | MeasureCanary
+    | Dismiss
+    | GiveUp
+    | Quarantine
+    | Plan
+    | Learn
+    | Close
+    | BudgetSpent
+    | Publish
 )

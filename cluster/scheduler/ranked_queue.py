@@ -31,9 +31,15 @@ class RankedQueue:
         self._forget_removed()
         return self._heap[0][0]
 
-    def push(self, one: Waiting) -> None:
-        self._waiting[one.id] = one.round_number
-        entry = (one.round_number, one.failures, one.rank, one.id, one)
+    def push(self, assignment: Waiting) -> None:
+        self._waiting[assignment.id] = assignment.round_number
+        entry = (
+            assignment.round_number,
+            assignment.failures,
+            assignment.rank,
+            assignment.id,
+            assignment,
+        )
         heapq.heappush(self._heap, entry)
 
     def remove(self, assignment_id: str) -> int | None:
@@ -52,25 +58,27 @@ class RankedQueue:
             hosts: how many workers each host has for this device.
         """
         passed_over = []
-        found = None
-        while found is None:
+        taken = None
+        while taken is None:
             self._forget_removed()
             if not self._heap:
                 break
             entry = heapq.heappop(self._heap)
             if _may_go_to(host, entry[-1], hosts):
-                found = entry[-1]
-                del self._waiting[found.id]
+                taken = entry[-1]
+                del self._waiting[taken.id]
             else:
                 passed_over.append(entry)
         for entry in passed_over:
             heapq.heappush(self._heap, entry)
-        return found
+        return taken
 
     def _forget_removed(self) -> None:
         while self._heap and self._heap[0][3] not in self._waiting:
             heapq.heappop(self._heap)
 
 
-def _may_go_to(host: str, one: Waiting, hosts: Counter[str]) -> bool:
-    return host not in one.hosts or all(hosts[other] == 0 or other in one.hosts for other in hosts)
+def _may_go_to(host: str, assignment: Waiting, hosts: Counter[str]) -> bool:
+    return host not in assignment.hosts or all(
+        hosts[other] == 0 or other in assignment.hosts for other in hosts
+    )

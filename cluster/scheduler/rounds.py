@@ -29,7 +29,7 @@ class Rounds:
         self.open = [n for n in range(course.rounds) if n not in was_closed]
         """Those that are not closed, the earliest first."""
         self._course = course
-        self._left: Counter[tuple[int, str]] = Counter()
+        self._unended: Counter[tuple[int, str]] = Counter()
         """By round and device: how many assignments have not ended."""
 
     @property
@@ -44,13 +44,13 @@ class Rounds:
 
     def has_ended(self, number: int) -> bool:
         return all(
-            self.next[device] > number and self._left[number, device] == 0
+            self.next[device] > number and self._unended[number, device] == 0
             for device in self._course.devices
         )
 
-    def left(self, number: int, device: str) -> int:
+    def unended(self, number: int, device: str) -> int:
         """How many assignments of a device's part were planned, and have not ended."""
-        return self._left[number, device]
+        return self._unended[number, device]
 
     def is_planned(self, device: str) -> bool:
         """Whether this device's parts of all rounds are."""
@@ -73,18 +73,20 @@ class Rounds:
         """This device's part of its next round."""
         return self._plan(device, self.next[device])
 
-    def add(self, one: Waiting) -> None:
-        self._left[one.round_number, one.device] += 1
+    def add(self, assignment: Waiting) -> None:
+        self._unended[assignment.round_number, assignment.device] += 1
 
     def end(self, number: int, device: str) -> None:
-        self._left[number, device] -= 1
+        self._unended[number, device] -= 1
 
     def end_early(self, running: Iterable[Waiting]) -> None:
         """Only these are still to end; rounds that nobody has planned are no more."""
         planned = max(self.next.values())
         self.open = [number for number in self.open if number < planned]
         self.next = dict.fromkeys(self._course.devices, self._course.rounds)
-        self._left = Counter((one.round_number, one.device) for one in running)
+        self._unended = Counter(
+            (assignment.round_number, assignment.device) for assignment in running
+        )
 
     def _plan(self, device: str, number: int) -> Plan:
         return Plan(device, number, self._course.shares[device][number])

@@ -18,7 +18,7 @@ _MEMORY = 0.05
 """Weight of the newest measurement in the mean duration of a device's measurements."""
 
 
-class Allowance:
+class Spend:
     """The budgets among a campaign's stop rules, and what was spent of them.
 
     Args:

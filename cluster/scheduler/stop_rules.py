@@ -1,12 +1,11 @@
-"""When a campaign has learned enough, spent enough, or learns no more; and when that will be.
+"""The rules that end a campaign early: errors low enough, no progress, a budget spent, the clock.
 
 Errors on the evaluation set are means over few architectures, so a target counts as reached only
 when the upper bound of the mean is below it, by architectures, since batch sizes of one err alike.
-What is still to come follows from the curve so far: errors fall about with a power of the number of
-labels, labels come at the pace of the last rounds.
 
-Targets and plateaus are asked after each training. Budgets are looked at before each measurement
-(`allowance`), the clock once a second. Once a rule holds, nothing more begins.
+Targets and plateaus are checked after each training, budgets before each measurement (`spend`),
+the clock once a second. Once a rule holds, nothing more begins. Which budget ends the campaign
+first, and when, follows from the pace so far.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ import contextlib
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from trappm.cluster.learning.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS
 
-LEAST_ERROR = 1e-3
+SMALLEST_ERROR = 1e-3
 """Percent; less counts as this."""
 RESAMPLES = 1_000
 DRAWS_OF_T = 50_000
 """Enough for its quantiles to a percent."""
-LEAST_ROUNDS = 3
-"""A curve of fewer rounds foretells nothing."""
 
 Series = tuple[str, str]
 """A device and a metric."""
@@ -106,65 +104,52 @@ class Judged:
         return float(np.mean(self.errors))
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """What was known and spent after a training."""
+Result = Mapping[Series, Judged]
+"""How a training's heads predicted."""
 
-    labels: int
-    """In all, so far."""
-    gpu_seconds: float
-    """In all, so far."""
-    ended_at: datetime.datetime
-    judged: Mapping[Series, Judged] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, report: Mapping[str, Any]) -> RoundResult | None:
-        """From a learner's report with what was spent; None for one that does not tell."""
-        spent = report.get("spent")
-        if spent is None:
-            return None
-        pairs: dict[Series, list[tuple[float, str]]] = defaultdict(list)
-        for one in report["evaluation"]:
-            error = 100.0 * abs(one["predicted"] / one["measured"] - 1.0)
-            pairs[one["device"], one["metric"]].append((error, one["architecture"]))
-        return cls(
-            labels=spent["labels"],
-            gpu_seconds=spent["gpu_seconds"],
-            ended_at=datetime.datetime.fromisoformat(spent["at"]),
-            judged={
-                series: Judged([e for e, _ in found], [name for _, name in found])
-                for series, found in pairs.items()
-            },
-        )
+def result_of(report: TrainingReport) -> Result:
+    pairs: dict[Series, list[tuple[float, str]]] = defaultdict(list)
+    for judgement in report.evaluation:
+        error = 100.0 * abs(judgement.predicted / judgement.measured - 1.0)
+        pairs[judgement.device, judgement.metric].append((error, judgement.architecture))
+    return {series: Judged(*zip(*errors, strict=True)) for series, errors in pairs.items()}
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A rule that holds, or the one that will hold first."""
+    """A rule that holds."""
 
     rule: str
-    told: str
+    reason: str
     """For people."""
-    labels: float | None = None
-    """At which it will hold, where it does not yet."""
-    at: datetime.datetime | None = None
-    """When it will hold at the pace so far."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The rule that will hold first at the pace so far."""
+
+    rule: str
+    reason: str
+    """For people."""
+    labels: float
+    """At which it will hold."""
+    at: datetime.datetime
 
 
 def stopped(
     rules: StopRules,
-    rounds: Sequence[RoundResult],
+    results: Sequence[Result],
     devices: Sequence[str],
     generator: np.random.Generator,
 ) -> Stop | None:
     """Whether errors end a campaign after its last training: their target, or their plateau."""
-    if not rounds:
+    if not results:
         return None
-    last = rounds[-1]
-    if told := _reached(rules, last, devices, generator):
-        return Stop("target", told)
-    if told := _stagnates(rules, rounds):
-        return Stop("plateau", told)
+    if reason := _reached(rules, results[-1], devices, generator):
+        return Stop("target", reason)
+    if reason := _stagnates(rules, results):
+        return Stop("plateau", reason)
     return None
 
 
@@ -176,10 +161,10 @@ def overspent(
     then = _budgets(rules, labels + more_labels, gpu_seconds + more_seconds)
     for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
         if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-            told = f"{spent:.4g} of {limit:g} {rule} are spent"
+            reason = f"{spent:.4g} of {limit:g} {rule} are spent"
             if spent < limit:
-                told += f", and one more measurement takes about {expected - spent:.2g}"
-            return Stop(rule, told)
+                reason += f", and one more measurement takes about {expected - spent:.2g}"
+            return Stop(rule, reason)
     return None
 
 
@@ -190,38 +175,39 @@ def past(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_moment(rules.ends_at)}")
 
 
-def foretold(rules: StopRules, rounds: Sequence[RoundResult], planned: int) -> Stop | None:
-    """What will end a campaign first at the pace so far; None if nothing can be foretold.
+def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Forecast | None:
+    """What will end a campaign first at the pace so far; None if there is no pace yet.
+
+    Targets and plateaus are not forecast: errors do not fall at a rate.
 
     Args:
         rules: of the campaign.
-        rounds: so far; the first may be the launch, with nothing.
+        begin: what was spent when the pace began, such as nothing at the launch.
+        now: what is spent by now.
         planned: labels that the campaign's rounds have in all, which end it in any case.
     """
-    if len(rounds) < 2 or rounds[-1].labels <= rounds[0].labels:
+    labels = now.labels - begin.labels
+    if labels <= 0:
         return None
-    first, last = rounds[0], rounds[-1]
-    seconds = (last.ended_at - first.ended_at).total_seconds() / (last.labels - first.labels)
-    found = []
-
-    def add(rule: str, at_labels: float, told: str) -> None:
-        wait_s = max(at_labels - last.labels, 0.0) * seconds
+    label_s = (now.at - begin.at).total_seconds() / labels
+    ends = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
+    ends += [
+        (rule, now.labels * limit / spent, f"{limit:g} {rule} will be spent")
+        for rule, limit, spent in _budgets(rules, now.labels, now.gpu_seconds)
+        if spent > 0
+    ]
+    forecasts = []
+    for rule, at_labels, reason in ends:
+        wait_s = max(at_labels - now.labels, 0.0) * label_s
         with contextlib.suppress(OverflowError):  # a limit so large that no calendar goes that far
-            at = last.ended_at + datetime.timedelta(seconds=wait_s)
-            found.append(Stop(rule, told, at_labels, at))
-
-    target = labels_to(rules.target_mape or {}, rounds)
-    if target is not None:
-        add("target", target, "every target should be reached")
-    for rule, limit, spent in _budgets(rules, last.labels, last.gpu_seconds):
-        if spent > 0:
-            add(rule, last.labels * limit / spent, f"{limit:g} {rule} will be spent")
-    add("rounds", planned, f"the {planned} labels of all rounds will be there")
+            at = now.at + datetime.timedelta(seconds=wait_s)
+            forecasts.append(Forecast(rule, reason, at_labels, at))
     if rules.ends_at is not None:
-        left = max((rules.ends_at - last.ended_at).total_seconds(), 0.0)
-        at = last.labels + left / seconds if seconds > 0 else float(last.labels)
-        found.append(Stop("clock", f"it will be {_moment(rules.ends_at)}", at, rules.ends_at))
-    return min(found, key=lambda stop: stop.at or last.ended_at, default=None)
+        wait_s = max((rules.ends_at - now.at).total_seconds(), 0.0)
+        at_labels = now.labels + (wait_s / label_s if label_s > 0 else 0.0)
+        reason = f"it will be {_moment(rules.ends_at)}"
+        forecasts.append(Forecast("clock", reason, at_labels, rules.ends_at))
+    return min(forecasts, key=lambda forecast: forecast.at, default=None)
 
 
 def upper_bound(judged: Judged, confidence: float, generator: np.random.Generator) -> float:
@@ -238,7 +224,7 @@ def upper_bound(judged: Judged, confidence: float, generator: np.random.Generato
     counts = np.bincount(number, minlength=len(names))
     drawn = generator.integers(len(names), size=(RESAMPLES, len(names)))
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    logs = np.log(np.maximum(sums / counts, LEAST_ERROR))
+    logs = np.log(np.maximum(sums / counts, SMALLEST_ERROR))
     spread, free = float(np.var(logs, ddof=1)), len(names) - 1
     error = np.sqrt(spread / len(names) + spread**2 / (2 * free))
     t = np.quantile(generator.standard_t(free, DRAWS_OF_T), confidence)
@@ -246,87 +232,62 @@ def upper_bound(judged: Judged, confidence: float, generator: np.random.Generato
     return float(max(np.quantile(means, confidence), np.exp(min(log_normal, 50.0))))
 
 
-def labels_to(targets: Mapping[str, float], rounds: Sequence[RoundResult]) -> float | None:
-    """Labels at which all errors should reach their targets, by the power law of the rounds so far.
-
-    None if one of them does not fall, or not within a hundred times the labels of today.
-    """
-    series = [s for s in rounds[-1].judged if s[1] in targets]
-    needed = [_labels_of(s, targets[s[1]], rounds) for s in series]
-    known = [labels for labels in needed if labels is not None]
-    return max(known) if known and len(known) == len(needed) else None
-
-
-def _labels_of(series: Series, target: float, rounds: Sequence[RoundResult]) -> float | None:
-    curve = [(r.labels, r.judged[series].mape) for r in rounds if r.labels and series in r.judged]
-    if len(curve) < LEAST_ROUNDS:
-        return None
-    x, y = np.log(np.array(curve)).T
-    slope, level = np.polyfit(x, y, 1)
-    if slope >= -1e-3:
-        return None
-    today = float(curve[-1][0])
-    found = float(np.exp(min((np.log(target) - level) / slope, 50.0)))
-    return max(found, today) if found < 100 * today else None
-
-
 def _reached(
     rules: StopRules,
-    last: RoundResult,
+    last: Result,
     devices: Sequence[str],
     generator: np.random.Generator,
 ) -> str | None:
     """That all targets are reached on all devices, for people; None as long as one is not."""
-    told = []
+    reasons = []
     for metric, target in (rules.target_mape or {}).items():
         for device in devices:
-            judged = last.judged.get((device, metric))
+            judged = last.get((device, metric))
             if judged is None:
                 return None
             bound = upper_bound(judged, rules.confidence, generator)
             if bound > target:
                 return None
-            told.append(
+            reasons.append(
                 f"{metric} on {device}: {judged.mape:.2f} %, with {rules.confidence:.0%} "
                 f"confidence below {bound:.2f} % (target {target:g} %)"
             )
-    return "; ".join(told) or None
+    return "; ".join(reasons) or None
 
 
-def _stagnates(rules: StopRules, rounds: Sequence[RoundResult]) -> str | None:
+def _stagnates(rules: StopRules, results: Sequence[Result]) -> str | None:
     """That no error improves any more, for people; None as long as one does."""
     window = rules.plateau_rounds
-    if window is None or len(rounds) <= window:
+    if window is None or len(results) <= window:
         return None
-    told = []
-    for series in rounds[-1].judged:
+    reasons = []
+    for series in results[-1]:
         if rules.target_mape is not None and series[1] not in rules.target_mape:
             continue
-        errors = [[r.judged[series].mape for r in part if series in r.judged]
-                  for part in (rounds[:-window], rounds[-window:])]  # fmt: skip
+        errors = [[result[series].mape for result in part if series in result]
+                  for part in (results[:-window], results[-window:])]  # fmt: skip
         if not errors[0]:
             return None  # it is judged for the first time
         before, since = (min(part) for part in errors)
         if since <= before * (1.0 - rules.plateau_share):
             return None
-        told.append(f"{series[1]} on {series[0]} from {before:.2f} % to {since:.2f} %")
-    if not told:
+        reasons.append(f"{series[1]} on {series[0]} from {before:.2f} % to {since:.2f} %")
+    if not reasons:
         return None
-    return (
-        f"{window} rounds improved no error by {rules.plateau_share:.0%} or more: {'; '.join(told)}"
-    )
+    share = f"{rules.plateau_share:.0%}"
+    return f"{window} rounds improved no error by {share} or more: {'; '.join(reasons)}"
 
 
 def _budgets(rules: StopRules, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
     """Rule, limit and what is spent of it."""
     hours = gpu_seconds / 3600
     price = rules.price_per_gpu_hour or 0.0
-    asked = (
+    budgets = (
         ("labels", rules.labels, float(labels)),
         ("GPU-hours", rules.gpu_hours, hours),
         ("money", rules.money, hours * price),
     )
-    return [(rule, float(limit), spent) for rule, limit, spent in asked if limit is not None]
+    return [(rule, float(limit), spent) for rule, limit, spent in budgets if limit is not None]
 
 
 def _moment(at: datetime.datetime) -> str:

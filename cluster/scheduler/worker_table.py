@@ -31,7 +31,7 @@ class Seat:
         return self.running is not None or self.on_canary
 
 
-class Workforce:
+class WorkerTable:
     """The workers that have joined; each operation costs O(log n) of them at most."""
 
     def __init__(self, devices: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryR
 from trappm.store import Store
 
 
-class Canaries:
+class CanaryGate:
     """The canaries of a campaign's workers.
 
     Args:
@@ -87,11 +87,11 @@ def reading_line(reading: CanaryReading) -> str:
     """One line for a reading, as it comes in."""
     if reading.message is not None:
         return f"{reading.device}  canary {reading.decision}: {reading.message}"
-    told = f"{reading.step_time_ms:.2f} ms"
+    text = f"{reading.step_time_ms:.2f} ms"
     if reading.relative_drift is None:
-        told += ", the first one here"
+        text += ", the first one here"
     else:
-        told += (
+        text += (
             f", {reading.relative_drift:+.1%} off its reference of {reading.reference_ms:.2f} ms"
         )
-    return f"{reading.device}  canary ok: {told}"
+    return f"{reading.device}  canary ok: {text}"

@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
-
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.profiler.errors import TrappmError
+from trappm.cluster.campaign.spec import budget_of
+from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
 LOOK_S = 10.0
@@ -54,18 +52,18 @@ def fair_shares(gpus: int, claims: Mapping[str, Claim]) -> dict[str, int]:
         gpus: that there are of this kind.
         claims: by campaign.
     """
-    left = dict(claims)
+    unserved = dict(claims)
     shares: dict[str, int] = {}
     while True:
-        total = sum(claim.priority for claim in left.values())
-        content = [c for c in left if left[c].wanted * total <= gpus * left[c].priority]
+        total = sum(claim.priority for claim in unserved.values())
+        content = [c for c in unserved if unserved[c].wanted * total <= gpus * unserved[c].priority]
         if not content:
             break
-        shares |= {c: left.pop(c).wanted for c in content}
+        shares |= {c: unserved.pop(c).wanted for c in content}
         gpus -= sum(shares[c] for c in content)
-    shares |= {c: gpus * left[c].priority // total for c in left}
-    gpus -= sum(shares[c] for c in left)
-    for c in in_turn(left)[:gpus]:
+    shares |= {c: gpus * unserved[c].priority // total for c in unserved}
+    gpus -= sum(shares[c] for c in unserved)
+    for c in in_turn(unserved)[:gpus]:
         shares[c] += 1
     return shares
 
@@ -114,8 +112,8 @@ class Claims:
     def _wanted(self, record: CampaignRecord) -> tuple[int, Mapping[str, int]]:
         """A campaign's priority, and how many measurements it has to come on each of its devices.
 
-        The file of one that another version launched may be beyond this one: then it counts with
-        the default priority, and with what it has planned so far.
+        A file that this version cannot read counts with the default priority, and with what the
+        campaign has planned so far.
         """
         counts = self._store.assignment_counts(record.id)
         ended = {
@@ -123,10 +121,10 @@ class Claims:
             for device, states in counts.items()
         }
         try:
-            spec = CampaignSpec.model_validate(record.spec)
-        except (ValidationError, TrappmError):
+            budget = budget_of(record)
+        except CampaignError:
             return 1, {d: sum(states.values()) - ended[d] for d, states in counts.items()}
-        return spec.priority, {
-            device: max(0, spec.budget(device) - ended.get(device, 0))
-            for device in spec.devices.keys
+        return budget.priority, {
+            device: max(0, budget.budget(device) - ended.get(device, 0))
+            for device in budget.devices.keys
         }

@@ -1,28 +1,27 @@
 """What the campaign loop asks of whoever does the work, free of Ray.
 
-The loop in `campaign` is driven through these two interfaces. `ray_crew` provides them with actors;
-tests drive the same loop with a crew of their own.
+The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
+Ray actors; tests drive the same loop with workers of their own.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.fair_share import Claim
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.store import Assignment, Store
 
 if TYPE_CHECKING:
     from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
-
-OnProgress = Callable[[int, int], None]
-"""Called with steps done and steps in all."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class ProfiledGraph:
         )
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Profilers: they make graphs, and measure one task each at a time."""
 
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
@@ -84,7 +83,7 @@ class Crew(Protocol):
         """Kernel profiles, in the order of completion."""
         ...
 
-    def workers(self) -> Sequence[Worker]:
+    def joined(self) -> Sequence[Worker]:
         """Those that have joined."""
         ...
 
@@ -190,7 +189,7 @@ class Learner(Protocol):
         and kernel profiles; pre-trains the encoder on all of it."""
         ...
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> dict[str, Any]:
+    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         """Trains the heads of all devices and reports their errors on the evaluation set."""
         ...
 

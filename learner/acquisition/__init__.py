@@ -1,22 +1,22 @@
-"""What to measure next: the strategies behind one small interface.
+"""What to measure next: the strategies that a campaign can name, behind one small interface.
 
 The most uncertain configurations are not the most instructive ones: they are often alike, or alike
 nothing else in the pool. `ours` asks how much the *whole pool* would become certain instead.
-docs/acquisition.md compares all of them on recorded labels.
+docs/acquisition.md compares them on recorded labels, with others that `learner.bench` only judges.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from trappm.learner.acquisition.covariance import Covariance
-from trappm.learner.acquisition.coverage import COVERAGE
+from trappm.learner.acquisition.coverage import Clusters, FacilityLocation
 from trappm.learner.acquisition.draws import MostUncertain, RandomChoice, Stratified
-from trappm.learner.acquisition.gradient import Badge, Lcmd
+from trappm.learner.acquisition.gradient import Lcmd
 from trappm.learner.acquisition.ours import NOISE_VARIANCE, ours
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 DEFAULT = "ours"
 
@@ -25,10 +25,9 @@ _ALL: tuple[Strategy, ...] = (
     RandomChoice(),
     Stratified(),
     MostUncertain(),
-    *(make() for make in COVERAGE.values()),
-    Lcmd(on_gradients=False),
-    Lcmd(on_gradients=True),
-    Badge(),
+    FacilityLocation(),
+    Clusters(),
+    Lcmd(),
 )
 _STRATEGIES = {strategy.name: strategy for strategy in _ALL}
 
@@ -49,13 +48,13 @@ __all__ = [
 
 
 def cold_start(strategy: Strategy) -> Strategy:
-    """What chooses before any label: the strategy itself, or the middles of clusters of embeddings
-    within families for one that goes by what heads say."""
+    """The strategy that chooses before any label: itself, or the middles of clusters of embeddings
+    within families for one that needs trained heads."""
     return _STRATEGIES["clusters"] if isinstance(strategy, MostUncertain) else strategy
 
 
 def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
-    """A strategy of ours or one of the others.
+    """The strategy of this name, among those of campaigns and these others.
 
     Raises:
         InputError: there is none of this name.
@@ -63,6 +62,4 @@ def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
     known = _STRATEGIES | {strategy.name: strategy for strategy in others}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-    raise InputError(f"no acquisition strategy {name!r}; {hint}")
+    raise InputError(f"no acquisition strategy {name!r}; {nearest(name, known)}")

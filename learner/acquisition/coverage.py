@@ -1,14 +1,11 @@
 """Strategies that cover the pool by distances, without labels.
 
-`coreset` is the greedy k-centre of Sener and Savarese (2018); `density` weighs its distances by how
-many configurations are near, so that loners wait; `facility` maximises the sum over the pool of the
-likeness to the nearest pick (facility location, Nemhauser et al. 1978); `clusters` takes the middle
-of each k-means cluster within each family, the classic start without labels.
+`facility` maximises the sum over the pool of the likeness to the nearest pick (facility location,
+Nemhauser et al. 1978); `clusters` takes the middle of each k-means cluster within each family, the
+classic start without labels.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +17,7 @@ from trappm.learner.acquisition.request import (
     Pick,
     explained,
 )
-from trappm.learner.acquisition.similarity import matern
+from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -29,54 +26,8 @@ MOST_TARGETS = 1_000
 """Configurations, drawn uniformly, that stand for the pool where all pairs would be too many."""
 MOST_PAIRS = 50_000_000
 """Of a target and a configuration, whose likeness is kept."""
-ROWS_AT_ONCE = 4096
 KMEANS_STEPS = 20
 TARGETS_AT_ONCE = 64
-
-
-class Coreset:
-    """The candidate farthest from everything known or picked, again and again."""
-
-    name = "coreset"
-
-    def select(self, request: AcquisitionRequest) -> list[Pick]:
-        return _farthest(request, np.ones(len(request.embeddings), dtype=np.float32))
-
-
-class DensityCoreset:
-    """The same with distances weighed by the density of the pool there."""
-
-    name = "density"
-
-    def select(self, request: AcquisitionRequest) -> list[Pick]:
-        points = request.points
-        sample = points[_some(len(points), MOST_TARGETS, request.generator)]
-        density = np.empty(len(points), dtype=np.float32)
-        for start in range(0, len(points), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            density[rows] = matern(points[rows], sample).mean(axis=1)
-        return _farthest(request, density)
-
-
-def _farthest(request: AcquisitionRequest, weight: FloatArray) -> list[Pick]:
-    points = request.points
-    gaps = squared_distances(points, points[request.known])
-    if not len(request.known):  # the first pick is the most central one
-        centre = np.average(points, axis=0, weights=weight)
-        gaps = 1.0 / (1.0 + ((points - centre) ** 2).sum(axis=1))
-        gaps = (gaps * weight).astype(np.float32)
-    chosen: list[int] = []
-    open_ = request.open
-    taken = np.zeros(len(points), dtype=bool)
-    for number in range(request.count):
-        wanted = np.where(taken[open_], -1.0, np.sqrt(gaps[open_]) * weight[open_])
-        best = int(open_[np.argmax(wanted)])
-        chosen.append(best)
-        taken[best] = True
-        apart = ((points - points[best]) ** 2).sum(axis=1)
-        first = number == 0 and not len(request.known)
-        gaps = apart if first else np.minimum(gaps, apart)
-    return explained(request, chosen)
 
 
 class Representation:
@@ -107,20 +58,20 @@ class Representation:
                 measured so often adds the less.
         """
         most = max(1, min(MOST_TARGETS, MOST_PAIRS // max(len(points), 1)))
-        targets = points[_some(len(points), most, generator)]
+        targets = points[at_most(len(points), most, generator)]
         self._likeness = np.empty((len(targets), len(points)), dtype=np.float32)
         self._gains = np.zeros(len(points), dtype=np.float64)
         served = np.zeros(len(targets), dtype=np.float32)
         for start in range(0, len(targets), TARGETS_AT_ONCE):
-            some = slice(start, start + TARGETS_AT_ONCE)
-            likeness = matern(targets[some], points)
+            rows = slice(start, start + TARGETS_AT_ONCE)
+            likeness = matern32(targets[rows], points)
             if len(known):
-                served[some] = likeness[:, known].max(axis=1)
+                served[rows] = likeness[:, known].max(axis=1)
             if elsewhere is not None and len(elsewhere):
                 there = np.float32(share) * likeness[:, elsewhere].max(axis=1)
-                served[some] = np.maximum(served[some], there)
-            self._gains += np.maximum(likeness - served[some, None], 0.0).sum(axis=0)
-            self._likeness[some] = likeness
+                served[rows] = np.maximum(served[rows], there)
+            self._gains += np.maximum(likeness - served[rows, None], 0.0).sum(axis=0)
+            self._likeness[rows] = likeness
         self._served = served
         self._noise_factor = 1.0 if noise_factor is None else noise_factor
         self.total = float(len(targets))
@@ -187,17 +138,17 @@ def _middles(
     """The members next to the centres of `count` k-means clusters (Lloyd), each once."""
     if count == 0:
         return []
-    some = points[members]
-    centres = some[generator.permutation(len(some))[:count]]
+    own = points[members]
+    centres = own[generator.permutation(len(own))[:count]]
     for _ in range(KMEANS_STEPS):
-        nearest = _pairwise(some, centres).argmin(axis=1)
+        nearest = pairwise(own, centres).argmin(axis=1)
         centres = np.stack(
             [
-                some[nearest == k].mean(axis=0) if (nearest == k).any() else centres[k]
+                own[nearest == k].mean(axis=0) if (nearest == k).any() else centres[k]
                 for k in range(count)
             ]
         )
-    apart = _pairwise(some, centres)
+    apart = pairwise(own, centres)
     chosen: list[int] = []
     for k in range(count):
         best = int(apart[:, k].argmin())
@@ -206,33 +157,16 @@ def _middles(
     return chosen
 
 
-def squared_distances(points: FloatArray, known: FloatArray) -> FloatArray:
-    """To the nearest of the known (m, c) for each point (n, c): (n); infinite without any."""
-    found = np.full(len(points), np.inf, dtype=np.float32)
-    for start in range(0, len(points), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        if len(known):
-            found[rows] = _pairwise(points[rows], known).min(axis=1)
-    return found
-
-
-def _pairwise(points: FloatArray, others: FloatArray) -> FloatArray:
+def pairwise(points: FloatArray, others: FloatArray) -> FloatArray:
+    """Squared distances of points (n, c) and (m, c): (n, m)."""
     squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None, :]
-    found: npt.NDArray[np.float32] = np.maximum(squares - 2.0 * points @ others.T, 0.0)
-    return found
+    apart: FloatArray = np.maximum(squares - 2.0 * points @ others.T, 0.0)
+    return apart
 
 
-def _some(n: int, most: int, generator: np.random.Generator) -> IntArray:
+def at_most(n: int, most: int, generator: np.random.Generator) -> IntArray:
     """At most so many of the numbers below n, rising."""
     if n <= most:
         return np.arange(n)
     chosen: IntArray = np.sort(generator.permutation(n)[:most]).astype(np.int64)
     return chosen
-
-
-COVERAGE: dict[str, Callable[[], Coreset | DensityCoreset | FacilityLocation | Clusters]] = {
-    "coreset": Coreset,
-    "density": DensityCoreset,
-    "facility": FacilityLocation,
-    "clusters": Clusters,
-}

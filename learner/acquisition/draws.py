@@ -32,18 +32,18 @@ class Stratified:
         shares = Counter(families[np.union1d(request.open, request.known)].tolist())
         total = shares.total()
         had = Counter(families[request.known].tolist())
-        left: dict[str, list[int]] = {}
+        remaining: dict[str, list[int]] = {}
         for index in request.generator.permutation(request.open).tolist():
-            left.setdefault(str(families[index]), []).append(index)
+            remaining.setdefault(str(families[index]), []).append(index)
         chosen: list[int] = []
         for _ in range(request.count):
             after = had.total() + 1
-            owed = {name: shares[name] / total * after - had[name] for name in sorted(left)}
+            owed = {name: shares[name] / total * after - had[name] for name in sorted(remaining)}
             name = max(owed, key=owed.__getitem__)
-            chosen.append(left[name].pop())
+            chosen.append(remaining[name].pop())
             had[name] += 1
-            if not left[name]:
-                del left[name]
+            if not remaining[name]:
+                del remaining[name]
         return explained(request, chosen)
 
 

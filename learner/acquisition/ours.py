@@ -1,10 +1,11 @@
 """Our strategy: what the whole pool learns for each second of measuring, over all metrics.
 
-`learner.acquisition.reduction` says by how much a label would lower the variance of the pool, where
-the learner can tell its covariance: one with physics can. What no physics knows of is like what
-stands near it in the embedding space, so that is multiplied by the part of the pool that a label
-stands for there (`learner.acquisition.coverage.Representation`), as information density does
-(Settles and Craven 2008); for purely learned heads it is all. Four things make that a choice:
+`learner.acquisition.reduction` computes by how much a label would lower the variance of the pool,
+for learners that state a covariance, as those with physics do. What physics leaves open is alike
+for neighbours in the embedding space, so the reduction is multiplied by the part of the pool that a
+label represents there (`learner.acquisition.coverage.Representation`), as information density does
+(Settles and Craven 2008). Purely learned heads state no covariance: there representation alone
+decides. Four more things take part:
 
 - **Metrics** are served by one batch: the sum of their reductions, each as a share of what the pool
   did not know at first.
@@ -77,8 +78,10 @@ class PoolReduction:
             represents: whether it counts for how much of the pool a label stands, too.
         """
         self.name = name
-        self._guarded, self._cost_power = guarded, cost_power
-        self._own_covariance, self._represents = own_covariance, represents
+        self._guarded = guarded
+        self._cost_power = cost_power
+        self._own_covariance = own_covariance
+        self._represents = represents
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
         worth = self._worth(request)
@@ -86,13 +89,13 @@ class PoolReduction:
         open_ = np.zeros(len(worth), dtype=bool)
         open_[request.open] = True
         chosen: list[int] = []
-        told: dict[str, list[float]] = {name: [] for name in parts}
+        reasons: dict[str, list[float]] = {name: [] for name in parts}
         for _ in range(request.count):
             shares = {
-                name: np.mean([one.gains() / one.total for one in beliefs], axis=0)
+                name: np.mean([belief.gains() / belief.total for belief in beliefs], axis=0)
                 for name, beliefs in parts.items()
             }
-            # Where one says nothing, as of copies or for lack of targets, the other still counts.
+            # Where one factor is flat, as among copies, the other still counts.
             floored = [
                 share + FLOOR * float(share[open_].mean()) + TINY for share in shares.values()
             ]
@@ -101,10 +104,10 @@ class PoolReduction:
             chosen.append(best)
             open_[best] = False
             for name, beliefs in parts.items():
-                told[name].append(float(shares[name][best]))
-                for one in beliefs:
-                    one.learn(best)
-        return explained(request, chosen, **told)
+                reasons[name].append(float(shares[name][best]))
+                for belief in beliefs:
+                    belief.learn(best)
+        return explained(request, chosen, **reasons)
 
     def _worth(self, request: AcquisitionRequest) -> Array:
         """What a label of each configuration is worth, beside what it teaches (n)."""
@@ -173,22 +176,22 @@ def with_source(covariance: Covariance, elsewhere: IntArray) -> Covariance:
     the target's covariance is `f (share A + (1 - share) I) f'`, which is no wider than before.
     """
     seen = covariance.features[elsewhere].astype(np.float64)
-    one = np.eye(seen.shape[1])
-    left = np.linalg.inv(one + COMMON_SHARE * seen.T @ seen / covariance.noise)
-    root = np.linalg.cholesky(COMMON_SHARE * left + (1.0 - COMMON_SHARE) * one)
+    identity = np.eye(seen.shape[1])
+    posterior = np.linalg.inv(identity + COMMON_SHARE * seen.T @ seen / covariance.noise)
+    root = np.linalg.cholesky(COMMON_SHARE * posterior + (1.0 - COMMON_SHARE) * identity)
     features = covariance.features @ root.astype(np.float32)
     return Covariance(features, covariance.noise)
 
 
 def taught_by_bounds(failure: Array) -> Array:
     """The share of a label's worth that a run has which dies with this probability (n)."""
-    found = np.empty(len(failure))
+    shares = np.empty(len(failure))
     normal = NormalDist()
     for row, probability in enumerate(np.clip(failure, 1e-9, 1 - 1e-9).tolist()):
         limit = normal.inv_cdf(1.0 - probability)
         ratio = normal.pdf(limit) / probability
-        found[row] = 1.0 - probability * (1.0 + limit * ratio - ratio**2)
-    return np.clip(found, 0.0, 1.0)
+        shares[row] = 1.0 - probability * (1.0 + limit * ratio - ratio**2)
+    return np.clip(shares, 0.0, 1.0)
 
 
 def ours() -> Sequence[PoolReduction]:

@@ -1,7 +1,6 @@
-"""What a strategy is told of its pool: how the values of each metric hang together, and what they
-should be before any label.
+"""What is known of a pool before any label: covariances of each metric, and estimates.
 
-The covariance without labels is enough: which labels teach most hardly depends on what they say
+The covariance without labels is enough: which labels teach most hardly depends on their values
 (docs/acquisition.md), so it is computed once for a pool, and a strategy can begin without any.
 """
 
@@ -15,19 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import Covariance, narrow
-from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""
 LEAST_DOUBT = 0.1
-"""Deviation, in the logarithm, with which it is foretold at least whether a run will die."""
+"""The least deviation, in the logarithm, in predicting whether a run will die."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,22 +65,22 @@ class PoolKnowledge:
             for metric, known in self.covariances.items()
         }
         estimates = {
-            metric: Estimate(said.median[rows], log_std=_log_std(said)[rows])
-            for metric, said in self.estimates.items()
+            metric: Estimate(estimate.median[rows], log_std=_log_std(estimate)[rows])
+            for metric, estimate in self.estimates.items()
         }
         return PoolKnowledge(covariances, estimates)
 
 
-def probability_above(said: Estimate, limit: float) -> npt.NDArray[np.float64]:
+def probability_above(estimate: Estimate, limit: float) -> npt.NDArray[np.float64]:
     """The probability of each estimate (n) to be above this limit, as a normal logarithm (n)."""
-    gaps = (np.log(limit) - np.log(said.median)) / np.maximum(_log_std(said), LEAST_DOUBT)
+    gaps = (np.log(limit) - np.log(estimate.median)) / np.maximum(_log_std(estimate), LEAST_DOUBT)
     normal = NormalDist()
     return np.array([1.0 - normal.cdf(gap) for gap in gaps.tolist()])
 
 
-def _log_std(said: Estimate) -> npt.NDArray[np.float64]:
-    assert said.log_std is not None  # noqa: S101  (a Gaussian process tells it)
-    return said.log_std
+def _log_std(estimate: Estimate) -> npt.NDArray[np.float64]:
+    assert estimate.log_std is not None  # noqa: S101  (a Gaussian process states it)
+    return estimate.log_std
 
 
 def _known(
@@ -91,16 +89,16 @@ def _known(
     spec: DeviceSpec | None,
     generator: np.random.Generator,
 ) -> tuple[Covariance, Estimate]:
-    """Of one metric; workloads that different priors explain tell nothing of each other."""
+    """Of one metric; workloads that different priors explain share no variance."""
     traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
     nothing = Targets(np.zeros(0), np.zeros(0), ())
     parts, noise, width = [], 0.0, 0
     for prior, rows in _priors(metric, spec, traced):
         at = np.flatnonzero(rows)
-        some = [workloads[i] for i in at.tolist()]
-        model = Joint(prior, Ground.of(prior, some)).fit([], nothing, generator)
-        wide = model.covariance(some, generator)
-        parts.append((at, narrow(wide.features), model.predict(some)))
+        own = [workloads[i] for i in at.tolist()]
+        model = Joint(prior, PoolPoints.of(prior, own)).fit([], nothing, generator)
+        wide = model.covariance(own, generator)
+        parts.append((at, narrow(wide.features), model.predict(own)))
         noise, width = wide.noise, width + parts[-1][1].shape[1]
     features = np.zeros((len(workloads), width), np.float32)
     median, log_std = np.zeros(len(workloads)), np.zeros(len(workloads))
@@ -116,13 +114,8 @@ def _priors(
     metric: str, spec: DeviceSpec | None, traced: npt.NDArray[np.bool_]
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
-    if metric == "memory_mib":
-        prior = MemoryPrior.on(spec)
-        return [(prior, np.ones_like(traced))]
-    if metric != "step_time_ms" or spec is None:
-        return [(GraphPrior(metric), np.ones_like(traced))]
-    found: list[tuple[Prior, npt.NDArray[np.bool_]]] = [
-        (StepTimePrior(spec), traced),
-        (GraphPrior(metric), ~traced),
-    ]
-    return [(prior, rows) for prior, rows in found if rows.any()]
+    better = starting_prior(metric, spec, kernels=True)
+    if not isinstance(better, StepTimePrior):
+        return [(better, np.ones_like(traced))]
+    graph = starting_prior(metric, spec, kernels=False)
+    return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

@@ -50,8 +50,8 @@ class Knowledge:
 
     def gains(self) -> Array:
         """By how much a label of each configuration would lower the sum of the variances (n)."""
-        found: Array = self._power / (self.variance + self._noise)
-        return found
+        gains: Array = self._power / (self.variance + self._noise)
+        return gains
 
     def learn(self, index: int) -> None:
         """One more label: a rank-one downdate of A, and of the two vectors that depend on it."""
@@ -69,9 +69,9 @@ class Knowledge:
 
     def _squares(self, matrix: Array) -> Array:
         """`f matrix f` for each row f of the features (n)."""
-        found = np.empty(len(self._features))
+        squares = np.empty(len(self._features))
         narrowed = matrix.astype(np.float32)
-        for start in range(0, len(found), ROWS_AT_ONCE):
+        for start in range(0, len(squares), ROWS_AT_ONCE):
             rows = self._features[start : start + ROWS_AT_ONCE]
-            found[start : start + ROWS_AT_ONCE] = np.einsum("np,np->n", rows @ narrowed, rows)
-        return np.maximum(found, 0.0)
+            squares[start : start + ROWS_AT_ONCE] = np.einsum("np,np->n", rows @ narrowed, rows)
+        return np.maximum(squares, 0.0)

@@ -1,4 +1,4 @@
-"""What a strategy is asked, and what it answers: the one small interface of all of them."""
+"""The interface of all strategies: requests for configurations to measure, and picks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _none() -> IntArray:
 class AcquisitionRequest:
     """A pool of n configurations, what is known of it, and how many to pick.
 
-    Only the first group of fields is needed; a strategy that needs more says so.
+    Only the first group of fields is required; a strategy that needs more raises an error without.
 
     Raises:
         InputError: arrays that do not belong to one pool or have a NaN, or more picks than
@@ -55,7 +55,7 @@ class AcquisitionRequest:
     gradients: FloatArray | None = None
     """Of the heads' output by their weights, sketched, or of their last layer (n, g)."""
     log_values: Array | None = None
-    """Of the labelled, in their order; NaN where a run died. Only a peer's network asks."""
+    """Of the labelled, in their order; NaN where a run died. Only a peer's network needs them."""
     uncertainty: Array | None = None
     """Disagreement among the heads' members, on any scale (n); None before there are heads."""
     predicted_cost: Array | None = None
@@ -109,7 +109,7 @@ class AcquisitionRequest:
 
     @cached_property
     def points(self) -> FloatArray:
-        """Where the configurations stand, for all that asks for distances (n, c)."""
+        """The configurations as points, for strategies that go by distances (n, c)."""
         return coordinates(self.embeddings, np.log1p(self.static_features))
 
 
@@ -130,23 +130,23 @@ class Strategy(Protocol):
         """The picks, the most wanted first.
 
         Raises:
-            InputError: the strategy needs what the request does not tell.
+            InputError: the request lacks what the strategy needs.
         """
         ...
 
 
 def explained(
-    request: AcquisitionRequest, chosen: Sequence[int], **told: Sequence[float]
+    request: AcquisitionRequest, chosen: Sequence[int], **reasons: Sequence[float]
 ) -> list[Pick]:
     """Picks with their reasons.
 
-    Every pick tells how it stands beside a uniform draw of the same candidates and how far the
-    nearest label was when the batch was chosen.
+    Every pick has its rank, its rank in a uniform draw of the same candidates, and the distance to
+    the nearest label when the batch was chosen.
 
     Args:
-        request: what was asked.
+        request: what was asked for.
         chosen: indices, the most wanted first.
-        told: more numbers of each pick, in the order of `chosen`, by the name of the reason.
+        reasons: more numbers of each pick, in the order of `chosen`, by the name of the reason.
     """
     known = request.points[request.known]
     drawn = np.empty(len(request.embeddings), dtype=np.int64)
@@ -166,6 +166,6 @@ def explained(
         ):
             if values is not None:
                 reason[name] = round(float(values[index]), 4)
-        reason |= {name: round(float(values[rank]), 6) for name, values in told.items()}
+        reason |= {name: round(float(values[rank]), 6) for name, values in reasons.items()}
         picks.append(Pick(int(index), reason))
     return picks

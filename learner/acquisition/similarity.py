@@ -1,4 +1,4 @@
-"""How alike two configurations are: the covariance behind the choice of what to measure.
+"""How alike configurations are: their points in the embedding space, and covariances of these.
 
 A Gaussian process over the log of a cost: a smooth part (Matern 3/2 over embedding and static
 features, two groups with equal say) and a linear part over the static features, which stands for
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.networks.dataset import Scaler
+from trappm.learner.stats.kernels import matern32, nystroem_root
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -41,10 +42,8 @@ def components(embeddings: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     values = embeddings.astype(np.float64)
     deviation = values.std(axis=0)
     scale = np.where(deviation < 1e-9, np.inf, deviation)
-    found: npt.NDArray[np.float64] = (
-        _leading((values - values.mean(axis=0)) / scale) / scale[:, None]
-    )
-    return found
+    directions = _leading((values - values.mean(axis=0)) / scale)
+    return np.asarray(directions / scale[:, None])
 
 
 def _leading(scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -53,8 +52,7 @@ def _leading(scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     leading = vectors[:, np.argsort(values)[::-1][:COMPONENTS]]
     # An eigenvector's sign is arbitrary; fixing it makes results equal on all machines.
     signs = np.sign(leading[np.argmax(np.abs(leading), axis=0), np.arange(leading.shape[1])])
-    found: npt.NDArray[np.float64] = leading * signs
-    return found
+    return np.asarray(leading * signs)
 
 
 def pool_features(
@@ -71,23 +69,13 @@ def pool_features(
     n = len(points)
     chosen = np.arange(n) if n <= LANDMARKS else np.sort(generator.permutation(n)[:LANDMARKS])
     landmarks = points[chosen]
-    inner = matern(landmarks, landmarks).astype(np.float64)
-    values, vectors = np.linalg.eigh(inner)
-    keep = values > 1e-6 * values[-1]
-    root = (vectors[:, keep] / np.sqrt(values[keep])).astype(np.float32)
+    inner = matern32(landmarks, landmarks).astype(np.float64)
+    root = nystroem_root(inner, least_share=1e-6).astype(np.float32)
     smooth = np.empty((n, root.shape[1]), dtype=np.float32)
     for start in range(0, n, 4096):
-        smooth[start : start + 4096] = matern(points[start : start + 4096], landmarks) @ root
+        smooth[start : start + 4096] = matern32(points[start : start + 4096], landmarks) @ root
     linear = points[:, -static.shape[1] :] * np.float32(np.sqrt(LINEAR_SHARE))
     return np.hstack([smooth, linear])
-
-
-def matern(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Matern 3/2 covariance with length scale 1 of two sets of points: (n, c), (m, c) to (n, m)."""
-    squares = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None, :]
-    distance = np.sqrt(3.0 * np.maximum(squares - 2.0 * first @ second.T, 0.0))
-    covariance: FloatArray = ((1.0 + distance) * np.exp(-distance)).astype(np.float32)
-    return covariance
 
 
 def _unit_norm(group: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ ICSE-SEIP 2023, the section on the attention-based node-edge encoder (ANEE). In 
     h'_v  = ReLU(W_s h_v + sum over u of a_uv W_n [h_u, e'_uv])
 
 then nodes are summed and fully connected layers follow. An edge starts as the size of the tensor
-that it carries, which its producer's row tells. The code is not public: widths and the form of the
+that it carries, which its producer's row has. The code is not public: widths and the form of the
 attention follow the paper's description, and the features are those of all baselines here.
 """
 

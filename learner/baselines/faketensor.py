@@ -1,4 +1,4 @@
-"""The peer that needs no labels: PyTorch's FakeTensor estimate of memory, fitted by one line.
+"""The peer that needs no labels: PyTorch's FakeTensor estimate of memory, fitted by a line.
 
 FakeTensor sums parameters and activations in fp32 without the context of the driver, so raw it is
 45 % off on an A100. The fair peer is the fitted one: memory = c0 + c1 * estimate, with the least
@@ -39,7 +39,7 @@ class FakeTensorModel:
 
 @dataclass(frozen=True, eq=False)
 class FakeTensor:
-    """Fits the line to what FakeTensor said of each workload."""
+    """Fits the line to FakeTensor's estimate of each workload."""
 
     estimates_mib: Mapping[Workload, float]
     name: str = "faketensor"

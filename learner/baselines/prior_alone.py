@@ -1,4 +1,4 @@
-"""Physics alone: what our head says before its residual has learned anything.
+"""Physics alone: our head before its residual has learned anything.
 
 Beside it stands how much of a head's accuracy is learned, and how much is formula.
 """

@@ -9,6 +9,7 @@ random follows from the seed of a run, so the same seed gives the same numbers.
 from __future__ import annotations
 
 import enum
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ TEST_SHARE = 0.3
 FAMILY_SHARE = 0.2
 """Families are drawn until they have this share of the labels."""
 LEAST_IN_FAMILY = 3
-"""Architectures that a family needs to be left out alone: fewer tell little."""
+"""Architectures that a family needs to be left out alone: fewer show little."""
 
 
 class SplitKind(enum.StrEnum):
@@ -65,7 +66,7 @@ class Samples:
     judged: Rows
     """Whose errors count (n); all learn."""
     spiked: Rows
-    """Real, but far from what is usual (n): errors are told without them as well."""
+    """Real, but far from what is usual (n): errors are reported without them as well."""
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -82,7 +83,7 @@ class Samples:
         names = self.architectures
         return Targets(self.values[rows], self.above[rows], [names[i] for i in rows])
 
-    def some(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
+    def at(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
         return [self.workloads[i] for i in rows]
 
 
@@ -121,7 +122,7 @@ class Plan:
     seeds: Sequence[int] = PAPER_SEEDS
     label_counts: Sequence[int] = ()
     """Also learn from so many labels, drawn uniformly, for learning curves. Where these are fewer
-    than an estimator's `least_labels` (none, if it has no such number), the start answers alone.
+    than an estimator's `least_labels` (none, if it has no such number), the start predicts alone.
     Counts above what a split trains on are left out of it."""
     starts: Mapping[str, Model] = field(default_factory=dict)
     """By estimator, a model of another device; it then also learns from that."""
@@ -182,47 +183,43 @@ def run_plan(
 
     What is in `kept` is not made again, and the rest is put there.
     """
-    splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
-    jobs = [
-        (split, estimator, count, transferred)
-        for split in splits
-        for estimator in estimators
-        for count in (None, *plan.label_counts)
-        for transferred in ((False, True) if estimator.name in plan.starts else (False,))
-        if count is None
-        or (
-            split.kind is not SplitKind.EACH_FAMILY
-            and count <= np.count_nonzero(split.train)
-            and (transferred or _can(estimator, samples, _drawn(split, count)))
-        )
-    ]
+    jobs = list(_jobs(samples, estimators, plan))
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
-        rows = _drawn(split, count)
-        start = plan.starts[estimator.name] if transferred else None
-        test = np.flatnonzero(split.test)
+        rows, test = _drawn(split, count), np.flatnonzero(split.test)
         name = (estimator.name, split.seed, transferred, rows.tobytes(), test.tobytes())
         estimate = None if kept is None else kept.get(name, len(test))
         if estimate is None:
+            start = plan.starts[estimator.name] if transferred else None
             if start is not None and not _can(estimator, samples, rows):
                 model = start
             else:
                 # A checksum of its own name: an estimator must not depend on those beside it.
-                generator = np.random.default_rng([split.seed, zlib.crc32(estimator.name.encode())])
-                model = estimator.fit(samples.some(rows), samples.targets(rows), generator, start)
-            estimate = model.predict(samples.some(test))
+                own = zlib.crc32(estimator.name.encode())
+                generator = np.random.default_rng([split.seed, own])
+                model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
+            estimate = model.predict(samples.at(test))
             if kept is not None:
                 kept.put(name, estimate)
-        yield Run(
-            estimator=estimator.name,
-            split=split.kind,
-            seed=split.seed,
-            labels=count,
-            transferred=transferred,
-            test=test,
-            estimate=estimate,
-        )
+        yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
     on_progress(len(jobs), len(jobs), "")
+
+
+def _jobs(
+    samples: Samples, estimators: Sequence[Estimator], plan: Plan
+) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
+    """Each split with each estimator and number of labels, and whether it has a start."""
+    splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
+    for split, estimator, count in itertools.product(
+        splits, estimators, (None, *plan.label_counts)
+    ):
+        for transferred in (False, True) if estimator.name in plan.starts else (False,):
+            if count is None or (
+                split.kind is not SplitKind.EACH_FAMILY
+                and count <= np.count_nonzero(split.train)
+                and (transferred or _can(estimator, samples, _drawn(split, count)))
+            ):
+                yield split, estimator, count, transferred
 
 
 def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""How good predictions are: relative errors, ranking, and a split that does not flatter.
+"""How good predictions are: relative errors, ranking, and a split by whole architectures.
 
 Batch variants of one architecture are near-copies, so a test set must hold whole architectures out.
 """

@@ -25,7 +25,8 @@ class KeptRuns:
 
     def __init__(self, folder: Path, settings: Sequence[object]) -> None:
         """Keeps them in `folder`, which is made; `settings` are what all runs have in common."""
-        self.folder, self.settings = folder, tuple(settings)
+        self.folder = folder
+        self.settings = tuple(settings)
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, run: Sequence[object], count: int) -> Estimate | None:
@@ -51,5 +52,5 @@ class KeptRuns:
         part.replace(path)
 
     def _path(self, run: Sequence[object]) -> Path:
-        told = repr((*self.settings, *run)).encode()
-        return self.folder / f"{hashlib.sha256(told).hexdigest()[:32]}.npz"
+        identity = repr((*self.settings, *run)).encode()
+        return self.folder / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"

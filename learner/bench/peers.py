@@ -35,7 +35,7 @@ class BmdalLcmd:
         self._on_gradients = on_gradients
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
-        """Raises InputError where `bmdal-reg` is not installed, or labels' values are not told."""
+        """Raises InputError where `bmdal-reg` is not installed, or labels' values are missing."""
         if not len(request.known):
             return RandomChoice().select(request)
         if not request.count:

@@ -1,7 +1,7 @@
 """Whole campaigns against recorded labels: how good is a learner after a strategy's first labels?
 
 A campaign holds whole architectures out, as `evaluate` does, and may choose from all others, runs
-that died included: these cost a label and tell a bound only. It begins without any label; after
+that died included: these cost a label and give a bound only. It begins without any label; after
 each round the learner is fitted anew and judged on what was held out. The same seed divides alike
 for all strategies, so their errors are compared in pairs.
 """
@@ -17,17 +17,14 @@ import numpy.typing as npt
 from trappm.learner.acquisition import (
     AcquisitionRequest,
     Covariance,
-    Strategy,
     cold_start,
-    strategy_named,
 )
 from trappm.learner.acquisition.covariance import narrow
-from trappm.learner.acquisition.gradient import NEED_GRADIENTS
-from trappm.learner.acquisition.joint import Ground, Joint, JointModel
+from trappm.learner.acquisition.joint import Joint, JointModel, PoolPoints
 from trappm.learner.acquisition.pool_knowledge import probability_above
 from trappm.learner.bench.benchmark import TEST_SHARE, Samples
 from trappm.learner.bench.errors import split_architectures
-from trappm.learner.bench.peers import PEERS
+from trappm.learner.bench.strategies import NEED_GRADIENTS, NEED_PREDICTIONS, named_strategy
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
@@ -36,11 +33,9 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BUDGETS = (20, 30, 50, 75, 100, 150, 200, 300)
-"""Labels after which the learner is fitted, judged and asked what next."""
+"""Labels after which the learner is fitted and judged, and the next ones chosen."""
 STEPS = 55
 """Steps that one measurement takes: 5 to warm up and 50 that are timed, as in the paper."""
-NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
-"""Strategies that ask what runs are expected to cost, or how sure that is."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Point:
     """In percent, on the architectures held out."""
     median_ape: float
     seconds: float | None
-    """Of steps measured until then, warm-up included; None where the labels do not tell."""
+    """Of steps measured until then, warm-up included; None where the labels are no times."""
     died: int
     """Labels that were spent on runs that died."""
 
@@ -69,24 +64,15 @@ class Bench:
     estimator: Estimator | None = None
     """The learner that is judged; by default the quick one (`learner.acquisition.joint`)."""
     knows_physics: bool = True
-    """Whether the learner stands on the prior, so that a strategy may ask what that knows."""
+    """Whether the learner stands on the prior, so that a strategy may use what that knows."""
     times: bool = False
-    """Whether the values are step times in ms, which tell what a measurement takes."""
+    """Whether the values are step times in ms, which are what a measurement takes."""
 
     @property
     def capacity(self) -> float | None:
         """What runs died of; None if none did."""
         above = self.samples.above[~np.isnan(self.samples.above)]
         return float(np.median(above)) if len(above) else None
-
-
-def named_strategy(name: str) -> Strategy:
-    """A strategy of ours or of a peer.
-
-    Raises:
-        InputError: there is none of this name.
-    """
-    return strategy_named(name, PEERS)
 
 
 def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:
@@ -108,8 +94,8 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
     labelled = np.zeros(0, dtype=np.int64)
     for budget in budgets:
         generator = np.random.default_rng([seed, budget])
-        asked = view.request(labelled, budget, generator, strategy)
-        picks = (chooser if len(labelled) else cold_start(chooser)).select(asked)
+        request = view.request(labelled, budget, generator, strategy)
+        picks = (chooser if len(labelled) else cold_start(chooser)).select(request)
         labelled = np.concatenate([labelled, [pick.index for pick in picks]]).astype(np.int64)
         view.learn(labelled, np.random.default_rng([seed, budget, 1]))
         yield _point(bench, pool[labelled], view.predict(np.flatnonzero(test)), test)
@@ -119,12 +105,13 @@ class _View:
     """What a strategy may see of the pool, and the learner that learns from its choices."""
 
     def __init__(self, bench: Bench, pool: IntArray) -> None:
-        self._bench, self._pool = bench, pool
-        self._workloads = bench.samples.some(pool)
+        self._bench = bench
+        self._pool = pool
+        self._workloads = bench.samples.at(pool)
         self._families = bench.samples.families[pool].tolist()
         self._embeddings = bench.embeddings[pool]
         self._static = np.stack([w.static_features for w in self._workloads])
-        self._joint = Joint(bench.prior, Ground.of(bench.prior, self._workloads))
+        self._joint = Joint(bench.prior, PoolPoints.of(bench.prior, self._workloads))
         generator = np.random.default_rng(0)
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
@@ -140,12 +127,12 @@ class _View:
         generator: np.random.Generator,
         strategy: str,
     ) -> AcquisitionRequest:
-        """What is asked; predictions of the whole pool, and gradients of the learner that is
-        judged, only where they are needed."""
+        """The next request; with predictions of the whole pool, and gradients of the learner that
+        is judged, only where they are needed."""
         capacity = self._bench.capacity
         guards = strategy == "ours" and capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
-        said = self._quick.predict(self._workloads) if predicted else None
+        estimate = self._quick.predict(self._workloads) if predicted else None
         knows_physics = self._bench.knows_physics
         gradients = None
         if strategy in NEED_GRADIENTS and (knows_physics or len(labelled)):
@@ -165,35 +152,35 @@ class _View:
             covariances=[self._covariance] if knows_physics else [],
             gradients=gradients,
             log_values=np.log(values),
-            uncertainty=self._uncertainty(said) if len(labelled) else None,
-            predicted_cost=said.median if said and self._bench.times else None,
-            failure=probability_above(said, capacity) if said and capacity else None,
+            uncertainty=self._uncertainty(estimate) if len(labelled) else None,
+            predicted_cost=estimate.median if estimate and self._bench.times else None,
+            failure=probability_above(estimate, capacity) if estimate and capacity else None,
         )
 
-    def _uncertainty(self, said: Estimate | None) -> Array | None:
-        """What the quick learner knows of it; of a purely learned one what that says by itself."""
-        if said is None or self._bench.knows_physics:
-            return None if said is None else said.log_std_of_mean
+    def _uncertainty(self, estimate: Estimate | None) -> Array | None:
+        """By the quick learner; a purely learned one states its own."""
+        if estimate is None or self._bench.knows_physics:
+            return None if estimate is None else estimate.log_std_of_mean
         return self._model.predict(self._workloads).log_std_of_mean
 
     def learn(self, labelled: IntArray, generator: np.random.Generator) -> None:
         rows = self._pool[labelled]
         samples, estimator = self._bench.samples, self._bench.estimator
-        workloads, targets = samples.some(rows), samples.targets(rows)
+        workloads, targets = samples.at(rows), samples.targets(rows)
         self._quick = self._joint.fit(workloads, targets, generator)
         self._model = self._quick
         if estimator is not None:
             self._model = estimator.fit(workloads, targets, generator)
 
     def predict(self, rows: IntArray) -> Estimate:
-        return self._model.predict(self._bench.samples.some(rows))
+        return self._model.predict(self._bench.samples.at(rows))
 
 
-def _point(bench: Bench, rows: IntArray, said: Estimate, test: npt.NDArray[np.bool_]) -> Point:
+def _point(bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]) -> Point:
     samples = bench.samples
     values = samples.values[test]
     judged = samples.judged[test] & ~np.isnan(values)
-    errors = 100.0 * np.abs(said.median[judged] / values[judged] - 1.0)
+    errors = 100.0 * np.abs(estimate.median[judged] / values[judged] - 1.0)
     spent = samples.values[rows]
     return Point(
         labels=len(rows),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,30 @@ from trappm.profiler.errors import InputError
 Array = npt.NDArray[np.float64]
 
 
-def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> dict[str, Any]:
-    """Errors of predictions of some rows.
+class Deaths(TypedDict):
+    """How well runs that died out of memory are foretold."""
 
-    Returns:
-        accuracy, without_spikes (where there are any), by_family, out_of_memory (where runs died).
+    died: int
+    precision: float | None
+    recall: float
+    capacity: float
+    """In MiB: what runs that died needed at least, in the median."""
+
+
+class Score(TypedDict):
+    """Errors of the predictions of some rows."""
+
+    accuracy: Accuracy | None
+    """None where no row judges."""
+    by_family: dict[str, Accuracy | None]
+    without_spikes: NotRequired[Accuracy | None]
+    """Where there are spikes."""
+    out_of_memory: NotRequired[Deaths]
+    """Where runs died."""
+
+
+def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> Score:
+    """Errors of predictions of the rows `test` of the samples.
 
     Raises:
         InputError: a prediction is no number: to leave it out would flatter the predictor.
@@ -32,15 +51,17 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     if missing := int((~np.isfinite(estimate.median)).sum()):
         raise InputError(f"{missing} of {len(test)} predictions are no numbers; mend the predictor")
     judged = samples.judged[test] & ~np.isnan(samples.values[test])
-    result: dict[str, Any] = {"accuracy": _accuracy(samples, test, estimate, judged)}
+    families = samples.families[test]
+    result: Score = {
+        "accuracy": _accuracy(samples, test, estimate, judged),
+        "by_family": {
+            family: _accuracy(samples, test, estimate, judged & (families == family))
+            for family in sorted(set(families[judged].tolist()))
+        },
+    }
     spiked = samples.spiked[test]
     if (judged & spiked).any():
         result["without_spikes"] = _accuracy(samples, test, estimate, judged & ~spiked)
-    families = samples.families[test]
-    result["by_family"] = {
-        family: _accuracy(samples, test, estimate, judged & (families == family))
-        for family in sorted(set(families[judged].tolist()))
-    }
     if (memory := out_of_memory(samples, test, estimate, judged)) is not None:
         result["out_of_memory"] = memory
     return result
@@ -62,7 +83,7 @@ def _accuracy(
 
 def out_of_memory(
     samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate, judged: Rows
-) -> dict[str, Any] | None:
+) -> Deaths | None:
     """How well runs that died out of memory are foretold; None if none died.
 
     A run is foretold to die if its median is above what those that died needed at least.
@@ -73,10 +94,10 @@ def out_of_memory(
     capacity = float(np.median(samples.above[test][died]))
     foretold = estimate.median > capacity
     right = int((died & foretold).sum())
-    told = int(foretold[died | judged].sum())
+    warned = int(foretold[died | judged].sum())
     return {
         "died": int(died.sum()),
-        "precision": right / told if told else None,
+        "precision": right / warned if warned else None,
         "recall": right / int(died.sum()),
         "capacity": capacity,
     }
@@ -109,10 +130,10 @@ def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict
     parts = [together] if split is SplitKind.EACH_FAMILY else scores
     result: dict[str, Any] = {"seeds": [run.seed for run in runs] if parts is scores else []}
     for name in ("accuracy", "without_spikes", "out_of_memory"):
-        told = [part[name] for part in parts if part.get(name)]
-        if told:
-            result[name] = _mean(told)
-            result[f"{name}_deviation"] = _deviation(told)
+        known: list[Any] = [part.get(name) for part in parts if part.get(name)]
+        if known:
+            result[name] = _mean(known)
+            result[f"{name}_deviation"] = _deviation(known)
     return result | {"by_family": together["by_family"]}
 
 
@@ -128,17 +149,17 @@ def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
     return test, Estimate(median=median, low=column("low"), high=column("high"))
 
 
-def _mean(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    return {name: _over(told, name, np.mean) for name in told[0]}
+def _mean(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    return {name: _over(parts, name, np.mean) for name in parts[0]}
 
 
-def _deviation(told: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def _deviation(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Sample deviation; none of one number."""
-    if len(told) < 2:
+    if len(parts) < 2:
         return {}
-    return {name: _over(told, name, lambda v: np.std(v, ddof=1)) for name in told[0]}
+    return {name: _over(parts, name, lambda v: np.std(v, ddof=1)) for name in parts[0]}
 
 
-def _over(told: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
-    values = [part[name] for part in told if part[name] is not None]
+def _over(parts: Sequence[dict[str, Any]], name: str, how: Any) -> float | None:
+    values = [part[name] for part in parts if part[name] is not None]
     return float(how(values)) if values else None

@@ -1,9 +1,9 @@
 """Tuning of a predictor's settings by cross-validation, as an Optuna study in a database.
 
 A trial's error is the mean over folds of whole architectures, and only architectures that the
-first honest split (`benchmarking`, seed 1337) trains on take part: what is held out there
-stays unseen. After each fold a trial that is worse than the median of the others so far is given
-up. The first trial is what we ship, so that a study tells how much better it found.
+first honest split (`learner.bench.benchmark`, seed 1337) trains on take part: what is held out
+there stays unseen. After each fold a trial that is worse than the median of the others so far is
+given up. The first trial is what we ship, so that a study shows how much better its best is.
 
 Ours has nothing to tune here: it weighs its parts by cross-validation in every fit.
 """
@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,13 @@ from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.presets import LAPTOP, PAPER, HeadPreset, LearnerPreset, Training
 from trappm.learner.networks.published import TrappmAsPublished
-from trappm.learner.residual.residual import grouped_folds
+from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.extras import from_extra
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 FOLDS = 5
 STARTUP_TRIALS = 5
@@ -70,12 +71,28 @@ class Tuning:
     seed: int = PAPER_SEEDS[0]
 
 
-def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> dict[str, Any]:
-    """Goes on with the study until it has so many trials; several processes may at once.
+class TrialSummary(TypedDict):
+    """A trial: its number, mean error in percent, and settings."""
 
-    Returns:
-        best: settings and error of the best trial; shipped: those of the first; trials: how many
-        were completed, given up and failed.
+    trial: int
+    mape: float | None
+    settings: dict[str, Any]
+
+
+class StudyReport(TypedDict):
+    """Where a study stands."""
+
+    study: str
+    estimator: str
+    best: TrialSummary | None
+    shipped: TrialSummary | None
+    """The first trial, whose settings are those that are shipped."""
+    trials: dict[str, int]
+    """How many were completed, given up and failed, by the name of Optuna's state."""
+
+
+def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> StudyReport:
+    """Goes on with the study until it has so many trials; several processes may at once.
 
     Raises:
         InputError: the estimator has nothing to tune, or Optuna is not installed.
@@ -120,8 +137,10 @@ def space_of(name: str) -> Space:
         import optuna  # noqa: F401
     spaces = _spaces()
     if name not in spaces:
-        told = "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"
-        raise InputError(f"{name} {told}; what can be tuned are: {', '.join(spaces)}")
+        reason = (
+            "weighs its parts by cross-validation in every fit" if name == "ours" else "has none"
+        )
+        raise InputError(f"{name} {reason}; what can be tuned are: {', '.join(spaces)}")
     return spaces[name]
 
 
@@ -140,19 +159,19 @@ def _open(tuning: Tuning, space: Space) -> Study:
         study_name=tuning.study, storage=storage, direction="minimize", load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
     )  # fmt: skip
-    told = {
+    subject = {
         "estimator": tuning.estimator,
         "labels": len(tuning.samples),
         "values": float(np.nansum(tuning.samples.values)),
     }
-    known = {key: study.user_attrs[key] for key in told if key in study.user_attrs}
-    if known and known != told:
+    known = {key: study.user_attrs[key] for key in subject if key in study.user_attrs}
+    if known and known != subject:
         raise InputError(
             f"the study {tuning.study!r} is about {known['estimator']} on {known['labels']} other "
             "labels; give another name with --study"
         )
     if not known:
-        for key, value in told.items():
+        for key, value in subject.items():
             study.set_user_attr(key, value)
         study.enqueue_trial(dict(space.shipped), skip_if_exists=True)
     # A study that goes on must not draw again what it has drawn.
@@ -176,12 +195,12 @@ def _error(
     """Mean absolute percentage error of one fold."""
     samples = tuning.samples
     model = estimator.fit(
-        samples.some(train), samples.targets(train), np.random.default_rng(tuning.seed)
+        samples.at(train), samples.targets(train), np.random.default_rng(tuning.seed)
     )
     test = test[samples.judged[test] & ~np.isnan(samples.values[test])]
     if not len(test):
         raise InputError("a fold has no label to judge by; give more labels")
-    predicted = model.predict(samples.some(test)).median
+    predicted = model.predict(samples.at(test)).median
     return 100 * float(np.mean(np.abs(predicted / samples.values[test] - 1)))
 
 
@@ -199,10 +218,10 @@ def _least(study: Study) -> float | None:
     return min((trial.value for trial in done if trial.value is not None), default=None)
 
 
-def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
+def _report(study: Study, tuning: Tuning) -> StudyReport:
     from optuna.trial import TrialState
 
-    def told(trial: Any) -> dict[str, Any]:
+    def summary(trial: FrozenTrial) -> TrialSummary:
         return {"trial": trial.number, "mape": trial.value, "settings": trial.params}
 
     trials = study.get_trials(deepcopy=False)
@@ -211,8 +230,8 @@ def _report(study: Study, tuning: Tuning) -> dict[str, Any]:
     return {
         "study": tuning.study,
         "estimator": tuning.estimator,
-        "best": told(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
-        "shipped": told(shipped[0]) if shipped else None,
+        "best": summary(min(done, key=lambda trial: trial.value or np.inf)) if done else None,
+        "shipped": summary(shipped[0]) if shipped else None,
         "trials": {
             state.name.lower(): sum(trial.state is state for trial in trials)
             for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)

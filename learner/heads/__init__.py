@@ -1,1 +1,1 @@
-"""Predictors of the metrics of a device, and what they answer."""
+"""Predictors of the metrics of a device, and their predictions."""

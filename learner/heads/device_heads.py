@@ -1,7 +1,7 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
     memory                  simulated step (`learner.physics.memory_prior`), or the graph
-    step time               simulated kernels (`step_time`) where they have been traced,
+    step time               simulated kernels (`step_time_prior`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
     power, energy, others   terms of the graph
 
@@ -13,7 +13,7 @@ inference: the phase is part of a workload. The preset `paper` has TraPPM's netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,20 +26,20 @@ from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.graph_terms import PRIORS
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int, int], None]
 
 KIND = "physics"
 LEAST_LABELS = 2
@@ -79,19 +79,19 @@ class Heads:
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         traced = all(w.kernels is not None for w in workloads)
-        found = {
+        estimates = {
             metric: self._predict(metric, workloads)
             for metric in self.metrics
             if traced or metric in self.heads
         }
 
         def column(name: str, kind: type = float) -> Any:
-            rows = [getattr(estimate, name) for estimate in found.values()]
+            rows = [getattr(estimate, name) for estimate in estimates.values()]
             return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
 
         return Predictions(
-            metrics=tuple(found),
-            mean=column("median"),
+            metrics=tuple(estimates),
+            median=column("median"),
             low=column("low"),
             high=column("high"),
             log_std=column("log_std"),
@@ -106,13 +106,13 @@ class Heads:
             InputError: there is no memory head.
         """
         if "memory_mib" not in self.heads:
-            raise InputError("there are no labels of memory to tell what fits")
+            raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
         """As `learner.heads.metric_head.Head.gradients`, of one metric after the other (n, g).
 
-        Each metric has the same say. Workloads that different heads predict have no direction in
+        Each metric has the same weight. Workloads that different heads predict have no direction in
         common.
         """
         traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
@@ -177,16 +177,16 @@ class Heads:
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError, TypeError or ValueError for tensors that do not fit the settings."""
-        found: dict[str, dict[str, Head[Prior]]] = {}
+        heads: dict[str, dict[str, Head[Prior]]] = {}
         for part in ("heads", "of_kernels"):
             unknown = set(settings[part]) - set(METRICS)
             if unknown:
                 raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
-            found[part] = {
+            heads[part] = {
                 metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{part}.{metric}."))
                 for metric, kind in settings[part].items()
             }
-        return cls(**found, label_count=int(settings["label_count"]))
+        return cls(**heads, label_count=int(settings["label_count"]))
 
 
 def heads_from_tensors(
@@ -229,80 +229,101 @@ def train_heads(
         generator: all randomness comes from it.
         above: lower bounds (n, metrics) for runs that died of a limit, such as the device's memory;
             NaN elsewhere. Networks leave them out.
-        spec: of the device; without one kernels say nothing of step time.
+        spec: of the device; without one kernels predict no step time.
         init: heads of another device to start from (TraPPM, Table V): constants are refitted close
-            to that device's, and what its residual says is taken by the share that proves right.
-        on_progress: told of parts done.
+            to that device's, and its residual is added by the share that proves right.
+        on_progress: called with parts done and parts in all.
 
     Raises:
         InputError: shapes that do not fit, values that are not positive, no metric with labels, or
             heads of another kind to start from.
     """
     bounds = np.full_like(targets, np.nan) if above is None else above
-    _check(workloads, targets, bounds, groups)
-    metrics = [
-        metric
-        for column, metric in enumerate(METRICS)
-        if np.count_nonzero(~np.isnan(targets[:, column])) >= LEAST_LABELS
-    ]
-    if not metrics:
-        raise InputError(
-            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
-        )
+    metrics = _metrics_with_labels(workloads, targets, bounds, groups)
     if not preset.physical_prior:
         from trappm.learner.heads.network_heads import NetworkHeads, train_networks
 
         if init is not None and not isinstance(init, NetworkHeads):
-            raise InputError("the heads to start from were made with another preset or encoder")
+            raise InputError(_OTHER_START)
         return train_networks(
             workloads, targets, metrics, groups, preset, generator, init, on_progress
         )
     if init is not None and not isinstance(init, Heads):
-        raise InputError("the heads to start from were made with another preset or encoder")
+        raise InputError(_OTHER_START)
     heads: dict[str, dict[str, Head[Prior]]] = {"heads": {}, "of_kernels": {}}
     for done, metric in enumerate(metrics):
-        column = list(METRICS).index(metric)
-        known = ~(np.isnan(targets[:, column]) & np.isnan(bounds[:, column]))
-        traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
+        at = list(METRICS).index(metric)
+        labels = Targets(targets[:, at], bounds[:, at], groups)
         for part, prior in _priors(metric, spec).items():
-            rows = np.flatnonzero(known & traced if part == "of_kernels" else known).tolist()
-            if np.count_nonzero(~np.isnan(targets[rows, column])) < LEAST_LABELS:
-                continue
             start = None if init is None else getattr(init, part).get(metric)
-            heads[part][metric] = Ours(prior).fit(
-                [workloads[i] for i in rows],
-                Targets(targets[rows, column], bounds[rows, column], [groups[i] for i in rows]),
-                generator,
-                start,
-            )
+            kernels = part == "of_kernels"
+            head = _train_head(workloads, labels, prior, generator, start, kernels=kernels)
+            if head is not None:
+                heads[part][metric] = head
         on_progress(done + 1, len(metrics))
     return Heads(**heads, label_count=len(workloads))
 
 
+def _train_head(
+    workloads: Sequence[Workload],
+    labels: Targets,
+    prior: Prior,
+    generator: np.random.Generator,
+    start: Head[Prior] | None,
+    *,
+    kernels: bool,
+) -> Head[Prior] | None:
+    """A head of the labels that have a value or a bound; None where too few have a value.
+
+    With `kernels` only of workloads that come with theirs.
+    """
+    known = ~(np.isnan(labels.values) & np.isnan(labels.above))
+    if kernels:
+        known &= np.array([w.kernels is not None for w in workloads], dtype=bool)
+    rows = np.flatnonzero(known).tolist()
+    if np.count_nonzero(~np.isnan(labels.values[rows])) < LEAST_LABELS:
+        return None
+    own = Targets(labels.values[rows], labels.above[rows], [labels.groups[i] for i in rows])
+    return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
+
+
+_OTHER_START = "the heads to start from were made with another preset or encoder"
+
+
 def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
     """What explains a metric before labels do, by the part of the heads that it belongs to."""
-    if metric == "memory_mib":
-        return {"heads": MemoryPrior.on(spec)}
-    # A metric of which nobody has thought yet is taken for work, as most costs are.
-    found: dict[str, Prior] = {"heads": GraphPrior(metric if metric in PRIORS else "step_time_ms")}
-    if metric == "step_time_ms" and spec is not None:
-        found["of_kernels"] = StepTimePrior(spec)
-    return found
+    priors = {"heads": starting_prior(metric, spec, kernels=False)}
+    better = starting_prior(metric, spec, kernels=True)
+    if isinstance(better, StepTimePrior):
+        priors["of_kernels"] = better
+    return priors
 
 
 def _kind_of(prior: Prior) -> str:
     return next(name for name, kind in _KINDS.items() if isinstance(prior, kind))
 
 
-def _check(
+def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
-) -> None:
+) -> list[str]:
+    """The metrics with labels enough for a head.
+
+    Raises:
+        InputError: there is none, or labels that are not what `train_heads` needs.
+    """
     shape = (len(workloads), len(METRICS))
-    for name, found in (("targets", targets), ("bounds", above)):
-        if found.shape != shape:
-            raise InputError(f"{name} have shape {found.shape}; they must have shape {shape}")
-        known = found[~np.isnan(found)]
+    for name, values in (("targets", targets), ("bounds", above)):
+        if values.shape != shape:
+            raise InputError(f"{name} have shape {values.shape}; they must have shape {shape}")
+        known = values[~np.isnan(values)]
         if not (np.all(known > 0) and np.all(np.isfinite(known))):
             raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
     if len(groups) != len(workloads):
         raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")
+    counts = np.count_nonzero(~np.isnan(targets), axis=0)
+    metrics = [m for m, count in zip(METRICS, counts, strict=True) if count >= LEAST_LABELS]
+    if not metrics:
+        raise InputError(
+            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
+        )
+    return metrics

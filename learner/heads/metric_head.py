@@ -3,9 +3,9 @@
     log value = prior (a formula with few constants) + residual (learned) +- calibrated interval
 
 The prior is fitted on all labels, and once more without each fold of the architectures, so that the
-residual and the interval learn from errors on architectures not seen. A head of another device is
-a start: its constants are where this device's begin, and what its residual says is believed by the
-share that proves right here.
+residual and the interval learn from errors on architectures not seen. A head can start from that of
+another device: its constants are where this device's begin, and its residual is added by the share
+that proves right here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import Tensor
 
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.physics.prior import Prior
-from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual, grouped_folds
+from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
+from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.stats.calibration import Calibration, Familiarity
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -33,7 +35,8 @@ TRANSFER_TIGHTNESS = 0.15
 """On a new device single constants of the prior move this much less than on an unknown one."""
 SHARE_STEP = 0.05
 RESIDUAL_DEVIATION = 0.08
-"""How far a residual moves the logarithm, for its say among gradients."""
+"""How far a residual moves the logarithm, for its weight among gradients: `AMPLITUDES[1]` of
+`learner.acquisition.joint`."""
 
 
 class _Kept(Protocol):
@@ -42,7 +45,7 @@ class _Kept(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Head(Generic[P]):
-    """A fitted head: what it says is in the metric's unit."""
+    """A fitted head, whose predictions are in the metric's unit."""
 
     prior: P
     residual: Residual
@@ -116,22 +119,17 @@ class Head(Generic[P]):
             parts["familiarity"] = self.familiarity
         if self.source is not None:
             parts["source"] = self.source
-        found = {f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()}
-        return {**found, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
+        tensors = {f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()}
+        return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
     @classmethod
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or ValueError for tensors that are not those of such a head."""
-
-        def within(part: str) -> dict[str, Tensor]:
-            start = f"{part}."
-            return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-
-        familiarity, source = within("familiarity"), within("source")
+        familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
         return cls(
-            prior.from_tensors(within("prior")),
-            Residual.from_tensors(within("residual")),
-            Calibration.from_tensors(within("calibration")),
+            prior.from_tensors(with_prefix(tensors, "prior.")),
+            Residual.from_tensors(with_prefix(tensors, "residual.")),
+            Calibration.from_tensors(with_prefix(tensors, "calibration.")),
             Familiarity.from_tensors(familiarity) if familiarity else None,
             cls.from_tensors(prior, source) if source else None,
             float(tensors["source_share"]),
@@ -143,7 +141,8 @@ class Ours:
 
     def __init__(self, prior: Prior, name: str = "ours") -> None:
         """With the prior as it is known without labels."""
-        self.prior, self.name = prior, name
+        self.prior = prior
+        self.name = name
 
     def fit(
         self,
@@ -152,7 +151,7 @@ class Ours:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Head[Prior]:
-        """Fits a head; no label at all is enough, where prior or start say something.
+        """Fits a head; no label at all is enough, where the prior or the start predicts something.
 
         Raises:
             InputError: shapes that differ, values that are not positive, or a start of another
@@ -161,49 +160,30 @@ class Ours:
         _check(workloads, targets)
         if start is not None and not isinstance(start, Head):
             raise InputError(f"a {type(start).__name__} is no head to start from")
-        centre = self.prior if start is None else self.prior.started_from(start.prior)
-        tightness = 1.0 if start is None else TRANSFER_TIGHTNESS
-        n = len(workloads)
-        log_values, log_above = np.log(targets.values), np.log(targets.above)
-
-        def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
-            return centre.refit(
-                [w for w, chosen in zip(workloads, rows, strict=True) if chosen],
-                log_values[rows],
-                log_above=log_above[rows],
-                tightness=tightness,
-                near=near,
-            )
-
-        prior = refitted(np.ones(n, dtype=bool))
-        folds = grouped_folds(targets.groups, FOLDS, generator) if n else np.zeros(0, np.int64)
-        said = np.zeros(n)
-        for fold in np.unique(folds):
-            out = folds == fold
-            unseen = [w for w, chosen in zip(workloads, out, strict=True) if chosen]
-            said[out] = refitted(~out, prior).log_values(unseen)
-        # Of a run that died only a bound is known (`least`), and `left` is NaN.
-        left, least = log_values - said, log_above - said
-        known = ~np.isnan(left)
+        folds = grouped_folds(targets.groups, FOLDS, generator)
+        prior, unseen = self._fit_prior(workloads, targets, folds, start)
+        # What the prior leaves; NaN for runs that died, of which only a bound is known.
+        residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
+        known = ~np.isnan(residuals)
         source, share = None, 0.0
         if start is not None:
-            word = start.learned(workloads)
-            share = _share(left[known], word[known])
+            of_source = start.learned(workloads)
+            share = _share(residuals[known], of_source[known])
             source = start if share else None
-            left, least = left - share * word, least - share * word
+            residuals, bounds = residuals - share * of_source, bounds - share * of_source
         features = prior.features(workloads)
-        residual, unseen_words = fit_residual(
+        residual, out_of_fold = fit_residual(
             features,
-            left,
+            residuals,
             targets.groups,
             generator,
             feature_groups=prior.feature_groups,
             folds=folds,
-            least=least,
+            bounds=bounds,
         )
-        errors = np.where(known, left, least) - unseen_words.mean
-        familiarity, deviations = None, unseen_words.deviation
-        if n:
+        errors = np.where(known, residuals, bounds) - out_of_fold.mean
+        familiarity, deviations = None, out_of_fold.deviation
+        if len(workloads):
             familiarity = Familiarity.fit(features, targets.groups)
             familiarity, deviations = familiarity.learned(
                 errors, deviations, folds, targets.groups, known
@@ -211,13 +191,44 @@ class Ours:
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
         return Head(prior, residual, calibration, familiarity, source, share)
 
+    def _fit_prior(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        folds: npt.NDArray[np.int64],
+        start: Head[Prior] | None,
+    ) -> tuple[Prior, Array]:
+        """The prior of all labels, and the logarithm of each by a prior without its fold (n)."""
+        centre = self.prior if start is None else self.prior.started_from(start.prior)
+        log_values, log_above = np.log(targets.values), np.log(targets.above)
 
-def _share(left: Array, word: Array) -> float:
-    """How much of the source's word to take: the least absolute error, from all of it at first."""
+        def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
+            return centre.refit(
+                [workloads[i] for i in np.flatnonzero(rows).tolist()],
+                log_values[rows],
+                log_above=log_above[rows],
+                tightness=1.0 if start is None else TRANSFER_TIGHTNESS,
+                near=near,
+            )
+
+        prior = refitted(np.ones(len(workloads), dtype=bool))
+        unseen = np.zeros(len(workloads))
+        for fold in np.unique(folds):
+            out = folds == fold
+            held_out = [workloads[i] for i in np.flatnonzero(out).tolist()]
+            unseen[out] = refitted(~out, prior).log_values(held_out)
+        return prior, unseen
+
+
+def _share(residuals: Array, of_source: Array) -> float:
+    """How much of the source's residual to take (n labels each): the least absolute error.
+
+    It starts from all of it, which `CAUTION` labels speak for.
+    """
     shares = np.arange(0.0, 1.0 + SHARE_STEP / 2, SHARE_STEP)
-    caution = CAUTION * float(np.abs(word).mean()) if len(word) else 1.0
-    losses = [np.abs(left - s * word).sum() + caution * (1.0 - s) for s in shares]
-    return float(shares[int(np.argmin(losses))])
+    caution = CAUTION * float(np.abs(of_source).mean()) if len(of_source) else 1.0
+    totals = [np.abs(residuals - s * of_source).sum() + caution * (1.0 - s) for s in shares]
+    return float(shares[int(np.argmin(totals))])
 
 
 def _check(workloads: Sequence[Workload], targets: Targets) -> None:

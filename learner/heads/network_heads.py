@@ -2,13 +2,13 @@
 
 Everything happens in the logarithm, so that an error is relative and no sample loses its size.
 There are several networks (`regressor`; a deep ensemble, Lakshminarayanan et al. 2017).
-Each is trained without one fold of the architectures, and the errors that it makes there say how
-wide an interval must be.
+Each is trained without one fold of the architectures, and its errors there show how wide an
+interval must be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,16 +35,20 @@ from trappm.learner.networks.regressor import (
     train_network,
 )
 from trappm.learner.snapshots.tensors import with_prefix
+from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Graph
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int, int], None]
 
 COVERAGE = 0.9
 """Share of new architectures whose value an interval should contain."""
 
+LEAST_SCALE, LEAST_NOISE = 0.02, 0.005
+"""Of the logarithm: labels that hardly differ make no unit, and few errors no certainty."""
 KIND = "networks"
 
 
@@ -89,7 +93,7 @@ class NetworkHeads:
         half_width = self._row(self.stretch) * log_std
         return Predictions(
             metrics=self.metrics,
-            mean=np.exp(middle),
+            median=np.exp(middle),
             low=np.exp(middle - half_width),
             high=np.exp(middle + half_width),
             log_std=log_std,
@@ -121,13 +125,13 @@ class NetworkHeads:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything learned, by name; with `settings` the input of `from_tensors`."""
-        found = {**self.node_scaler.tensors("nodes"), **self.vector_scaler.tensors("vector")}
+        tensors = {**self.node_scaler.tensors("nodes"), **self.vector_scaler.tensors("vector")}
         for number, member in enumerate(self.members):
             for name, value in member.network.state_dict().items():
-                found[f"member{number}.network.{name}"] = value
+                tensors[f"member{number}.network.{name}"] = value
             for metric, level in member.levels.items():
-                found[f"member{number}.level.{metric}"] = torch.tensor(level, dtype=torch.float64)
-        return found
+                tensors[f"member{number}.level.{metric}"] = torch.tensor(level, dtype=torch.float64)
+        return tensors
 
     def settings(self) -> dict[str, Any]:
         """The plain values that go beside `tensors`."""
@@ -189,7 +193,7 @@ def train_networks(
         raise InputError("the heads to start from were made with another preset or encoder")
     with torch_seeded(generator):
         job = _Training(graphs, embeddings, np.log(targets), tuple(metrics), preset, init)
-        return job.run(_folds(groups, preset.members, generator), generator, on_progress)
+        return job.run(grouped_folds(groups, preset.members, generator), generator, on_progress)
 
 
 def _inputs(workloads: Sequence[Workload]) -> tuple[list[Graph], FloatArray]:
@@ -214,14 +218,18 @@ class _Training:
         preset: HeadPreset,
         init: NetworkHeads | None,
     ) -> None:
-        self.logs, self.metrics, self.preset, self.init = logs, metrics, preset, init
+        self.logs = logs
+        self.columns = {metric: list(METRICS).index(metric) for metric in metrics}
+        self.preset = preset
+        self.init = init
         self.embedding_width = embeddings.shape[1]
         self.mean_nodes = float(np.mean([graph.node_count for graph in graphs]))
         if init is None:
             self.node_scaler = fit_node_scaler(graphs)
             self.vector_scaler = Scaler.fit(join_vectors(graphs, embeddings))
         else:
-            self.node_scaler, self.vector_scaler = init.node_scaler, init.vector_scaler
+            self.node_scaler = init.node_scaler
+            self.vector_scaler = init.vector_scaler
         self.data = to_inputs(graphs, embeddings, self.node_scaler, self.vector_scaler)
 
     def run(
@@ -230,68 +238,50 @@ class _Training:
         generator: np.random.Generator,
         on_progress: OnProgress,
     ) -> NetworkHeads:
+        """Trains a member for each fold, blind to it, and judges all of them by their folds."""
         count = int(folds.max()) + 1
-        epochs = self.preset.epochs if self.init is None else self.preset.fine_tune_epochs
-        done = 0
-
-        def on_epoch() -> None:
-            nonlocal done
-            done += 1
-            on_progress(done, count * epochs)
-
-        levels = [self._levels(folds != number) for number in range(count)]
-        left = np.stack([self._left_by(level) for level in levels])  # (members, n, METRICS)
-        unseen = left[folds, np.arange(len(folds))]
-        scale = self._scale(unseen)
+        levels = np.stack([self._levels(folds != number) for number in range(count)])
+        over_levels = self.logs - levels[:, None, :]  # (members, n, METRICS)
+        scale = self._scale(over_levels[folds, np.arange(len(folds))])
         unit = np.array([scale.get(metric, 1.0) for metric in METRICS])
-        members, words = [], []
+        members, outputs = [], []
         for number, level in enumerate(levels):
             network = self._new_network(number)
-            training = self._with_targets(left[number] / unit, folds != number)
             train_network(
                 network,
-                training,
-                epochs=epochs,
-                learning_rate=(
-                    self.preset.learning_rate
-                    if self.init is None
-                    else self.preset.fine_tune_learning_rate
-                ),
-                preset=self.preset,
+                self._with_targets(over_levels[number] / unit, folds != number),
+                training=self.preset,
+                fine_tune=self.init is not None,
                 generator=generator,
-                on_epoch=on_epoch,
+                on_epoch=lambda done, epochs, n=number: on_progress(  # type: ignore[misc]
+                    n * epochs + done, count * epochs
+                ),
             )
-            members.append(Member(level, network))
-            words.append(unit * network_outputs(network, self.data, self.preset.batch_nodes))
-        return self._judge(members, scale, folds, left, np.stack(words))
+            by_metric = {metric: float(level[at]) for metric, at in self.columns.items()}
+            members.append(Member(by_metric, network))
+            outputs.append(unit * network_outputs(network, self.data, self.preset.batch_nodes))
+        return self._judge(members, scale, folds, over_levels, np.stack(outputs))
 
-    def _levels(self, rows: npt.NDArray[np.bool_]) -> dict[str, float]:
-        found = {}
-        for metric in self.metrics:
-            logs = self.logs[:, list(METRICS).index(metric)]
-            known = ~np.isnan(logs)
+    def _levels(self, rows: npt.NDArray[np.bool_]) -> Array:
+        """The median logarithm of each metric over these rows (METRICS); NaN without labels."""
+        levels = np.full(len(METRICS), np.nan)
+        for at in self.columns.values():
+            known = ~np.isnan(self.logs[:, at])
             # A metric whose few labels all lie in this fold is better fitted on them than on none.
             use = known & rows if (known & rows).any() else known
-            found[metric] = float(np.median(logs[use]))
-        return found
-
-    def _left_by(self, levels: Mapping[str, float]) -> Array:
-        """Each label's logarithm over the level (n, METRICS); NaN where missing."""
-        left = np.full_like(self.logs, np.nan)
-        for metric, level in levels.items():
-            column = list(METRICS).index(metric)
-            left[:, column] = self.logs[:, column] - level
-        return left
+            levels[at] = np.median(self.logs[use, at])
+        return levels
 
     def _scale(self, unseen: Array) -> dict[str, float]:
-        found = {}
-        for metric in self.metrics:
+        """The unit of each metric's outputs, from labels over the level of their own fold."""
+        scale = {}
+        for metric, at in self.columns.items():
             if self.init is not None and metric in self.init.metrics:
-                found[metric] = self.init.scale[metric]
+                scale[metric] = self.init.scale[metric]
             else:
-                left = unseen[:, list(METRICS).index(metric)]
-                found[metric] = max(_robust_deviation(left[~np.isnan(left)]), 0.02)
-        return found
+                values = unseen[:, at]
+                scale[metric] = max(robust_deviation(values[~np.isnan(values)]), LEAST_SCALE)
+        return scale
 
     def _new_network(self, number: int) -> HeadNetwork:
         network = HeadNetwork(self.preset, self.embedding_width, len(METRICS))
@@ -315,29 +305,26 @@ class _Training:
         members: list[Member],
         scale: dict[str, float],
         folds: npt.NDArray[np.int64],
-        left: Array,
-        words: Array,
+        over_levels: Array,
+        outputs: Array,
     ) -> NetworkHeads:
-        """The heads, with what the members' errors on their unseen folds say of them.
+        """The heads, with noise and interval from the members' errors on their unseen folds.
 
-        `left` and `words` are what is over the level and what networks say (members, n, METRICS).
+        Labels over each member's level and the members' outputs are (members, n, METRICS).
         """
         rows = np.arange(len(folds))
         noise, stretch = {}, {}
-        for metric in self.metrics:
-            column = list(METRICS).index(metric)
-            known = ~np.isnan(self.logs[:, column])
-            unseen = left[folds, rows, column][known]
-            word = words[folds, rows, column][known]
-            errors = unseen - word
-            noise[metric] = max(_robust_deviation(errors), 0.005)
-            disagreement = (left - words)[:, known, column].std(axis=0)
-            ratios = np.abs(errors) / np.hypot(noise[metric], disagreement)
+        for metric, at in self.columns.items():
+            known = ~np.isnan(self.logs[:, at])
+            gaps = (over_levels - outputs)[:, known, at]
+            errors = (over_levels - outputs)[folds, rows, at][known]
+            noise[metric] = max(robust_deviation(errors), LEAST_NOISE)
+            ratios = np.abs(errors) / np.hypot(noise[metric], gaps.std(axis=0))
             stretch[metric] = _upper_quantile(ratios, COVERAGE)
         return NetworkHeads(
             preset=self.preset,
             embedding_width=self.embedding_width,
-            metrics=self.metrics,
+            metrics=tuple(self.columns),
             members=tuple(members),
             node_scaler=self.node_scaler,
             vector_scaler=self.vector_scaler,
@@ -348,27 +335,8 @@ class _Training:
         )
 
 
-def _folds(
-    groups: Sequence[str], count: int, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """The fold of each label (n): architectures dealt out at random, none divided.
-
-    Labels of one single architecture are dealt out one by one: near-copies are better than nothing.
-    """
-    names, number = np.unique(np.array(groups), return_inverse=True)
-    if len(names) == 1:
-        number = np.arange(len(groups))
-    order = generator.permutation(int(number.max()) + 1)
-    return (order[number] % min(count, len(order))).astype(np.int64)
-
-
-def _robust_deviation(values: Array) -> float:
-    """Deviation of the middle half, as of a normal distribution around zero."""
-    return 1.4826 * float(np.median(np.abs(values)))
-
-
 def _upper_quantile(values: Array, level: float) -> float:
-    """The conformal quantile: the value that a new one stays below with this probability."""
+    """The value that a new one stays below with this probability (split conformal prediction)."""
     rank = min(len(values), int(np.ceil((len(values) + 1) * level)))
     return float(np.sort(values)[rank - 1])
 

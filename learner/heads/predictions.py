@@ -1,4 +1,4 @@
-"""What the heads of a device say, whatever they are, and what they were trained for."""
+"""Heads of a device of any kind: their interface, their predictions, what they were trained for."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What the heads say of n workloads; every array is (n, metrics)."""
+    """Predictions for n workloads; every array is (n, metrics)."""
 
     metrics: tuple[str, ...]
-    """Those that can be said of all of them: some heads need kernels."""
-    mean: Array
+    """Those that can be predicted for all of them: some heads need kernels."""
+    median: Array
     """In the metric's unit."""
     low: Array
     """Lower bound of the 90 % interval."""
@@ -53,7 +53,7 @@ class DeviceHeads(Protocol):
 
     @property
     def needs_kernels(self) -> bool:
-        """Whether some head says more of a workload that comes with its kernels."""
+        """Whether some head predicts more of a workload that comes with its kernels."""
         ...
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
@@ -69,7 +69,7 @@ class DeviceHeads(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """The plain values that go beside `tensors`, as JSON; `kind` says which heads these are."""
+        """The plain values that go beside `tensors`, as JSON; `kind` names the kind of heads."""
         ...
 
 

@@ -125,7 +125,7 @@ _SIZES = slice(len(OPERATORS), NODE_FEATURES)
 def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
     """Operator number and sizes, not scaled (N, 16), and the keys of `learner.networks.distinct`.
 
-    Kept as long as the graph, since cross-validation and ensembles ask again and again.
+    Kept as long as the graph, since cross-validation and ensembles need them many times.
     """
     if graph not in _TABLES:
         features = node_features(graph)

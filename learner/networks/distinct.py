@@ -41,8 +41,8 @@ def node_keys(features: npt.NDArray[np.float32], edges: IntArray) -> IntArray:
         features: rows of equal length (N, at most 64).
         edges: producer and consumer (E, 2).
     """
-    words = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    key = _mixed((_mixed(words) * _WORDS[: words.shape[1]]).sum(axis=1, dtype=np.uint64))
+    bits = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    key = _mixed((_mixed(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
     keys = [key]
     for _ in range(MAX_DEPTH):
         before = np.zeros_like(key)
@@ -137,7 +137,8 @@ class DistinctSAGEConv(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = in_channels
+        self.out_channels = out_channels
         self.lin_l = nn.Linear(in_channels, out_channels)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 

@@ -22,7 +22,7 @@ from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.networks.dataset import FloatArray, Scaler, fit_node_scaler, to_data
 from trappm.learner.networks.presets import Training
 from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.networks.regressor import last_layer, network_outputs, train_network
+from trappm.learner.networks.regressor import OnEpoch, last_layer, network_outputs, train_network
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph
@@ -32,8 +32,6 @@ LogLoss = Callable[[Tensor], Tensor]
 """A number from log(prediction / measured) of each sample (k)."""
 Vector = Callable[[Sequence[Graph]], FloatArray]
 """Features of whole graphs (n, v), not scaled."""
-OnEpoch = Callable[[int, int], None]
-"""Called with epochs done and epochs in all."""
 
 LEAST_LABELS = 2
 
@@ -130,14 +128,6 @@ class NetworkEstimator:
                 graphs, vector_scaler.apply(vectors), units[:, None], strict=True
             )
         ]
-        epochs = self.training.epochs if start is None else self.training.fine_tune_epochs
-        done = 0
-
-        def on_epoch() -> None:
-            nonlocal done
-            done += 1
-            self.on_epoch(done, epochs)
-
         with torch_seeded(generator):
             network = self.network(vectors.shape[1])
             if isinstance(start, NetworkModel):
@@ -145,15 +135,10 @@ class NetworkEstimator:
             train_network(
                 network,
                 data,
-                epochs=epochs,
-                learning_rate=(
-                    self.training.learning_rate
-                    if start is None
-                    else self.training.fine_tune_learning_rate
-                ),
-                preset=self.training,
+                training=self.training,
+                fine_tune=start is not None,
                 generator=generator,
-                on_epoch=on_epoch,
+                on_epoch=self.on_epoch,
                 loss=lambda output, target: self.loss(scale * (output - target)),
             )
         return NetworkModel(

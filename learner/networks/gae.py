@@ -8,7 +8,7 @@ sum of a graph's node embeddings is the embedding of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,10 +37,8 @@ from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.snapshots.tensors import with_prefix
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
+from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Graph
-
-OnProgress = Callable[[int, int], None]
-"""Called with steps done and steps in all."""
 
 
 class EncoderNetwork(nn.Module):
@@ -90,15 +88,15 @@ class Encoder:
         The sum grows with the graph, as in the paper; scale it over the data set before measuring
         distances.
         """
-        found = [np.zeros((0, self.width), dtype=np.float32)]
+        rows = [np.zeros((0, self.width), dtype=np.float32)]
         with torch.no_grad():
             # A few graphs at a time: the features of a whole pool would not fit into memory.
             for start in range(0, len(graphs), 256):
                 data = [to_data(graph, self.scaler) for graph in graphs[start : start + 256]]
                 for batch in batches(data, self.preset.batch_nodes, range(len(data))):
                     classes = self.network.classes(batch)
-                    found.append(torch.sparse.mm(classes.pool, self.network(classes)).numpy())
-        return np.concatenate(found)
+                    rows.append(torch.sparse.mm(classes.pool, self.network(classes)).numpy())
+        return np.concatenate(rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything learned, by name; `from_tensors` is the inverse."""

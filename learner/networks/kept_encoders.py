@@ -43,7 +43,7 @@ def make_encoder(
         pretrained: False for one that learned nothing.
         seed: of everything random.
         cache: the folder of those trained before.
-        on_progress: told after each epoch.
+        on_progress: called after each epoch.
     """
     generator = np.random.default_rng(seed)
     if preset == LAPTOP.encoder:

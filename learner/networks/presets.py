@@ -7,10 +7,10 @@ which is relative because the errors that are reported are percentages.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,4 @@ def preset_named(name: str) -> LearnerPreset:
     """Raises InputError for a name that is no learner preset."""
     if name in PRESETS:
         return PRESETS[name]
-    near = difflib.get_close_matches(name, list(PRESETS), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(PRESETS)}"
-    raise InputError(f"no learner preset {name!r}; {hint}")
+    raise InputError(f"no learner preset {name!r}; {nearest(name, PRESETS)}")

@@ -30,13 +30,12 @@ from trappm.learner.networks.estimator import (
     LEAST_LABELS,
     NetworkEstimator,
     NetworkModel,
-    OnEpoch,
     squared_log,
 )
 from trappm.learner.networks.gae import Encoder, EncoderNetwork
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.networks.regressor import HeadNetwork
+from trappm.learner.networks.regressor import HeadNetwork, OnEpoch
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 

@@ -13,7 +13,7 @@ import torch
 def torch_seeded(generator: np.random.Generator) -> Iterator[None]:
     """Inside, torch's global generator starts from a seed drawn from `generator`.
 
-    The state from before comes back at the end, so that training disturbs nobody's random numbers.
+    The state from before comes back at the end, so that training changes no other random numbers.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator.integers(2**63)))

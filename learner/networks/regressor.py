@@ -27,6 +27,8 @@ HUBER_DELTA = 0.5
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A number from outputs and targets (k) each."""
+OnEpoch = Callable[[int, int], None]
+"""Called with epochs done and epochs in all."""
 
 
 def huber(output: Tensor, target: Tensor) -> Tensor:
@@ -77,11 +79,10 @@ def train_network(
     network: nn.Module,
     data: Sequence[Data],
     *,
-    epochs: int,
-    learning_rate: float,
-    preset: Training,
+    training: Training,
+    fine_tune: bool,
     generator: np.random.Generator,
-    on_epoch: Callable[[], None],
+    on_epoch: OnEpoch,
     loss: Loss = huber,
 ) -> None:
     """Trains in place on data with `y` (1, outputs), where NaN is missing; then freezes it.
@@ -89,17 +90,20 @@ def train_network(
     The step size falls to zero along a half cosine, so that the end does not depend on the luck
     of the last batch, and no checkpoint needs to be picked.
     """
+    epochs, learning_rate = training.epochs, training.learning_rate
+    if fine_tune:
+        epochs, learning_rate = training.fine_tune_epochs, training.fine_tune_learning_rate
     network.train()
     optimizer = torch.optim.AdamW(
-        network.parameters(), lr=learning_rate, weight_decay=preset.weight_decay
+        network.parameters(), lr=learning_rate, weight_decay=training.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(epochs, 1))
     # What fits into one batch is put together once.
-    whole = sum(int(d.x.shape[0]) for d in data) <= preset.batch_nodes
-    fixed = list(batches(data, preset.batch_nodes, range(len(data)))) if whole else []
-    for _ in range(epochs):
+    whole = sum(int(d.x.shape[0]) for d in data) <= training.batch_nodes
+    fixed = list(batches(data, training.batch_nodes, range(len(data)))) if whole else []
+    for epoch in range(epochs):
         order = generator.permutation(len(data)).tolist()
-        for batch in fixed or batches(data, preset.batch_nodes, order):
+        for batch in fixed or batches(data, training.batch_nodes, order):
             known = ~torch.isnan(batch.y)
             if not known.any():
                 continue
@@ -110,7 +114,7 @@ def train_network(
             loss(output[known], batch.y[known]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         schedule.step()
-        on_epoch()
+        on_epoch(epoch + 1, epochs)
     network.eval().requires_grad_(False)
 
 
@@ -132,9 +136,9 @@ def last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> npt.
 def network_outputs(
     network: nn.Module, data: Sequence[Data], max_nodes: int
 ) -> npt.NDArray[np.float64]:
-    """What a frozen network says of these graphs (n, outputs)."""
+    """Outputs of a frozen network for these graphs (n, outputs)."""
     with torch.no_grad():
-        found: list[Any] = [
+        outputs: list[Any] = [
             network(batch).numpy() for batch in batches(data, max_nodes, range(len(data)))
         ]
-    return np.concatenate(found).astype(np.float64)
+    return np.concatenate(outputs).astype(np.float64)

@@ -51,13 +51,13 @@ def spec_of(device: str) -> DeviceSpec:
     Raises:
         InputError: nobody has listed this device.
     """
-    found = known_spec(device)
-    if found is None:
+    spec = known_spec(device)
+    if spec is None:
         raise InputError(
             f"nothing is known of device {device!r}, so its step times cannot be simulated; add "
             "a line of its data sheet to profiler/devices/catalogue.csv"
         )
-    return found
+    return spec
 
 
 def known_spec(device: str) -> DeviceSpec | None:
@@ -81,6 +81,6 @@ def known_spec(device: str) -> DeviceSpec | None:
 def has_kernels(device: str) -> bool:
     """Whether kernels explain the step times of this device: they do of GPUs that are known.
 
-    CPUs launch none, and how fast an unknown GPU runs them nobody has said.
+    CPUs launch none, and how fast an unknown GPU runs them is not known.
     """
     return known_spec(device) not in (None, CPU)

@@ -1,7 +1,7 @@
 """The prior of any metric from the graph alone: the terms of `learner.physics.graph_terms` by node.
 
 For metrics that nothing simulates (power, energy), and for step time where a workload's kernels
-have not been traced. A new metric is an entry in `physics.PRIORS`.
+have not been traced. A new metric is an entry in `graph_terms.PRIORS`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class GraphPrior(TermPrior):
         return type(self)(self.metric, log_constants)
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
-        found = term_matrix([workload.graph for workload in workloads], self.metric)
+        terms = term_matrix([workload.graph for workload in workloads], self.metric)
         if self.metric in WORK:
             infers = np.array([w.phase is Phase.INFER for w in workloads], dtype=bool)
-            found[infers] *= FORWARD_SHARE
-        return found
+            terms[infers] *= FORWARD_SHARE
+        return terms
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""

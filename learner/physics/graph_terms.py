@@ -1,11 +1,14 @@
-"""What physics says of a step's cost before anything is learned: a sum of terms with few unknowns.
+"""A step's cost as a sum of terms of its graph, with few unknown coefficients.
 
-A step's time is about the sum of its kernels' times, its memory the sum of what it keeps; so the
-prior of a metric is `sum_k exp(theta_k) * term_k(graph)`. The terms are in the metric's unit for a
-made-up reference device; the coefficients say how this device differs from it. They have
-log-normal priors, which keeps them positive and lets a handful of labels fit them, and they are
-fitted to the *relative* error with a robust likelihood, since some runs surprise everybody.
-A new device starts from the coefficients of a known one, which is most of what transfers.
+A step's time is about the sum of its kernels' times, so the prior of a metric is
+`sum_k exp(theta_k) * term_k(graph)`. The terms are in the metric's unit for a made-up reference
+device; the coefficients are how this device differs from it. They have log-normal priors, which
+keeps them positive and lets a handful of labels fit them, and they are fitted to the *relative*
+error with a robust likelihood, since some runs surprise everybody. A new device starts from the
+coefficients of a known one, which is most of what transfers.
+
+The spreads of the priors are judgements, not fits: a factor of two (0.7) for what kernels of one
+kind reach of a peak, of three for launching, of twenty (3.0) for how devices differ altogether.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trappm.learner.stats.student_t import losses, precisions
 from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 
-MIB = 2.0**20
 BYTES_PER_ELEMENT = 4
 
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
@@ -76,20 +79,6 @@ _WORK = PriorSpec(
 
 PRIORS: dict[str, PriorSpec] = {
     "step_time_ms": _WORK,
-    # The process itself, weights with their gradients, what the backward pass needs again, and
-    # the largest tensors of the moment. Bytes are bytes on every device: no common spread.
-    "memory_mib": PriorSpec(
-        (
-            TermSpec("process", 1.5),
-            TermSpec("weights", 0.3),
-            TermSpec("kept_product", 0.4),
-            TermSpec("kept_norm", 0.4),
-            TermSpec("kept_elementwise", 0.7),
-            TermSpec("kept_move", 0.7),
-            TermSpec("largest", 1.0),
-        ),
-        common_spread=0.3,
-    ),
     # Energy: the same work, at a power that differs less among kernels than their time does.
     "energy_j": _WORK,
     # Idle power, and more of it the busier arithmetic and memory are.
@@ -104,9 +93,6 @@ PRIORS: dict[str, PriorSpec] = {
     ),
 }
 """For each metric, its terms in the order of `term_matrix`."""
-
-LEVEL_ONLY = PriorSpec((TermSpec("level", 0.0),), common_spread=10.0)
-"""No physics at all: one constant."""
 
 
 def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
@@ -132,9 +118,9 @@ def fit_coefficients(
 ) -> Array:
     """The most probable log coefficients theta (k) of `sum_k exp(theta_k) * term_k`.
 
-    Student-t errors of the logarithm (4 degrees of freedom), their scale fitted beside, by
-    iteratively reweighted, damped Gauss-Newton steps. A label of which only a bound is known pulls
-    while the sum stays below the bound, and says nothing above it.
+    Student-t errors of the logarithm, their scale fitted beside, by iteratively reweighted, damped
+    Gauss-Newton steps. A label of which only a bound is known pulls while the sum stays below the
+    bound, and has no effect above it.
 
     Args:
         terms: (n, k).
@@ -150,43 +136,72 @@ def fit_coefficients(
     if log_above is not None:
         targets = np.where(measured, log_values, log_above)
         terms, measured, targets = (a[~np.isnan(targets)] for a in (terms, measured, targets))
-    spreads = tightness * np.array([term.spread for term in spec.terms])
-    precision = np.linalg.inv(np.diag(spreads**2) + spec.common_spread**2)
     if not measured.any():
         return middle
+    spreads = tightness * np.array([term.spread for term in spec.terms])
+    precision: Array = np.asarray(
+        np.linalg.inv(np.diag(spreads**2) + spec.common_spread**2), dtype=np.float64
+    )
     # All coefficients at once first: the level of a new device may be off by a factor of 1000.
-    level = float(np.median((targets - np.log(terms @ np.exp(middle)))[measured]))
-    theta = middle + level * spec.common_spread**2 / (spec.common_spread**2 + 0.1)
+    level = float(np.median((targets - log_prior(terms, middle))[measured]))
+    start = middle + level * spec.common_spread**2 / (spec.common_spread**2 + 0.1)
+    return _Fit(terms, targets, measured, middle, precision).best(start)
 
-    def state(at: Array) -> tuple[Array, Array]:
-        parts = terms * np.exp(at)
+
+FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
+"""Of the errors of the logarithm."""
+ITERATIONS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A search for coefficients: labels, and the normal prior of the coefficients."""
+
+    terms: Array
+    targets: Array
+    measured: npt.NDArray[np.bool_]
+    """Whether a target is a value (n), or a lower bound."""
+    middle: Array
+    precision: Array
+
+    def best(self, theta: Array) -> Array:
+        """The most probable coefficients, from these on."""
+        damping, scale = 1e-3, FIRST_SCALE
+        residual, jacobian = self._state(theta)
+        for _ in range(ITERATIONS):
+            scale = min(scale, 1.48 * float(np.median(np.abs(residual[self.measured]))))
+            scale = max(LEAST_SCALE, scale)
+            step = self._step(theta, residual, jacobian, scale, damping)
+            new_residual, new_jacobian = self._state(theta + step)
+            if self._loss(new_residual, theta + step, scale) <= self._loss(residual, theta, scale):
+                theta, residual, jacobian = theta + step, new_residual, new_jacobian
+                damping = max(damping / 3, 1e-6)
+                if float(np.max(np.abs(step))) < 1e-6:
+                    break
+            else:
+                damping = min(damping * 5, 1e6)
+        return theta
+
+    def _state(self, theta: Array) -> tuple[Array, Array]:
+        """Errors of the logarithm (n), and the derivatives of the sum's logarithm (n, k)."""
+        parts = self.terms * np.exp(theta)
         total = parts.sum(axis=1)
-        gaps = targets - np.log(total)
-        return np.where(measured, gaps, np.maximum(gaps, 0.0)), parts / total[:, None]
+        gaps = self.targets - np.log(total)
+        return np.where(self.measured, gaps, np.maximum(gaps, 0.0)), parts / total[:, None]
 
-    damping, scale = 1e-3, 0.3
-    residual, jacobian = state(theta)
-    for _ in range(60):
-        scale = max(0.01, min(scale, 1.48 * float(np.median(np.abs(residual[measured])))))
-        weights = 5.0 / (4.0 * scale**2 + residual**2)
+    def _loss(self, residual: Array, theta: Array, scale: float) -> float:
+        """Twice the negative log posterior at this scale, up to a constant."""
+        gap = theta - self.middle
+        return 2.0 * float(losses(residual, scale).sum()) + float(gap @ self.precision @ gap)
 
-        def loss(r: Array, t: Array, s: float = scale) -> float:
-            gap = t - middle
-            return float(5.0 * np.log1p((r / s) ** 2 / 4.0).sum() + gap @ precision @ gap)
-
-        gradient = jacobian.T @ (weights * residual) - precision @ (theta - middle)
-        curvature = (jacobian * weights[:, None]).T @ jacobian + precision
-        step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
-        step = np.clip(step, -1.0, 1.0)
-        new_residual, new_jacobian = state(theta + step)
-        if loss(new_residual, theta + step) <= loss(residual, theta):
-            theta, residual, jacobian = theta + step, new_residual, new_jacobian
-            damping = max(damping / 3, 1e-6)
-            if float(np.max(np.abs(step))) < 1e-6:
-                break
-        else:
-            damping = min(damping * 5, 1e6)
-    return theta
+    def _step(
+        self, theta: Array, residual: Array, jacobian: Array, scale: float, damping: float
+    ) -> Array:
+        weights = precisions(residual**2, scale)
+        gradient = jacobian.T @ (weights * residual) - self.precision @ (theta - self.middle)
+        curvature = (jacobian * weights[:, None]).T @ jacobian + self.precision
+        damped = curvature + damping * np.diag(np.diag(curvature))
+        return np.clip(np.linalg.solve(damped, gradient), -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -198,10 +213,7 @@ class _Totals:
     macs: dict[str, float]
     traffic: dict[str, float]
     """Bytes of inputs and outputs."""
-    kept: dict[str, float]
-    """Bytes of outputs."""
     parameters: float
-    largest: float
 
 
 def _totals(graph: Graph) -> _Totals:
@@ -231,9 +243,7 @@ def _totals(graph: Graph) -> _Totals:
             "matmul": float(macs[~is_convolution].sum()),
         },
         traffic={kind: float(traffic[kinds == kind].sum()) for kind in _KINDS},
-        kept={kind: float(out_bytes[kinds == kind].sum()) for kind in _KINDS},
         parameters=float(graph.parameters.sum()),
-        largest=float(traffic.max(initial=0.0)),
     )
 
 
@@ -269,18 +279,6 @@ def _step_time(t: _Totals) -> list[float]:
     ]
 
 
-def _memory(t: _Totals) -> list[float]:
-    return [
-        300.0,
-        2 * BYTES_PER_ELEMENT * t.parameters / MIB,
-        t.kept["product"] / MIB,
-        t.kept["norm"] / MIB,
-        t.kept["elementwise"] / MIB,
-        t.kept["move"] / MIB,
-        t.largest / MIB,
-    ]
-
-
 def _power(t: _Totals) -> list[float]:
     arithmetic = MS_PER_MAC * sum(t.macs.values())
     traffic = MS_PER_BYTE * sum(t.traffic.values())
@@ -296,7 +294,6 @@ def _energy(t: _Totals) -> list[float]:
 
 _TERMS = {
     "step_time_ms": _step_time,
-    "memory_mib": _memory,
     "power_w": _power,
     "energy_j": _energy,
 }

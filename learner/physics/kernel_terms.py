@@ -1,4 +1,4 @@
-"""The kernels of workloads as arrays from which `step_time` computes how long they take.
+"""The kernels of workloads as arrays, from which `kernel_times` computes how long they take.
 
 Nothing here is fitted: sizes, classes, and what follows from them for a device of so many units
 and so much cache.
@@ -165,7 +165,7 @@ class _Parts:
 
 
 _KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
-"""A fit asks for the same workloads again and again."""
+"""A fit needs the same workloads many times."""
 
 
 def _known_parts(workload: Workload, spec: DeviceSpec) -> _Parts:
@@ -199,9 +199,9 @@ def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
 
 def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
     """All rows one after the other, with the number of the part that each belongs to."""
-    found = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
+    columns = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
     sizes = [len(part["count"]) for part in parts]
-    return {**found, "owner": torch.from_numpy(np.repeat(np.arange(len(parts)), sizes))}
+    return {**columns, "owner": torch.from_numpy(np.repeat(np.arange(len(parts)), sizes))}
 
 
 def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
@@ -315,10 +315,10 @@ def _direct(fan_in: Array, fan_out: Array, groups: Array) -> npt.NDArray[np.bool
     than `FEW_GROUPS` groups. Channels-last others run two to four times as long.
     """
     same = np.abs(np.log(fan_out / fan_in)) < 0.2
-    found: npt.NDArray[np.bool_] = (
+    chosen: npt.NDArray[np.bool_] = (
         same & np.isin(fan_in.round(), (4, 8, 16, 32)) & (groups > FEW_GROUPS)
     )
-    return found
+    return chosen
 
 
 def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:

@@ -30,7 +30,7 @@ from trappm.learner.physics.kernel_terms import (
 )
 
 STEP_MS = 0.1
-"""What a step costs beside its kernels, before labels say better."""
+"""What a step costs beside its kernels, before there are labels."""
 MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
 BOUND = 6.0
@@ -237,6 +237,33 @@ def _launch(constant: Tensor, spec: DeviceSpec) -> Tensor:
 
 
 def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
+    """Milliseconds of each kernel that multiplies."""
+    zeros = torch.zeros_like(terms.base)
+
+    def pick(name: str, index: Tensor = terms.base) -> Tensor:
+        return lookup.pick(name, index, terms.owner)
+
+    tflops = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
+    peaks = torch.tensor(tflops, dtype=torch.float64)
+    slower = torch.where(
+        terms.peak == Peak.TF32,
+        pick("tf32_peak", zeros),
+        pick("peak", (terms.peak == Peak.HALF).long()),
+    )
+    peak = slower - (peaks[terms.peak] * 1e9).log()
+    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
+    penalty, traffic = _product_penalties(terms, lookup)
+    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
+    memory = terms.log_bytes + bandwidth + traffic
+    power = 1 + pick("overlap", zeros).exp()
+    product = (torch.logaddexp(power * math, power * memory) / power).exp()
+    reorder = terms.reordered * (terms.log_bytes + pick("reorder") + bandwidth).exp()
+    each: Tensor = product + reorder + _launch(pick("launch", zeros), spec)
+    return terms.count * each
+
+
+def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]:
+    """How much slower than the peaks of arithmetic and of memory, in the logarithm."""
     zeros = torch.zeros_like(terms.base)
     kinds = terms.base // PASSES
 
@@ -254,15 +281,6 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
             slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
         return slower
 
-    tflops = [spec.full_tflops, spec.half_tflops, spec.tf32_tflops or spec.full_tflops]
-    peaks = torch.tensor(tflops, dtype=torch.float64)
-    slower = torch.where(
-        terms.peak == Peak.TF32,
-        pick("tf32_peak", zeros),
-        pick("peak", (terms.peak == Peak.HALF).long()),
-    )
-    peak = slower - (peaks[terms.peak] * 1e9).log()
-    bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
     penalty = (
         pick("slowdown", kinds)
@@ -278,7 +296,6 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
         - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
         + misaligned("even", "odd")
     )
-    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(_slower(penalty) / MOST_PENALTY)
     traffic = _slower(
         pick("traffic", kinds)
         + pick("traffic_pass")
@@ -286,12 +303,7 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
         + narrow(pick("traffic_columns"), terms.narrowest)
         + misaligned("traffic_even", "traffic_odd")
     )
-    memory = terms.log_bytes + bandwidth + traffic
-    power = 1 + pick("overlap", zeros).exp()
-    product = (torch.logaddexp(power * math, power * memory) / power).exp()
-    reorder = terms.reordered * (terms.log_bytes + pick("reorder") + bandwidth).exp()
-    each: Tensor = product + reorder + _launch(pick("launch", zeros), spec)
-    return terms.count * each
+    return _slower(penalty), traffic
 
 
 def _slower(penalty: Tensor) -> Tensor:

@@ -6,8 +6,8 @@
 The sizes come from a training step replayed through CUDA's allocator, or, where none could be
 traced, roughly from the graph (`step_memory`). On a card that is simulated well, all
 constants are 1 and no label is needed; on a CPU they start from a small process without segments
-(`device_specs`), and labels move them. Which training loop ran is not told by published labels, but
-told apart by them: it is the one that explains them best.
+(`device_specs`), and labels move them. Published labels do not name the training loop that
+ran: it is taken to be the one that explains them best.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ INFERENCE_SHARE = (686 + 33) / (760 + 65)
 """Of the process in training: fewer libraries, and one thread with a workspace; on an H100
 (`profiler.devices.catalogue`)."""
 LABELS_FOR_LOOP = 200
-"""Enough to tell loops apart; each is replayed for both."""
+"""Enough to distinguish loops; each is replayed for both."""
 TYPICAL_ERROR = 0.03
 """Of the logarithm, in the loop that ran."""
 
@@ -131,11 +131,11 @@ class MemoryPrior(TermPrior):
         """The loop with the least Student-t loss on some labels, each with its own constants."""
         known = np.flatnonzero(~np.isnan(log_values))
         rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
-        some, values = [workloads[i] for i in rows], log_values[rows]
+        labelled, values = [workloads[i] for i in rows], log_values[rows]
 
         def loss(loop: Loop) -> tuple[float, bool]:
-            fitted = self._refit_in(loop, some, values, None, tightness)
-            errors = (fitted.log_values(some) - values) / TYPICAL_ERROR
+            fitted = self._refit_in(loop, labelled, values, None, tightness)
+            errors = (fitted.log_values(labelled) - values) / TYPICAL_ERROR
             return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
 
         return min(Loop, key=loss) if len(rows) else self.loop

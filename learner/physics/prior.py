@@ -1,7 +1,7 @@
 """What a physical prior is: a formula for one metric with a few constants that labels refine.
 
 A prior knows something without any label (constants from specifications), little data moves its
-constants, and what it cannot explain is left to a residual model (`residual`), which
+constants, and what it cannot explain is left to a residual model (`learner.residual`), which
 learns from the prior's features.
 """
 

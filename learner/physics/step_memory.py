@@ -1,4 +1,4 @@
-"""What a step's allocations tell of its memory: peaks, and what makes them uncertain.
+"""The memory of a step from its allocations: peaks, and what makes them uncertain.
 
 The peaks are simulated (`memory_simulation`). Beside them stand a few numbers from the
 curve of live bytes: how far scratch memory of each kind of convolution would lift the peak (cuDNN's
@@ -161,7 +161,7 @@ def _forward_only(graph: Graph) -> StepMemory:
 def _of_graph(
     graph: Graph, *, live_mib: float, fragments_mib: float, weights_mib: float
 ) -> StepMemory:
-    """What a graph alone tells: no convolution is known by its pass, and no order of events."""
+    """From the graph alone, which has neither passes of convolutions nor an order of events."""
     live = max(live_mib, 1.0)
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     return StepMemory(

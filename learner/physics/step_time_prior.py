@@ -1,7 +1,7 @@
 """The physical prior of a step's time: kernels one by one, with constants of the device.
 
 `kernel_times` has the formula. Its constants start from a specification sheet, so the prior
-says something without any label; labels move them, each as far as its own prior lets it. A new
+predicts without any label; labels move them, each as far as its own prior lets it. A new
 device starts from another one's: what a kernel reaches of the peak is much the same on both, the
 peaks are not. docs/step_time.md has each term's reason.
 """
@@ -26,6 +26,7 @@ from trappm.learner.physics.kernel_times import (
     starting_constants,
     times_of,
 )
+from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -106,7 +107,7 @@ class StepTimePrior:
         tightness: float = 1.0,
         near: Self | None = None,
     ) -> Self:
-        """Constants fitted to labels; bounds (`log_above`) say little of a time and are left out.
+        """Constants fitted to labels; bounds (`log_above`) hardly constrain a time and are unused.
 
         Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
         each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
@@ -232,24 +233,18 @@ def _fit(
     scale, damping, growth, calm = 0.5, 0.1, 2.0, 0
     for _ in range(ITERATIONS):
         scale = max(LEAST_NOISE, min(scale, 1.48 * float(error.abs().median())))
-        variance = NOISE_DEGREES * scale**2
-        weights = (NOISE_DEGREES + 1) / (variance + error**2)
-
-        def loss(e: Tensor, s: Tensor, v: float = variance) -> float:
-            return float((NOISE_DEGREES + 1) * torch.log1p(e**2 / v).sum() + (s**2).sum())
-
-        weighted = jacobian * weights[:, None]
+        weighted = jacobian * precisions(error**2, scale, NOISE_DEGREES)[:, None]
         curvature = weighted.T @ jacobian
         curvature.diagonal().add_(1.0)
         gradient = weighted.T @ error - shift
+        loss = _loss(error, shift, scale)
         gain = -1.0
         while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
-            damped = curvature.clone()
-            damped.diagonal().add_(damping)
+            damped = curvature + damping * torch.eye(len(shift), dtype=shift.dtype)
             step = torch.linalg.solve(damped, gradient)
             foretold = float(step @ (damping * step + gradient))
             new_error = labels - _values(chunks, centre + spread * (shift + step), spec)
-            gain = loss(error, shift) - loss(new_error, shift + step)
+            gain = loss - _loss(new_error, shift + step, scale)
             if not gain >= 0:
                 damping, growth = damping * growth, growth * 2
         if not gain >= 0:
@@ -264,11 +259,17 @@ def _fit(
     return centre + spread * shift, torch.linalg.inv(curvature).diagonal()
 
 
+def _loss(error: Tensor, shift: Tensor, scale: float) -> float:
+    """Twice the negative log posterior at this scale, up to a constant."""
+    tails = torch.log1p(error**2 / (NOISE_DEGREES * scale**2))
+    return float((NOISE_DEGREES + 1) * tails.sum() + (shift**2).sum())
+
+
 def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tensor) -> Tensor:
     """How far the constants of each group may move, from how far labels moved them (c).
 
     Evidence maximisation (MacKay 1992, "Bayesian interpolation"): a group's variance is the sum of
-    its squared shifts over the number of its constants that labels determined. `GROUPS` only says
+    its squared shifts over the number of its constants that labels determined. `GROUPS` only has
     where that begins, with the weight of `PSEUDO_CONSTANTS`. Common constants stay as they are.
 
     Args:
@@ -277,12 +278,12 @@ def _learned_spreads(shift: Tensor, unsure: Tensor, spread: Tensor, first: Tenso
         spread: of this fit (c).
         first: before any label (c).
     """
-    found = first.clone()
+    learned = first.clone()
     for group, rows in group_rows():
         if group.common:
             continue
         moved = ((shift * spread / first)[rows] ** 2).sum()
         determined = (1.0 - unsure[rows]).sum()
         variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-        found[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
-    return found
+        learned[rows] *= variance.sqrt().clamp(1 / MOST_CHANGE, MOST_CHANGE)
+    return learned

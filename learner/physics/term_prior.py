@@ -1,6 +1,6 @@
 """Priors that are sums of physical terms with log-normal constants: `sum_k exp(theta_k) * term_k`.
 
-`physics` says how such a sum is fitted. A prior of this kind is its terms, their spreads,
+`graph_terms` has how such a sum is fitted. A prior of this kind is its terms, their spreads,
 and the features that a residual should see.
 """
 
@@ -48,8 +48,8 @@ class TermPrior(ABC):
     def shares(self, workloads: Sequence[Workload]) -> Array:
         """What part of the sum each term is (n, k)."""
         parts = self.terms(workloads) * np.exp(self.log_constants)
-        found: Array = parts / parts.sum(axis=1, keepdims=True)
-        return found
+        shares: Array = parts / parts.sum(axis=1, keepdims=True)
+        return shares
 
     def started_from(self, other: Self) -> Self:
         return self.with_constants(other.log_constants)
@@ -81,8 +81,8 @@ class TermPrior(ABC):
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         """The share of a term is how far the logarithm moves with that of its constant."""
-        found: Array = self.shares(workloads) @ self._units()
-        return found
+        moves: Array = self.shares(workloads) @ self._units()
+        return moves
 
     def moved(self, by: Array) -> Self:
         return self.with_constants(self.log_constants + self._units() @ by)

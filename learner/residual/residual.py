@@ -1,12 +1,12 @@
 """What a prior leaves of a metric, in the logarithm: one model from two labels to thousands.
 
-Two members explain it: a Gaussian process with Student-t noise (`gaussian_process`), which
-is best at few labels, and boosted trees with absolute error (`trees`), which are best at
-many and see what the process says as one more feature. Each says what it would of every label
-without the label's fold (folds hold whole architectures), and the weights with the least relative
-error of these out-of-fold words are how much of each to take (stacking, Wolpert 1992). All weights
-may be 0: a residual that knows nothing stays silent. Of a label that is only known to lie above a
-bound, what is said above it is no error. Nothing here knows the metric.
+Two members explain it: a Gaussian process with Student-t noise (`learner.stats.gaussian_process`),
+which is best at few labels, and boosted trees with absolute error (`trees`), which are best at many
+and see the prediction of the process as one more feature. Both predict every label without its fold
+(folds hold whole architectures), and their weights are those with the least relative error of these
+out-of-fold predictions (stacking, Wolpert 1992). All weights may be 0: a residual that has learned
+nothing adds nothing. Of a run that died only a lower bound is known: a prediction above it is no
+error. Nothing here depends on the metric.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ import torch
 from torch import Tensor
 
 from trappm.learner.residual.trees import Growth, Trees, grow, join
+from trappm.learner.snapshots.tensors import with_prefix
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
 )
+from trappm.learner.stats.student_t import robust_deviation
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -38,7 +41,8 @@ REPEATS = 2
 """Trees are grown on so many divisions into folds: the median of several is better than one."""
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE = 0.02
-"""A leaf of few labels holds this share of them, at least 5 and at most as `GROWTH` says."""
+"""A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
+LEAST_IN_LEAF = 5.0
 LEAST_FOR_PROCESS = 6
 LEAST_FOR_TREES = 40
 """With fewer labels a member is not tried."""
@@ -49,7 +53,8 @@ WEIGHT_STEP = 0.1
 UNKNOWN_NOISE = 0.2
 """Deviation of the logarithm where there are no labels: between memory's and step time's."""
 UNKNOWN_VOTES = 0.5
-"""Of so many labels, beside fewer than `LEAST_FOR_PROCESS`: that one or two agree says little."""
+"""The guess counts as so many labels beside fewer than `LEAST_FOR_PROCESS`: one or two labels that
+agree prove little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +65,14 @@ class Residual:
     """Number of features."""
     process: GaussianProcess | None
     trees: Trees | None
-    """Models over the features and the process's word; none at few labels."""
+    """Models over the features and the process's prediction; none at few labels."""
     weights: Mapping[str, float]
-    """How much of the word of each of `MEMBERS` to take."""
+    """How much of the prediction of each of `MEMBERS` is taken."""
     noise: float
     """Robust deviation of the errors on folds not seen."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Mean of the residual for n rows of features, and the deviation of a new label (n) each.
+        """Mean of the residual for n rows of features (n), and the deviation of a new label (n).
 
         Raises:
             InputError: another number of features than in training.
@@ -76,32 +81,27 @@ class Residual:
             raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
         mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)
         if self.process is not None and len(features):
-            word, deviation = self.process.predict(features)
-            mean += self.weights["process"] * word
+            of_process, deviation = self.process.predict(features)
+            mean += self.weights["process"] * of_process
             variance += deviation**2
             if self.trees is not None and self.weights["trees"]:
-                seen = np.column_stack([features, word])
+                seen = np.column_stack([features, of_process])
                 mean += self.weights["trees"] * np.median(self.trees.predict(seen), axis=1)
         return mean, np.sqrt(variance)
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [self.width, self.noise, *(self.weights[name] for name in MEMBERS)]
-        found = {"residual": torch.tensor(numbers, dtype=torch.float64)}
-        if self.process is not None:
-            found |= {f"process.{k}": v for k, v in self.process.tensors().items()}
-        if self.trees is not None:
-            found |= {f"trees.{k}": v for k, v in self.trees.tensors().items()}
-        return found
+        tensors = {"residual": torch.tensor(numbers, dtype=torch.float64)}
+        for name, member in (("process", self.process), ("trees", self.trees)):
+            if member is not None:
+                tensors |= {f"{name}.{k}": v for k, v in member.tensors().items()}
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or ValueError for tensors that are not those of a residual."""
-
-        def within(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
         width, noise, *weights = tensors["residual"].tolist()
-        process, trees = within("process."), within("trees.")
+        process, trees = with_prefix(tensors, "process."), with_prefix(tensors, "trees.")
         return cls(
             width=int(width),
             process=GaussianProcess.from_tensors(process) if process else None,
@@ -109,19 +109,6 @@ class Residual:
             weights=dict(zip(MEMBERS, weights, strict=True)),
             noise=noise,
         )
-
-
-def grouped_folds(groups: Sequence[str], count: int, generator: np.random.Generator) -> IntArray:
-    """The fold of each label (n): architectures dealt out at random, none divided.
-
-    Labels of one single architecture are dealt out one by one: near-copies are better than nothing.
-    """
-    names, number = np.unique(np.array(groups), return_inverse=True)
-    if len(names) == 1:
-        number = np.arange(len(groups))
-    order = generator.permutation(int(number.max()) + 1)
-    found: IntArray = (order[number] % min(count, len(order))).astype(np.int64)
-    return found
 
 
 def fit_residual(
@@ -132,9 +119,9 @@ def fit_residual(
     *,
     feature_groups: Sequence[int] | None = None,
     folds: IntArray | None = None,
-    least: Array | None = None,
+    bounds: Array | None = None,
 ) -> tuple[Residual, FoldPredictions]:
-    """A residual of n labels, and what it says of each label without its architecture.
+    """Fits a residual to n labels; beside it, its predictions of each without its architecture.
 
     Args:
         features: (n, f), finite.
@@ -145,51 +132,55 @@ def fit_residual(
         feature_groups: numbers of columns that the process scales together, in order (sum f); by
             default all in one.
         folds: those of the prior (n); by default drawn here.
-        least: lower bounds of the values that are not known (n), NaN elsewhere.
+        bounds: lower bounds of the values that are not known (n), NaN elsewhere.
 
     Raises:
         InputError: shapes that differ, values that are not finite, or neither a value nor a bound.
     """
-    n = len(features)
-    bounds = np.full(n, np.nan) if least is None else least
-    if features.ndim != 2 or not log_residual.shape == bounds.shape == (len(groups),) == (n,):
+    bounds = np.full(len(features), np.nan) if bounds is None else bounds
+    widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
+    _check(features, log_residual, bounds, groups, widths)
+    folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
+    known = ~np.isnan(log_residual)
+    unseen: dict[str, Array] = {}
+    process, trees = None, None
+    spread = np.zeros(len(features))
+    if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
+        process, by_process = fit_process(features, log_residual, widths, folds, generator, bounds)
+        unseen["process"], spread = by_process.mean, by_process.deviation
+    if known.sum() >= LEAST_FOR_TREES and process is not None:
+        others = [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
+        seen = np.column_stack([features, unseen["process"]])
+        # A bound below the process's prediction has nothing that trees could learn.
+        telling = known | (bounds > unseen["process"])
+        values = np.where(known, log_residual, bounds)
+        trees, unseen["trees"] = _grow_across(seen, values, telling, [folds, *others], generator)
+    weights = _stack(unseen, log_residual, bounds)
+    mean = _weighted(unseen, weights, len(features))
+    noise = _noise((log_residual - mean)[known])
+    residual = Residual(features.shape[1], process, trees, weights, noise)
+    return residual, FoldPredictions(mean, np.hypot(spread, noise))
+
+
+def _check(
+    features: Array,
+    log_residual: Array,
+    bounds: Array,
+    groups: Sequence[str],
+    widths: Sequence[int],
+) -> None:
+    if features.ndim != 2 or not (
+        log_residual.shape == bounds.shape == (len(groups),) == (len(features),)
+    ):
         raise InputError(
             f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
             "are not one of each for every label"
         )
-    known = ~np.isnan(log_residual)
-    if not (
-        np.isfinite(features).all() and np.isfinite(np.where(known, log_residual, bounds)).all()
-    ):
+    numbers = np.where(np.isnan(log_residual), bounds, log_residual)
+    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
         raise InputError("a feature or a residual is not finite")
-    widths = (features.shape[1],) if feature_groups is None else tuple(feature_groups)
     if sum(widths) != features.shape[1]:
         raise InputError(f"groups of {widths} columns are not {features.shape[1]} features")
-    if folds is None:
-        folds = grouped_folds(groups, FOLDS, generator) if n else np.zeros(0, np.int64)
-    words: dict[str, Array] = {}
-    process, trees = None, None
-    spread = np.zeros(n)
-    count = np.count_nonzero(known)
-    if count >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
-        process, unseen = fit_process(features, log_residual, widths, folds, generator, bounds)
-        words["process"], spread = unseen.mean, unseen.deviation
-    if count >= LEAST_FOR_TREES and process is not None:
-        divisions = [folds]
-        divisions += [grouped_folds(groups, FOLDS, generator) for _ in range(REPEATS - 1)]
-        growth = replace(GROWTH, least_in_leaf=np.clip(LEAF_SHARE * n, 5, GROWTH.least_in_leaf))
-        seen = np.column_stack([features, words["process"]])
-        # A bound below the process's word says nothing that trees could learn.
-        telling = known | (bounds > words["process"])
-        values = np.where(known, log_residual, bounds)
-        trees, words["trees"] = _grow_across(seen, values, telling, divisions, growth, generator)
-    weights = _stack(words, log_residual, bounds)
-    mean = np.zeros(n)
-    for name, word in words.items():
-        mean += weights[name] * word
-    noise = _robust_deviation((log_residual - mean)[known])
-    residual = Residual(features.shape[1], process, trees, weights, noise)
-    return residual, FoldPredictions(mean, np.hypot(spread, noise))
 
 
 def _grow_across(
@@ -197,13 +188,14 @@ def _grow_across(
     values: Array,
     telling: npt.NDArray[np.bool_],
     divisions: Sequence[IntArray],
-    growth: Growth,
     generator: np.random.Generator,
 ) -> tuple[Trees, Array]:
-    """A model for each fold of each division, and the median word on labels not seen (n).
+    """A model for each fold of each division; the median prediction of labels not seen (n).
 
     Only `telling` labels (n) are learned from.
     """
+    leaf = np.clip(LEAF_SHARE * len(values), LEAST_IN_LEAF, GROWTH.least_in_leaf)
+    growth = replace(GROWTH, least_in_leaf=leaf)
     models = []
     unseen = np.empty((len(divisions), len(values)))
     for number, folds in enumerate(divisions):
@@ -215,37 +207,44 @@ def _grow_across(
     return join(models), np.median(unseen, axis=0)
 
 
-def _stack(words: Mapping[str, Array], values: Array, bounds: Array) -> dict[str, float]:
-    """Weights, at most 1 together, with the least relative error of words on labels not seen."""
+def _stack(unseen: Mapping[str, Array], values: Array, bounds: Array) -> dict[str, float]:
+    """Weights, at most 1 together, with the least relative error of out-of-fold predictions."""
 
-    def error(said: Array) -> float:
-        off = np.where(np.isnan(values), np.minimum(said - bounds, 0.0), said - values)
+    def error(predicted: Array) -> float:
+        above = np.minimum(predicted - bounds, 0.0)
+        off = np.where(np.isnan(values), above, predicted - values)
         return float(np.abs(np.expm1(off)).sum())
 
-    names = list(words)
+    names = list(unseen)
     steps = round(1 / WEIGHT_STEP)
-    best, least = (0,) * len(names), error(np.zeros(len(values)))
-    cost = [CAUTION * WEIGHT_STEP * float(np.abs(words[name]).mean()) for name in names]
-    for tried in itertools.product(range(steps + 1), repeat=len(names)):
-        if sum(tried) > steps:
+    best, lowest = (0,) * len(names), error(np.zeros(len(values)))
+    cost = [CAUTION * WEIGHT_STEP * float(np.abs(unseen[name]).mean()) for name in names]
+    for counts in itertools.product(range(steps + 1), repeat=len(names)):
+        if sum(counts) > steps:
             continue
-        said = np.zeros(len(values))
-        for t, name in zip(tried, names, strict=True):
-            said += t * WEIGHT_STEP * words[name]
-        loss = error(said) + sum(t * c for t, c in zip(tried, cost, strict=True))
-        if loss < least:
-            best, least = tried, loss
-    found = {name: t * WEIGHT_STEP for name, t in zip(names, best, strict=True)}
-    return {name: found.get(name, 0.0) for name in MEMBERS}
+        shares = {name: n * WEIGHT_STEP for name, n in zip(names, counts, strict=True)}
+        penalty = sum(n * c for n, c in zip(counts, cost, strict=True))
+        loss = error(_weighted(unseen, shares, len(values))) + penalty
+        if loss < lowest:
+            best, lowest = counts, loss
+    weights = {name: count * WEIGHT_STEP for name, count in zip(names, best, strict=True)}
+    return {name: weights.get(name, 0.0) for name in MEMBERS}
 
 
-def _robust_deviation(values: Array) -> float:
-    """Deviation of the middle half, as of a normal distribution around zero."""
-    count = len(values)
+def _weighted(unseen: Mapping[str, Array], weights: Mapping[str, float], n: int) -> Array:
+    mean = np.zeros(n)
+    for name, predicted in unseen.items():
+        mean += weights[name] * predicted
+    return mean
+
+
+def _noise(errors: Array) -> float:
+    """Robust deviation of errors; few of them are completed by `UNKNOWN_NOISE`."""
+    count = len(errors)
     if not count:
         return UNKNOWN_NOISE
-    found = max(1.4826 * float(np.median(np.abs(values))), LEAST_NOISE)
+    deviation = max(robust_deviation(errors), LEAST_NOISE)
     if count < LEAST_FOR_PROCESS:
-        votes = count * found**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
+        votes = count * deviation**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
         return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))
-    return found
+    return deviation

@@ -1,4 +1,4 @@
-"""Boosted trees as plain arrays: grown by XGBoost, kept and asked without it.
+"""Boosted trees as plain arrays: grown by XGBoost, kept and evaluated without it.
 
 A snapshot holds tensors only, and whoever predicts should not need the library that trained; so
 the trees leave XGBoost through its documented JSON format and are walked in NumPy.
@@ -20,14 +20,14 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 ROWS_AT_ONCE = 256
-"""Rows that are asked together: beyond it the working arrays leave the cache."""
+"""Rows that are evaluated together: beyond it the working arrays leave the cache."""
 MAX_DEPTH = 64
 """Of a stored tree; a deeper one is damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How trees are grown, in XGBoost's words."""
+    """How trees are grown, in XGBoost's terms."""
 
     rounds: int
     max_depth: int
@@ -43,7 +43,7 @@ class Trees:
     """Several boosted models over the same features; all nodes in one row, children by index."""
 
     feature: npt.NDArray[np.int32]
-    """Which feature a node asks for (nodes); 0 at leaves."""
+    """The feature that a node splits by (nodes); 0 at leaves."""
     threshold: npt.NDArray[np.float32]
     """Values below it go left (nodes); at leaves what is added to the prediction."""
     left: npt.NDArray[np.int32]
@@ -54,17 +54,17 @@ class Trees:
     first: npt.NDArray[np.int32]
     """Index of the first tree of each model (models)."""
     start: Array
-    """What each model says before its first tree (models)."""
+    """What each model predicts before its first tree (models)."""
     depth: int
 
     def predict(self, features: Array) -> Array:
-        """What each model says of n rows of features: (n, models)."""
-        asked = features.astype(np.float32)
-        found = np.empty((len(asked), len(self.first)))
-        for begin in range(0, len(asked), ROWS_AT_ONCE):
+        """Predictions of each model for n rows of features: (n, models)."""
+        points = features.astype(np.float32)
+        predictions = np.empty((len(points), len(self.first)))
+        for begin in range(0, len(points), ROWS_AT_ONCE):
             rows = slice(begin, begin + ROWS_AT_ONCE)
-            found[rows] = self._predict(asked[rows])
-        return found
+            predictions[rows] = self._predict(points[rows])
+        return predictions
 
     def _predict(self, features: npt.NDArray[np.float32]) -> Array:
         at = np.broadcast_to(self.roots, (len(features), len(self.roots)))
@@ -73,8 +73,8 @@ class Trees:
             goes_left = features[row, self.feature[at]] < self.threshold[at]
             at = np.where(goes_left, self.left[at], self.right[at])
         values = self.threshold[at].astype(np.float64)
-        found: Array = np.add.reduceat(values, self.first, axis=1) + self.start
-        return found
+        summed: Array = np.add.reduceat(values, self.first, axis=1) + self.start
+        return summed
 
     def tensors(self) -> dict[str, Tensor]:
         own = np.arange(len(self.feature), dtype=np.int32)
@@ -87,8 +87,8 @@ class Trees:
             "first": self.first,
             "start": self.start,
         }
-        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return {**found, "depth": torch.tensor(self.depth)}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {**tensors, "depth": torch.tensor(self.depth)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -99,15 +99,15 @@ class Trees:
         own = np.arange(len(arrays["feature"]), dtype=np.int32)
         for side in ("left", "right"):
             arrays[side] = arrays[side].astype(np.int32) + own
-        found = cls(**{name: arrays[name] for name in cls._ARRAYS}, depth=depth)
-        nodes = len(found.feature)
-        same = {found.threshold.shape, found.left.shape, found.right.shape} == {(nodes,)}
+        trees = cls(**{name: arrays[name] for name in cls._ARRAYS}, depth=depth)
+        nodes = len(trees.feature)
+        same = {trees.threshold.shape, trees.left.shape, trees.right.shape} == {(nodes,)}
         inside = all(
-            np.all((a >= 0) & (a < nodes)) for a in (found.left, found.right, found.roots)
-        ) and np.all((found.first >= 0) & (found.first < len(found.roots)))
-        if not (same and inside and 0 <= depth <= MAX_DEPTH and np.all(found.feature >= 0)):
+            np.all((a >= 0) & (a < nodes)) for a in (trees.left, trees.right, trees.roots)
+        ) and np.all((trees.first >= 0) & (trees.first < len(trees.roots)))
+        if not (same and inside and 0 <= depth <= MAX_DEPTH and np.all(trees.feature >= 0)):
             raise ValueError("the tensors of boosted trees do not fit together")
-        return found
+        return trees
 
     _ARRAYS = ("feature", "threshold", "left", "right", "roots", "first", "start")
 

@@ -1,7 +1,7 @@
-"""What heads see of a workload, as hashes: a snapshot of other features must not answer.
+"""Hashes of the features that heads see: a snapshot of other features must not predict.
 
 Constants and trees know their features by place only, so a kind of operator or kernel that came
-between would silently change what they say.
+between would silently change their predictions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 @cache
 def feature_schema() -> dict[str, str]:
     """A short hash by what is described: graphs, memory, kernels."""
-    told = {
+    schema = {
         "graph": (features.OPERATORS, graph_features.OPERATORS),
         "memory": (FEATURE_GROUPS, graph_features.CONVOLUTION_FEATURES),
         "kernels": (
@@ -31,5 +31,6 @@ def feature_schema() -> dict[str, str]:
         ),
     }
     return {
-        name: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for name, value in told.items()
+        name: hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+        for name, value in schema.items()
     }

@@ -44,7 +44,7 @@ _NOT_IN_ID = ("id", "created_at", "parent", "checksum")
 
 
 class Label(Protocol):
-    """What a snapshot tells of each label that it was trained on."""
+    """What a snapshot keeps of each label that it was trained on."""
 
     @property
     def configuration_id(self) -> str: ...
@@ -70,10 +70,10 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a number that JSON does not have.
     """
-    found: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
-    found["id"] = _content_id(found)
-    found["checksum"] = _checksum(found)
-    return found
+    whole: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
+    whole["id"] = _content_id(whole)
+    whole["checksum"] = _checksum(whole)
+    return whole
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
@@ -81,7 +81,7 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
 
 
 def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """What a manifest says of files: checksum and size of each."""
+    """The manifest's entries for files: checksum and size of each."""
     return {
         name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
         for name, data in sorted(contents.items())
@@ -121,7 +121,7 @@ def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
 
 
 def check_file(name: str, entry: Mapping[str, Any], data: bytes, place: str) -> None:
-    """Raises SnapshotError for bytes that are not those that the manifest tells of."""
+    """Raises SnapshotError for bytes that are not those of the manifest."""
     if len(data) != entry.get("bytes"):
         raise damaged(place, f"{name} has {len(data)} bytes, not {entry.get('bytes')}")
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):

@@ -1,6 +1,6 @@
-"""What a snapshot's manifest says, field by field, so that whoever reads one can rely on it.
+"""The fields of a snapshot's manifest and their types, so that whoever reads one can rely on it.
 
-A checksum tells damage, not intent: whoever may write into a registry can seal a manifest of any
+A checksum shows damage, not intent: whoever may write into a registry can seal a manifest of any
 content. Fields that are not named here may be anything; nobody reads them.
 """
 

@@ -125,13 +125,15 @@ class Registry:
         if moves:
             return _snapshot_of(moves[-1])
         ids = self.ids()
-        found = [name] if name in ids else [i for i in ids if len(name) >= 4 and i.startswith(name)]
-        if len(found) == 1:
-            return found[0]
+        matching = (
+            [name] if name in ids else [i for i in ids if len(name) >= 4 and i.startswith(name)]
+        )
+        if len(matching) == 1:
+            return matching[0]
         known = [*self.aliases(), *ids]
         none = "it holds none yet; trappm snapshot push publishes one"
         there = f"there are: {', '.join(known)}" if known else none
-        if found:
+        if matching:
             raise SnapshotError(f"{name!r} is the beginning of several snapshots; {there}")
         raise SnapshotError(f"no snapshot {name!r} in {self.location}; {there}")
 
@@ -278,8 +280,8 @@ class Registry:
     def _entry(self, folder: str, name: str) -> AliasEntry:
         data = self._read(f"{folder}/{name}", _ENTRY_BYTES, folder)
         try:
-            told: Mapping[str, Any] = json.loads(data)
-            at, why, restores = told["at"], told["why"], told["restores"]
+            entry: Mapping[str, Any] = json.loads(data)
+            at, why, restores = entry["at"], entry["why"], entry["restores"]
         except (ValueError, KeyError, TypeError, RecursionError):
             at = None
         if not (isinstance(at, str) and isinstance(why, str) and isinstance(restores, str | None)):

@@ -1,6 +1,6 @@
 """Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
 
-Errors are those that the manifests tell, each on architectures that its own heads had not seen.
+Errors are those in the manifests, each on architectures that its own heads had not seen.
 They are of different draws where campaigns differ, so only a clear step back counts.
 """
 
@@ -28,7 +28,8 @@ class Promotion:
     """Whether a name was moved."""
 
     moved: bool
-    told: str
+    message: str
+    """What the name means now, and why it was not moved."""
 
 
 def promote(
@@ -74,15 +75,16 @@ def regressions(
 
 
 def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
-    """Mean absolute percentage errors that a manifest tells, by head.
+    """Mean absolute percentage errors in a manifest, by head.
 
     Campaigns judge the phases of a device together: their errors count for training.
     """
-    found: dict[HeadName, float] = {}
-    for device, told in (manifest.get("errors") or {}).items():
-        by_phase = {Phase.TRAIN.value: told} if set(told) & set(METRICS) else told
+    errors_by_head: dict[HeadName, float] = {}
+    for device, of_device in (manifest.get("errors") or {}).items():
+        without_phases = bool(set(of_device) & set(METRICS))
+        by_phase = {Phase.TRAIN.value: of_device} if without_phases else of_device
         for phase, by_metric in by_phase.items():
             for metric, errors in by_metric.items():
                 if isinstance(errors, Mapping) and isinstance(errors.get("mape"), int | float):
-                    found[device, phase, metric] = float(errors["mape"])
-    return found
+                    errors_by_head[device, phase, metric] = float(errors["mape"])
+    return errors_by_head

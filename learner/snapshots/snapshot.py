@@ -1,7 +1,7 @@
 """Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
 
 Heads are kept by device and phase, each with the settings (precision, layout, optimizer) that its
-labels had. `manifest` says what the files are; a snapshot is written beside its place and moved
+labels had. `manifest` describes the files; a snapshot is written beside its place and moved
 there in one step, and never changed. Whoever loads it checks every byte against the manifest first.
 """
 
@@ -76,7 +76,7 @@ class Snapshot:
     """The card behind a device's key, where measurements have named it."""
 
     def card(self, device: str) -> str:
-        """What this device is looked up by where its memory or speed on paper is asked for."""
+        """The key under which the catalogue has this device's memory and speed."""
         return self.cards.get(device, device)
 
     def trained(self, device: str, phase: Phase) -> TrainedHeads:
@@ -100,7 +100,7 @@ class Snapshot:
     def predict(
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN
     ) -> Predictions:
-        """What the heads of this device and phase say of the workloads.
+        """Predictions of the heads of this device and phase.
 
         Raises:
             SnapshotError: there are no heads for them.
@@ -116,7 +116,7 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The frozen encoder, read when it is first asked for: physical heads need none.
+        """The frozen encoder, read when it is first needed: physical heads need none.
 
         Raises:
             SnapshotError: there is none, or it does not fit this version.
@@ -166,41 +166,59 @@ def save_snapshot(
         raise SnapshotError("simulated labels never train a published snapshot; leave them out")
     if source_device not in heads:
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
-    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
-    for device, phases in heads.items():
-        if not NAME.fullmatch(device):
-            raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        for phase, trained in phases.items():
-            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+    contents = _contents(encoder, heads)
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "source_device": source_device,
         "preset": dataclasses.asdict(preset),
-        "heads": {
-            device: {
-                phase.value: {
-                    **trained.heads.settings(),
-                    "label_settings": [[str(x) for x in row] for row in trained.settings],
-                }
-                for phase, trained in sorted(phases.items())
-            }
-            for device, phases in sorted(heads.items())
-        },
+        "heads": _settings(heads),
         "units": dict(METRICS),
         "feature_schema": feature_schema(),
         "training_labels": {"counts": counts, "sha256": label_set_hash(labels)},
         "versions": _versions(),
         "files": entries(contents),
     }
+    return _write(registry, own, fields, contents)
+
+
+def _contents(
+    encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
+) -> dict[str, bytes]:
+    """The files of tensors, by name."""
+    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
+    for device, phases in heads.items():
+        if not NAME.fullmatch(device):
+            raise SnapshotError(f"device key {device!r} cannot be part of a file name")
+        for phase, trained in phases.items():
+            contents[_file(device, phase)] = _saved(trained.heads.tensors())
+    return contents
+
+
+def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, Any]:
+    """The manifest's entries for heads, by device and phase."""
+    return {
+        device: {
+            phase.value: {
+                **trained.heads.settings(),
+                "label_settings": [[str(x) for x in row] for row in trained.settings],
+            }
+            for phase, trained in sorted(phases.items())
+        }
+        for device, phases in sorted(heads.items())
+    }
+
+
+def _write(
+    registry: Path, own: Mapping[str, Any], fields: Mapping[str, Any], contents: dict[str, bytes]
+) -> SnapshotInfo:
     clash = sorted(set(fields) & {*own, "id", "checksum"})
     if clash:
         raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
     manifest = sealed({**fields, **own})
-    contents[MANIFEST] = manifest_bytes(manifest)
     folder = registry / manifest["id"]
-    write_folder(folder, contents)
+    write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
     return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
 
 
@@ -261,14 +279,14 @@ def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in ("trappm", "torch", "torch-geometric", "numpy", "safetensors"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            versions[package] = "not installed"
     commit = code_commit().name
-    return found if commit is None else {**found, "commit": commit}
+    return versions if commit is None else {**versions, "commit": commit}
 
 
 def _file(device: str, phase: Phase) -> str:

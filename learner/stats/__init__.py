@@ -1,1 +1,1 @@
-"""Statistics that know nothing of models: Gaussian processes, calibration."""
+"""Statistics of any metric: kernels, Student-t errors, folds, Gaussian process, calibration."""

@@ -1,14 +1,14 @@
-"""How sure a prediction may be: intervals that hold on new architectures, and where knowledge ends.
+"""Calibration of predictions by errors on held-out architectures, and how far from labels they are.
 
 A model's errors on architectures that it has not seen (its out-of-fold errors), each divided by the
 deviation that the model stated, are kept as quantiles. A new error is one more of them (split
 conformal prediction, Vovk et al. 2005; by folds, Vovk 2015; with normalised errors, Papadopoulos et
-al. 2008), so an interval between two of the quantiles holds as often as it says, and it is wide
-where the model's deviation is: far from what it has seen. The same quantiles tell how probable it
-is that a value exceeds a limit, such as a device's memory. Both sides have quantiles of their own:
-memory surprises upwards only. A run out of memory is an error of at least so much, and counts as
-such in the product-limit estimate of the quantiles (Kaplan and Meier 1958): without it, the larger
-a surprise, the rarer it would be seen.
+al. 2008), so an interval between two of the quantiles holds as often as it promises, and it is wide
+where the model's deviation is: far from labels. Few errors are completed by those of a Student-t
+distribution. The same quantiles give the probability that a value exceeds a limit, such as a
+device's memory. Both sides have quantiles of their own: memory surprises upwards only. A run out of
+memory is an error of at least so much, and counts as such in the product-limit estimate of the
+quantiles (Kaplan and Meier 1958): without it, the larger a surprise, the rarer it would be seen.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trappm.learner.stats.student_t import losses, robust_deviation
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -31,7 +32,7 @@ LEVELS = np.concatenate([[0.002, 0.005], np.linspace(0.01, 0.99, 99), [0.995, 0.
 """Of the quantiles that are kept."""
 TAIL = 2.0
 """Beyond them the probability falls with this power of the distance, as for Student-t errors: a
-few surprises in thousands of runs have no end that labels could tell."""
+few surprises in thousands of runs have no end that labels could show."""
 PSEUDO_ERRORS = 20.0
 """Few errors are completed by so many of a Student-t distribution with 4 degrees of freedom."""
 
@@ -77,9 +78,9 @@ class Calibration:
         at_stake = np.cumsum(votes[order][::-1])[::-1]
         hazard = np.where(sure[order], votes[order] / at_stake, 0.0)
         hazard[-1] = 1.0
-        left = np.cumprod(1.0 - hazard)
-        mass = hazard * np.append(1.0, left[:-1])
-        level = 1.0 - left - 0.5 * mass
+        surviving = np.cumprod(1.0 - hazard)
+        mass = hazard * np.append(1.0, surviving[:-1])
+        level = 1.0 - surviving - 0.5 * mass
         return cls(np.interp(LEVELS, level[mass > 0], ratios[order][mass > 0]))
 
     def interval(self, coverage: float = COVERAGE) -> tuple[float, float]:
@@ -97,8 +98,10 @@ class Calibration:
         within = 1.0 - np.interp(ratios, self.quantiles, LEVELS)
         above = LEVELS[0] * (max(last, 1e-6) / np.maximum(ratios, max(last, 1e-6))) ** TAIL
         below = LEVELS[0] * (min(first, -1e-6) / np.minimum(ratios, min(first, -1e-6))) ** TAIL
-        found: Array = np.select([ratios > last, ratios < first], [above, 1.0 - below], within)
-        return found
+        probabilities: Array = np.select(
+            [ratios > last, ratios < first], [above, 1.0 - below], within
+        )
+        return probabilities
 
     def tensors(self) -> dict[str, Tensor]:
         return {"quantiles": torch.from_numpy(self.quantiles.copy())}
@@ -130,7 +133,7 @@ def _student_votes(architectures: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Familiarity:
-    """Where the labelled architectures lie, to tell a workload that is like none of them."""
+    """Where the labelled architectures lie, to recognise a workload that is like none of them."""
 
     points: npt.NDArray[np.float16]
     """Scaled features of labelled workloads (m, f)."""
@@ -166,7 +169,7 @@ class Familiarity:
         """With the widening under which errors on folds not seen are most probable (Student-t).
 
         A residual that is unsure everywhere alike is too sure of architectures unlike all labels,
-        as those of a new family are: the folds hold enough that stand alone to tell.
+        as those of a new family are: enough architectures in the folds stand alone to show it.
 
         Args:
             errors, deviations: of the labels that this was fitted to (n), without their folds.
@@ -183,14 +186,13 @@ class Familiarity:
         def loss(widening: float) -> float:
             stated = np.hypot(deviations, widening * distance)[known]
             ratios = errors[known] / stated
-            unit = max(1.4826 * float(np.median(np.abs(ratios))), 1e-3)
-            tails = 2.5 * np.log1p((ratios / unit) ** 2 / 4.0)
-            return float(votes @ (np.log(stated * unit) + tails))
+            unit = max(robust_deviation(ratios), 1e-3)
+            return float(votes @ losses(errors[known], stated * unit))
 
         best = 0.0
         if known.any():
-            losses = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
-            best = WIDENINGS[int(np.argmin(losses))]
+            totals = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
+            best = WIDENINGS[int(np.argmin(totals))]
         return replace(self, widening=best), np.hypot(deviations, best * distance)
 
     def distance(self, features: Array) -> Array:
@@ -200,13 +202,13 @@ class Familiarity:
 
     def outside(self, distance: Array) -> npt.NDArray[np.bool_]:
         """Which of n workloads are farther from all labels than labels are from each other (n)."""
-        found: npt.NDArray[np.bool_] = distance > self.reach
-        return found
+        unlike: npt.NDArray[np.bool_] = distance > self.reach
+        return unlike
 
     def widened(self, deviations: Array, distance: Array) -> Array:
         """Deviations that know how far n workloads are from what is known (n)."""
-        found: Array = np.hypot(deviations, self.widening * np.minimum(distance, FARTHEST))
-        return found
+        widened: Array = np.hypot(deviations, self.widening * np.minimum(distance, FARTHEST))
+        return widened
 
     def tensors(self) -> dict[str, Tensor]:
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -214,9 +216,9 @@ class Familiarity:
             "middle": self.middle,
             "scale": self.scale,
         }
-        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         numbers = {"reach": self.reach, "widening": self.widening}
-        return {**found, **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}}
+        return {**tensors, **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -248,14 +250,14 @@ def _nearest(
     groups: npt.NDArray[np.int64] | None = None,
 ) -> Array:
     """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""
-    found = np.full(len(points), np.inf)
+    distances = np.full(len(points), np.inf)
     squares = (others.astype(np.float64) ** 2).sum(axis=1)
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
-        some = points[rows].astype(np.float64)
-        apart = (some**2).sum(axis=1)[:, None] + squares - 2.0 * some @ others.T.astype(np.float64)
+        own = points[rows].astype(np.float64)
+        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ others.T.astype(np.float64)
         if groups is not None:
             apart[groups[rows][:, None] == groups[None, :]] = np.inf
         if apart.shape[1]:
-            found[rows] = np.sqrt(np.maximum(apart.min(axis=1), 0.0))
-    return found
+            distances[rows] = np.sqrt(np.maximum(apart.min(axis=1), 0.0))
+    return distances

@@ -6,13 +6,13 @@ stratified by family, so this must be quick and must not depend on the installed
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.nearest import nearest
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -56,8 +56,7 @@ def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[st
     names: set[str] = set()
     for family in families:
         if family not in members:
-            near = difflib.get_close_matches(family, members, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"such as {', '.join(FAMILIES)}"
+            hint = nearest(family, members, otherwise=f"such as {', '.join(FAMILIES)}")
             raise InputError(f"no architecture is of the family {family!r}; {hint}")
         names |= members[family]
     return names

@@ -5,7 +5,6 @@ This is the only module that imports timm.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
@@ -20,6 +19,7 @@ from trappm.profiler.errors import (
     one_line,
 )
 from trappm.profiler.models.torchvision_shim import register_missing_operators
+from trappm.profiler.nearest import nearest
 
 register_missing_operators()
 
@@ -132,6 +132,5 @@ def _names() -> frozenset[str]:
 def _unknown(name: str) -> UnknownArchitectureError:
     if any(mark in name for mark in _WILD):
         return UnknownArchitectureError(f"no timm architecture matches {name!r}")
-    near = difflib.get_close_matches(name, sorted(_names()), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
+    hint = nearest(name, sorted(_names()), otherwise="timm.list_models() lists them all")
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

@@ -31,6 +31,7 @@ __all__ = [
     "MemoryFormat",
     "Optimizer",
     "Outcome",
+    "Pair",
     "Phase",
     "Precision",
     "Protocol",
@@ -38,6 +39,9 @@ __all__ = [
     "StepSummary",
     "is_cpu_device",
 ]
+
+Pair = tuple[str, int]
+"""An architecture and an input size in pixels, to which a graph belongs."""
 
 
 class Phase(enum.StrEnum):

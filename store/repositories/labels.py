@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, select
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Configuration, Provenance
+from trappm.profiler.records import Configuration, Pair, Provenance
 from trappm.store.db.engine import Database
 from trappm.store.db.models import (
     ArchitectureGraphRow,
@@ -30,7 +30,7 @@ from trappm.store.repositories.assignments import (
     write_labels,
 )
 from trappm.store.repositories.campaigns import AS_PLANNED
-from trappm.store.repositories.workloads import Pair, configuration_of
+from trappm.store.repositories.workloads import configuration_of
 
 _Query = Select[*tuple[Any, ...]]
 

@@ -14,6 +14,7 @@ from trappm.profiler.records import (
     GraphTemplate,
     MemoryFormat,
     Optimizer,
+    Pair,
     Phase,
     Precision,
 )
@@ -21,9 +22,6 @@ from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store.db.engine import Database, insert_new
 from trappm.store.db.models import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
 from trappm.store.records import Refusal
-
-Pair = tuple[str, int]
-"""An architecture and an input size in pixels: what a static profile is made for."""
 
 
 class Workloads(Database):

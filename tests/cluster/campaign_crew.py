@@ -1,6 +1,6 @@
-"""A crew and a learner for tests of the campaign loop: every fault on demand, nothing is trained.
+"""Workers and a learner for tests of the campaign loop: every fault on demand, nothing is trained.
 
-The crew makes its measurements up; the store and the loop are the real ones.
+The workers make their measurements up; the store and the loop are the real ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.spec import CampaignSpec, parse_spec
-from trappm.cluster.launch import spec_of
+from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
@@ -65,7 +65,7 @@ def template() -> bytes:
     ).to_bytes()
 
 
-class FakeCrew:
+class FakeWorkers:
     """A worker for each device, on one host; `faults` maps the n-th start to what then happens, and
     `poison` happens whenever the first configuration is measured. `canary` maps a worker to what
     its canary takes, time after time: milliseconds, an outcome, or "lost"."""
@@ -96,7 +96,7 @@ class FakeCrew:
             self.traced.append(key)
             yield TracedKernels(key, None, "too small an input")
 
-    def workers(self):
+    def joined(self):
         return [Worker(name, device, "host", "stack") for name, device in self._names]
 
     def awaited(self):
@@ -106,7 +106,7 @@ class FakeCrew:
         pass
 
     def answering(self):
-        return self.workers()
+        return self.joined()
 
     def campaigns(self):
         return []
@@ -206,7 +206,7 @@ class FakeLearner:
             self.pool[x.configuration_id].architecture for x in labels if x.role == "evaluate"
         }
         devices = {x.device: {} for x in labels if x.role == "train"}
-        return {"devices": devices, "labels": {}, "evaluation": []}
+        return TrainingReport(devices=devices)
 
     def choose(self, request):
         assert not set(request.candidates) & set(request.known)
@@ -229,21 +229,21 @@ def owned(store, campaign_id):
     return store.as_owner(campaign_id, owner_id)
 
 
-def campaign(store, crew, learner=None, campaign_id=None, **changes):
+def campaign(store, workers, learner=None, campaign_id=None, **changes):
     if campaign_id is None:
         record = store.create_campaign("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
-    crew.campaign = Campaign(
+    workers.campaign = Campaign(
         store=owned(store, campaign_id),
         campaign_id=campaign_id,
         spec=spec_of(store.campaign(campaign_id)),
-        crew=crew,
+        workers=workers,
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
-        kernels=KernelCache(Path(crew.kernels.name)),
-        watch=lambda progress: setattr(crew, "told", progress.lines),
+        kernels=KernelCache(Path(workers.kernels.name)),
+        watch=lambda progress: setattr(workers, "told", progress.lines),
     )
-    return crew.campaign
+    return workers.campaign
 
 
 def labels_by_device(store, campaign_id):

@@ -1,4 +1,4 @@
-"""A laptop campaign to heads with 60 labels, by a crew that makes its measurements up: a program.
+"""A laptop campaign to heads with 60 labels, by workers that make their measurements up: a program.
 
     python tests/installed/installed_course.py FOLDER_OF_CAMPAIGN_CREW
 
@@ -28,7 +28,7 @@ from trappm.store import Home, Store
 ARCHITECTURES = ["test_convnext", "test_efficientnet", "test_resnet", "test_vit", "test_vit2"]
 
 
-class Crew(campaign_crew.FakeCrew):
+class Workers(campaign_crew.FakeWorkers):
     """Makes up measurements only."""
 
     def profile(self, pairs):
@@ -71,11 +71,11 @@ def main() -> None:
         )  # fmt: skip
         Campaign(
             store=campaign_crew.owned(store, record.id), campaign_id=record.id, spec=spec,
-            crew=Crew(), learner=learner,
+            workers=Workers(), learner=learner,
             snapshots=home.snapshots, kernels=KernelCache(home.kernel_profiles),
         ).run()  # fmt: skip
         told = {
-            "trained_on": learner.report["labels"],
+            "trained_on": learner.report.labels,
             "state": str(store.campaign_state(record.id)),
             "grew_trees": "xgboost" in sys.modules,
             "trappm": str(Path(sys.modules["trappm"].__file__ or "")),

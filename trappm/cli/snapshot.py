@@ -119,7 +119,7 @@ def push(
     shared = _registry(registry)
     snapshot_id = shared.push(folder_of(name))
     typer.echo(f"snapshot {snapshot_id} is in {shared.location}")
-    typer.echo(promote(shared, alias, snapshot_id, bound).told)
+    typer.echo(promote(shared, alias, snapshot_id, bound).message)
 
 
 @app.command(epilog="Example: trappm snapshot alias stable latest")

@@ -81,9 +81,9 @@ def _print_study(report: Mapping[str, Any]) -> None:
         markup=False,
     )
     rows = [
-        (which, report[which]["trial"], report[which]["mape"],
-         ", ".join(f"{k} {v:.4g}" for k, v in report[which]["settings"].items()))
-        for which in ("shipped", "best")
-        if report[which]
+        (which, trial["trial"], trial["mape"],
+         ", ".join(f"{k} {v:.4g}" for k, v in trial["settings"].items()))
+        for which, trial in (("shipped", report["shipped"]), ("best", report["best"]))
+        if trial
     ]  # fmt: skip
     print_table("", ("which", "trial", "MAPE_%", "settings"), rows)

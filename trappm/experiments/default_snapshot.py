@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ import numpy as np
 from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_labels, read_usable
-from trappm.experiments.labelled_workloads import kernel_keys, prepare
+from trappm.experiments.labelled_workloads import kernel_keys
+from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.benchmark import Samples
-from trappm.learner.bench.scores import score
+from trappm.learner.bench.scores import Score, score
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
@@ -42,7 +43,7 @@ from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase
-from trappm.store import Home, Store
+from trappm.store import Home
 
 SEED = 1337
 HELD_OUT = 0.2
@@ -58,7 +59,7 @@ class Sheet:
     phase: Phase
     metric: str
     usable: str | None = None
-    """A file that tells which rows judge."""
+    """A file of the rows that judge."""
 
 
 SHEETS = (
@@ -81,47 +82,34 @@ class Trained:
 
     sheet: Sheet
     head: Head[Prior]
-    errors: Mapping[str, Any]
+    errors: Score
+    """On the architectures held out, of a head that has not seen them."""
     measurements: Sequence[Measurement]
     """All that it was trained on."""
 
 
-def train(sheet: Sheet, data: Path, store: Store, home: Home, processes: int) -> Trained:
+def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     """Judges and trains the head of one sheet in the folder `data`.
 
     Raises:
         InputError: the file is missing or cannot be read.
     """
     measurements = read_labels(data / sheet.file)
-    cache = KernelCache(home.kernel_profiles)
-    if sheet.metric == "memory_mib":
-        usable = read_usable(data / sheet.usable) if sheet.usable else None
-        prepared = prepare(
-            measurements,
-            sheet.metric,
-            store,
-            cache,
-            processes=processes,
-            usable=usable,
-            watch=_tell,
-        )
-        samples = prepared.samples
-        prior: Prior = MemoryPrior()
-    else:
-        samples = _timed(measurements, cache, processes)
-        prior = StepTimePrior(spec_of(sheet.device))
+    usable = read_usable(data / sheet.usable) if sheet.usable else None
+    prior: Prior
+    with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
+        if sheet.metric == "memory_mib":
+            # Its constants start from this very sheet, not from those of today's software.
+            samples, prior = bench.prepared(measurements).samples, MemoryPrior()
+        else:
+            samples = _timed(measurements, KernelCache(bench.home.kernel_profiles), processes)
+            prior = StepTimePrior(spec_of(sheet.device))
     test = _held_out(samples)
-    _tell(0, 2, f"judging {sheet.file}")
+    _show(0, 2, f"judging {sheet.file}")
     judged = _fit(prior, samples, np.flatnonzero(~test))
     rows = np.flatnonzero(test)
-    found = score(samples, rows, judged.predict(samples.some(rows)))
-    told = ("accuracy", "without_spikes", "out_of_memory")
-    errors: dict[str, Any] = {key: found[key] for key in told if key in found}
-    errors["by_family"] = {
-        family: {name: of_family[name] for name in ("count", "mape")}
-        for family, of_family in found["by_family"].items()
-    }
-    _tell(1, 2, f"training {sheet.file}: held-out errors {errors['accuracy']}")
+    errors = score(samples, rows, judged.predict(samples.at(rows)))
+    _show(1, 2, f"training {sheet.file}: held-out errors {errors['accuracy']}")
     return Trained(sheet, _fit(prior, samples, np.arange(len(samples))), errors, measurements)
 
 
@@ -130,24 +118,28 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
-    for one in trained:
-        sheet = one.sheet
-        of_kernels = {} if sheet.metric == "memory_mib" else {sheet.metric: one.head}
-        plain = {sheet.metric: one.head} if sheet.metric == "memory_mib" else {}
+    for part in trained:
+        sheet = part.sheet
+        simulated = sheet.metric == "memory_mib"
+        head = {sheet.metric: part.head}
         settings = Counter(
             StepSettings(c.precision, c.memory_format, c.optimizer)
-            for c in (m.configuration for m in one.measurements)
+            for c in (m.configuration for m in part.measurements)
         )
         heads.setdefault(sheet.device, {})[sheet.phase] = TrainedHeads(
-            Heads(plain, of_kernels, len(one.measurements)),
+            Heads(head if simulated else {}, {} if simulated else head, len(part.measurements)),
             tuple(setting for setting, _ in settings.most_common()),
         )
         of_device = errors.setdefault(sheet.device, {})
         of_device.setdefault(sheet.phase.value, {})[sheet.metric] = {
-            **one.errors["accuracy"],
-            "by_family": one.errors["by_family"],
+            **(part.errors["accuracy"] or {}),
+            "by_family": {
+                family: {"count": of_family["count"], "mape": of_family["mape"]}
+                for family, of_family in part.errors["by_family"].items()
+                if of_family is not None
+            },
         }
-        labels += [_label(m, sheet) for m in one.measurements]
+        labels += [_label(m, sheet) for m in part.measurements]
     return save_snapshot(
         registry,
         heads=heads,
@@ -161,23 +153,23 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "label_counts": {"imported": len(labels)},
             "sources": [
                 {
-                    "file": one.sheet.file,
-                    "source": one.measurements[0].environment["source"],
-                    "device": one.sheet.device,
-                    "phase": one.sheet.phase.value,
-                    "metric": one.sheet.metric,
-                    "labels": len(one.measurements),
-                    **{k: v for k, v in one.errors.items() if k not in {"accuracy", "by_family"}},
+                    "file": part.sheet.file,
+                    "source": part.measurements[0].environment["source"],
+                    "device": part.sheet.device,
+                    "phase": part.sheet.phase.value,
+                    "metric": part.sheet.metric,
+                    "labels": len(part.measurements),
+                    **{k: v for k, v in part.errors.items() if k not in {"accuracy", "by_family"}},
                 }
-                for one in trained
+                for part in trained
             ],
         },
     )
 
 
 def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: int) -> Samples:
-    """Step times with their kernels, which are all that the prior of time asks for."""
-    keys = kernel_keys(measurements, cache, processes, _tell)
+    """Step times with their kernels, which are all that the prior of time needs."""
+    keys = kernel_keys(measurements, cache, processes, _show)
     rows = []
     for measurement in measurements:
         kernels = cache.get(keys[measurement.attempt_key])
@@ -214,7 +206,7 @@ def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def _fit(prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Head[Prior]:
-    return Ours(prior).fit(samples.some(rows), samples.targets(rows), np.random.default_rng(SEED))
+    return Ours(prior).fit(samples.at(rows), samples.targets(rows), np.random.default_rng(SEED))
 
 
 def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
@@ -229,7 +221,7 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
     )
 
 
-def _tell(done: int, total: int, what: str) -> None:
+def _show(done: int, total: int, what: str) -> None:
     sys.stderr.write(f"{done}/{total} {what}\n")
 
 
@@ -239,12 +231,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
     arguments = parser.parse_args()
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        trained = [
-            train(sheet, arguments.data, store, home, arguments.processes) for sheet in SHEETS
-        ]
-    info = publish(trained, home.path / "shipping")
+    trained = [train(sheet, arguments.data, arguments.processes) for sheet in SHEETS]
+    info = publish(trained, Home.open().path / "shipping")
     shutil.rmtree(arguments.to, ignore_errors=True)
     shutil.copytree(info.folder, arguments.to)
     total = sum(path.stat().st_size for path in arguments.to.iterdir())

@@ -1,4 +1,4 @@
-"""`trappm evaluate` without its options: prepares labels, trains, judges, and says what came of it.
+"""`trappm evaluate` without its options: prepares labels, trains, judges and reports.
 
 Reports are plain values, ready for JSON; the runs beside them are for plots.
 """
@@ -6,7 +6,8 @@ Reports are plain values, ready for JSON; the runs beside them are for plots.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.experiments.label_files import read_labels
-from trappm.experiments.labelled_workloads import Prepared, prepare
+from trappm.experiments.labelled_workloads import Prepared
+from trappm.experiments.workbench import Workbench, opened_workbench
 from trappm.learner.bench.benchmark import PAPER_SEEDS, Plan, Run, Samples, SplitKind, run_plan
 from trappm.learner.bench.kept_runs import KeptRuns
 from trappm.learner.bench.scores import score, summarize
 from trappm.learner.estimator import Estimator, Model
-from trappm.learner.estimators import ESTIMATORS, Surroundings, estimator_named
-from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.learner.estimators import ESTIMATORS
 from trappm.profiler.errors import InputError
+from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
-from trappm.store import Home, LabelFilter, Store
-
-Watch = Callable[[int, int, str], None]
+from trappm.store import LabelFilter, Store
 
 WITHOUT_WEIGHTS = frozenset({"mlp", "xgboost", "faketensor"})
 """Estimators that cannot start from another device's model."""
@@ -76,11 +75,10 @@ def evaluate_splits(
         InputError: the labels cannot be read or divided, or an estimator lacks what it needs.
         StoreError: the label store cannot be used.
     """
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        prepared = _prepared(request, _labels(store, labels, device), store, home)
-        estimators = _estimators(request, prepared, home)
-        starts = _starts(request, store, home, estimators)
+    with _workbench(request) as bench:
+        prepared = bench.prepared(_labels(bench.store, labels, device))
+        estimators = _estimators(request, bench, prepared)
+        starts = _starts(request, bench, estimators)
     samples = prepared.samples
     plan = Plan(
         splits=splits, seeds=request.seeds, label_counts=request.label_counts, starts=starts
@@ -103,38 +101,29 @@ def evaluate_files(request: Request, train: Path, test: Path) -> Evaluation:
         InputError: a file cannot be read, or they are of different devices.
         StoreError: the label store, which keeps the graphs, cannot be used.
     """
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        learned = _prepared(request, read_labels(train, named_like=test), store, home)
-        tested = _prepared(request, read_labels(test, named_like=train), store, home)
+    with _workbench(request) as bench:
+        learned = bench.prepared(read_labels(train, named_like=test))
+        tested = bench.prepared(read_labels(test, named_like=train))
         if learned.device != tested.device:
             raise InputError(
                 f"{train.name} has labels of {learned.device}, {test.name} of {tested.device}; "
                 "to start from another device's labels give them with --start"
             )
         estimates = {**learned.estimates_mib, **tested.estimates_mib}
-        estimators = _estimators(
-            request,
-            replace(learned, estimates_mib=estimates),
-            home,
-        )
-        starts = _starts(request, store, home, estimators)
-    rows, everything = np.arange(len(learned.samples)), np.arange(len(tested.samples))
+        estimators = _estimators(request, bench, replace(learned, estimates_mib=estimates))
+        starts = _starts(request, bench, estimators)
     results = []
     for done, estimator in enumerate(estimators):
         request.watch(done, len(estimators), estimator.name)
-        model = estimator.fit(
-            learned.samples.some(rows),
-            learned.samples.targets(rows),
-            np.random.default_rng(request.seeds[0]),
-            starts.get(estimator.name),
+        start = starts.get(estimator.name)
+        estimate = _fit(estimator, learned.samples, request, start).predict(
+            tested.samples.workloads
         )
-        estimate = model.predict(tested.samples.workloads)
         results.append(
             {
                 "estimator": estimator.name,
-                "transferred": estimator.name in starts,
-                **score(tested.samples, everything, estimate),
+                "transferred": start is not None,
+                **score(tested.samples, np.arange(len(tested.samples)), estimate),
                 "predictions": _predictions(tested.samples, estimate),
             }
         )
@@ -165,75 +154,58 @@ def embeddings(evaluation: Evaluation) -> tuple[npt.NDArray[np.float32], list[st
 def _labels(store: Store, labels: Path | None, device: str | None) -> list[Measurement]:
     if labels is not None:
         return read_labels(labels)
-    found = list(store.each_measurement(LabelFilter(device=device)))
-    if not found:
+    measurements = list(store.each_measurement(LabelFilter(device=device)))
+    if not measurements:
         raise InputError(
             f"the label store has no labels of {device}; see: trappm labels query --by device"
             if device
             else "the label store is empty; give a file with --labels, or import one"
         )
-    return found
+    return measurements
 
 
-def _prepared(
-    request: Request, measurements: Sequence[Measurement], store: Store, home: Home
-) -> Prepared:
-    return prepare(
-        measurements,
+def _workbench(request: Request) -> AbstractContextManager[Workbench]:
+    return opened_workbench(
         request.metric,
-        store,
-        KernelCache(home.kernel_profiles),
         processes=request.processes,
+        encoder_seed=request.seeds[0],
         usable=request.usable,
         watch=request.watch,
     )
 
 
-def _estimators(request: Request, prepared: Prepared, home: Home) -> list[Estimator]:
-    samples = prepared.samples
-    given = Surroundings(
-        metric=request.metric,
-        card=prepared.card,
-        make_encoder=lambda preset, pretrained: make_encoder(
-            [w.graph for w in samples.workloads],
-            samples.architectures,
-            preset,
-            pretrained=pretrained,
-            seed=request.seeds[0],
-            cache=home.path / "encoders",
-            on_progress=lambda done, total: request.watch(done, total, "pre-training the encoder"),
-        ),
-        estimates_mib=prepared.estimates_mib,
-        size=request.size,
-    )
+def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[Estimator]:
     names = request.estimators
     if names is None:
-        told = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
-            *samples.workloads
+        estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
+            *prepared.samples.workloads
         }
-        names = [n for n in ESTIMATORS if "paper" not in n and (told or n != "faketensor")]
-    return [estimator_named(name, given) for name in names]
+        names = [n for n in ESTIMATORS if "paper" not in n and (estimated or n != "faketensor")]
+    return [bench.estimator(name, prepared, request.size) for name in names]
 
 
 def _starts(
-    request: Request, store: Store, home: Home, estimators: Sequence[Estimator]
+    request: Request, bench: Workbench, estimators: Sequence[Estimator]
 ) -> dict[str, Model]:
     """A model of the other device for each estimator that can start from one."""
     if request.start is None:
         return {}
-    source = _prepared(request, read_labels(request.start), store, home)
-    rows = np.arange(len(source.samples))
+    source = bench.prepared(read_labels(request.start))
     starts = {}
     for estimator in estimators:
-        if estimator.name in WITHOUT_WEIGHTS:
-            continue
-        request.watch(0, 1, f"{estimator.name} on {source.device}")
-        starts[estimator.name] = estimator.fit(
-            source.samples.some(rows),
-            source.samples.targets(rows),
-            np.random.default_rng(request.seeds[0]),
-        )
+        if estimator.name not in WITHOUT_WEIGHTS:
+            request.watch(0, 1, f"{estimator.name} on {source.device}")
+            starts[estimator.name] = _fit(estimator, source.samples, request)
     return starts
+
+
+def _fit(
+    estimator: Estimator, samples: Samples, request: Request, start: Model | None = None
+) -> Model:
+    """A model of all samples."""
+    rows = np.arange(len(samples))
+    generator = np.random.default_rng(request.seeds[0])
+    return estimator.fit(samples.workloads, samples.targets(rows), generator, start)
 
 
 def _counts(prepared: Prepared) -> dict[str, Any]:

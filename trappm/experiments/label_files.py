@@ -1,7 +1,7 @@
 """Labels from any file that the importers read, by what is in it, without recording them.
 
 A sheet of GPUMemNet or timm is known by its columns; everything else is an export or JSON lines of
-the profiler. timm's sheets tell in their names what was measured: one whose name does not is read
+the profiler. timm's sheets have in their names what was measured: one whose name does not is read
 by the name of another file, beside which it is given.
 """
 
@@ -46,13 +46,13 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
 
     Args:
         path: of the file.
-        named_like: a sheet whose name tells what was measured, where that of `path` does not.
+        named_like: a sheet whose name has what was measured, where that of `path` does not.
 
     Raises:
         InputError: the file cannot be read, a row of it cannot be, or there are too many.
     """
     columns = _columns(path) if path.suffix == ".csv" else set()
-    found: list[Measurement] = []
+    labels: list[Measurement] = []
     reasons: Counter[str] = Counter()
     if set(gpumemnet.LOGGED) <= columns:
         verdicts = iter(gpumemnet.verdicts(path))
@@ -70,13 +70,13 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
         reasons[verdict.reason] += 1
         known = verdict.measurement
         if known is not None and known.outcome in {Outcome.OK, Outcome.OOM}:
-            found.append(known)
-        if len(found) > MAX_LABELS:
+            labels.append(known)
+        if len(labels) > MAX_LABELS:
             raise InputError(f"{path.name} has more than {MAX_LABELS:,} labels; give a part of it")
-    if not found:
+    if not labels:
         why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
         raise InputError(f"{path.name} has no label that can be learned from: {why or 'no rows'}")
-    return found
+    return labels
 
 
 def _columns(path: Path) -> set[str]:
@@ -96,17 +96,17 @@ def read_usable(path: Path) -> dict[tuple[str, int], bool]:
     Raises:
         InputError: the file or a row of it cannot be read.
     """
-    found = {}
+    usable = {}
     with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             check_columns(reader.fieldnames or ())
             for row in reader:
                 if row["class"] == "usable":
-                    found[row["architecture"], int(row["batch_size"])] = row["spike"] == "1"
+                    usable[row["architecture"], int(row["batch_size"])] = row["spike"] == "1"
         except (KeyError, ValueError, TypeError, csv.Error) as error:
             raise InputError(
                 f"{path.name}, line {reader.line_num}: {type(error).__name__} {error}; it needs "
                 "the columns architecture, batch_size, class and spike"
             ) from error
-    return found
+    return usable

@@ -7,7 +7,7 @@ comes, so a run that was stopped goes on where it was.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +19,11 @@ from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import GraphTemplate, Measurement
+from trappm.profiler.progress import Watch
+from trappm.profiler.records import GraphTemplate, Measurement, Pair
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Store
-
-Pair = tuple[str, int]
-Watch = Callable[[int, int, str], None]
-"""Called with what is done, how much there is in all, and what is being done."""
 
 OF_KERNELS = frozenset({"step_time_ms"})
 """Metrics that our prior explains by kernels: labels without them are left out for all."""
@@ -65,42 +62,21 @@ def prepare(
         kernels: where kernel profiles are.
         processes: how many profile at once.
         usable: by architecture and batch size, whether it is a spike: only these are judged.
-        watch: told of progress.
+        watch: called with progress.
 
     Raises:
         InputError: there are several devices, or no label of the metric has a graph.
         TrappmError: the store cannot be written, or tracing broke off.
     """
     known = [m for m in measurements if _bounds(m, metric) is not None]
-    left_out: Counter[str] = Counter()
-    left_out["no such metric"] = len(measurements) - len(known)
-    devices = sorted({m.device for m in known})
-    if not known:
-        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
-    if len(devices) != 1:
-        raise InputError(
-            f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "
-            "give those of one"
-        )
+    device = _only_device(measurements, known, metric)
+    left_out = Counter({"no such metric": len(measurements) - len(known)})
     pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
-    missing = store.pairs_to_profile(pairs)
-    for done, profile in enumerate(profile_in_processes(missing, processes)):
-        watch(done, len(missing), f"static profile of {profile.architecture}")
-        profile.save(store)
+    _make_profiles(pairs, store, processes, watch)
     explained = metric in OF_KERNELS
     traced = kernel_keys(known, kernels, processes, watch) if explained else {}
     maker = _Workloads(store.graph_templates(pairs), store.step_profiles(pairs), traced, kernels)
-    rows: list[tuple[Measurement, Workload]] = []
-    for measurement in known:
-        try:
-            workload = maker.workload(measurement)
-        except (KeyError, InputError):
-            left_out["no graph"] += 1
-            continue
-        if explained and workload.kernels is None:
-            left_out["no kernels"] += 1
-            continue
-        rows.append((measurement, workload))
+    rows = _beside_workloads(known, maker, left_out, kernels_needed=explained)
     if not rows:
         raise InputError(
             f"there is no {'graph with kernels' if explained else 'graph'} of any of the "
@@ -113,10 +89,53 @@ def prepare(
             for m, workload in rows
             if "floor" in m.memory_detail_mib
         },
-        device=devices[0],
-        card=card_name(devices[0], (m.environment for m in known)),
+        device=device,
+        card=card_name(device, (m.environment for m in known)),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
+
+
+def _make_profiles(pairs: Sequence[Pair], store: Store, processes: int, watch: Watch) -> None:
+    missing = store.pairs_to_profile(pairs)
+    for done, profile in enumerate(profile_in_processes(missing, processes)):
+        watch(done, len(missing), f"static profile of {profile.architecture}")
+        profile.save(store)
+
+
+def _only_device(
+    measurements: Sequence[Measurement], known: Sequence[Measurement], metric: str
+) -> str:
+    devices = sorted({m.device for m in known})
+    if not known:
+        raise InputError(f"none of the {len(measurements)} labels has {metric}; ask for another")
+    if len(devices) != 1:
+        raise InputError(
+            f"there are labels of {metric} of {len(devices)} devices ({', '.join(devices)}); "
+            "give those of one"
+        )
+    return devices[0]
+
+
+def _beside_workloads(
+    known: Sequence[Measurement],
+    maker: _Workloads,
+    left_out: Counter[str],
+    *,
+    kernels_needed: bool,
+) -> list[tuple[Measurement, Workload]]:
+    """Labels with their workloads; those without one are counted in `left_out`, by reason."""
+    rows = []
+    for measurement in known:
+        try:
+            workload = maker.workload(measurement)
+        except (KeyError, InputError):
+            left_out["no graph"] += 1
+            continue
+        if kernels_needed and workload.kernels is None:
+            left_out["no kernels"] += 1
+            continue
+        rows.append((measurement, workload))
+    return rows
 
 
 def _bounds(measurement: Measurement, metric: str) -> tuple[float, float] | None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -24,12 +23,7 @@ from trappm.cluster.profiles.worker_processes import submit, worker_pool
 from trappm.learner.bench.peers import check_installed
 from trappm.learner.bench.replay import Bench, Point, replay
 from trappm.profiler.errors import InputError, TrappmError
-
-if TYPE_CHECKING:
-    from trappm.learner.networks.gae import Encoder
-    from trappm.learner.networks.presets import EncoderPreset
-
-Watch = Callable[[int, int, str], None]
+from trappm.profiler.progress import Watch
 
 BENCH = 4
 """Counted up when a campaign of the same labels, learner, strategy and seed may come out otherwise:
@@ -90,7 +84,7 @@ class Results:
             InputError: the file cannot be read, a whole line of it is no result, or there is no
                 folder to write it to.
         """
-        found = cls(path, identity)
+        results = cls(path, identity)
         try:
             if path.stat().st_size > MAX_RESULTS_BYTES:
                 raise InputError(
@@ -100,7 +94,7 @@ class Results:
         except FileNotFoundError:
             if not path.absolute().parent.is_dir():
                 raise InputError(f"there is no folder {path.parent} for the results") from None
-            return found
+            return results
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from error
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
@@ -110,10 +104,10 @@ class Results:
                 row = json.loads(line)
                 if row["of"] == identity:
                     job = Job(row["seed"], row["learner"], row["strategy"])
-                    found.points[job] = [Point(**point) for point in row["points"]]
+                    results.points[job] = [Point(**point) for point in row["points"]]
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path}, line {number} is no result: {error}") from error
-        return found
+        return results
 
     def add(self, job: Job, points: Sequence[Point]) -> None:
         """Appends a campaign; other processes may do so at the same time."""
@@ -175,43 +169,27 @@ class Benches:
     """The labels of a plan, and a bench for each learner."""
 
     def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
-        from trappm.cluster.profiles.kernel_profiles import KernelCache
         from trappm.experiments.label_files import read_labels, read_usable
-        from trappm.experiments.labelled_workloads import prepare
+        from trappm.experiments.workbench import opened_workbench
         from trappm.learner.networks.presets import LAPTOP
-        from trappm.learner.physics.device_specs import spec_of
-        from trappm.learner.physics.graph_prior import GraphPrior
-        from trappm.learner.physics.memory_prior import MemoryPrior
-        from trappm.learner.physics.prior import Prior
-        from trappm.learner.physics.step_time_prior import StepTimePrior
-        from trappm.store import Home, Store
+        from trappm.learner.physics.starting_prior import prior_on_card
 
         self._plan = plan
-        self._watch = watch
-        self._home = Home.open()
-        with Store.open(self._home.database_url) as store:
-            self._prepared = prepare(
-                read_labels(plan.labels),
-                plan.metric,
-                store,
-                KernelCache(self._home.kernel_profiles),
-                processes=1,
-                usable=None if plan.usable is None else read_usable(plan.usable),
-                watch=watch,
-            )
-        self._prior: Prior = GraphPrior(plan.metric)
-        if plan.metric == "memory_mib":
-            self._prior = MemoryPrior.on(spec_of(self._prepared.card))
-        elif plan.metric == "step_time_ms" and self._has_kernels:
-            self._prior = StepTimePrior(spec_of(self._prepared.card))
+        with opened_workbench(
+            plan.metric,
+            processes=1,
+            encoder_seed=ENCODER_SEED,
+            usable=None if plan.usable is None else read_usable(plan.usable),
+            watch=watch,
+        ) as self._workbench:
+            self._prepared = self._workbench.prepared(read_labels(plan.labels))
+        samples = self._prepared.samples
+        kernels = all(w.kernels is not None for w in samples.workloads)
+        self._prior = prior_on_card(plan.metric, self._prepared.card, kernels=kernels)
         # Whatever the learner, choices are made from the embeddings that a campaign has by default.
-        graphs = [w.graph for w in self._prepared.samples.workloads]
-        self._embeddings = self._encoder(LAPTOP.encoder, pretrained=True).embed(graphs)
+        encoder = self._workbench.encoder(samples, LAPTOP.encoder, pretrained=True)
+        self._embeddings = encoder.embed([w.graph for w in samples.workloads])
         self._by_learner: dict[str, Bench] = {}
-
-    @property
-    def _has_kernels(self) -> bool:
-        return all(w.kernels is not None for w in self._prepared.samples.workloads)
 
     def play(self, job: Job) -> list[Point]:
         return list(replay(self._bench(job.learner), job.strategy, job.seed, self._plan.budgets))
@@ -220,43 +198,18 @@ class Benches:
         if learner not in self._by_learner:
             from trappm.learner.estimators import OF_PHYSICS
 
+            estimator = None
+            if learner != QUICK:
+                estimator = self._workbench.estimator(learner, self._prepared)
             self._by_learner[learner] = Bench(
                 samples=self._prepared.samples,
                 embeddings=self._embeddings,
                 prior=self._prior,
-                estimator=None if learner == QUICK else self._estimator(learner),
+                estimator=estimator,
                 knows_physics=learner == QUICK or learner in OF_PHYSICS,
                 times=self._plan.metric == "step_time_ms",
             )
         return self._by_learner[learner]
-
-    def _estimator(self, name: str) -> Any:
-        from trappm.learner.estimators import Surroundings, estimator_named
-
-        given = Surroundings(
-            metric=self._plan.metric,
-            card=self._prepared.card,
-            make_encoder=self._encoder,
-            estimates_mib=self._prepared.estimates_mib,
-        )
-        return estimator_named(name, given)
-
-    def _encoder(self, preset: EncoderPreset, pretrained: bool) -> Encoder:
-        from trappm.learner.networks.kept_encoders import make_encoder
-
-        samples = self._prepared.samples
-        return make_encoder(
-            [w.graph for w in samples.workloads],
-            samples.architectures,
-            preset,
-            pretrained=pretrained,
-            seed=ENCODER_SEED,
-            cache=self._home.path / "encoders",
-            on_progress=self._on_epoch,
-        )
-
-    def _on_epoch(self, done: int, total: int) -> None:
-        self._watch(done, total, "encoder")
 
 
 _BENCHES: list[Benches] = []

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.experiments.label_files import read_labels
-from trappm.experiments.labelled_workloads import prepare
-from trappm.learner.bench.tuning import Tuning, run_trials
-from trappm.learner.networks.kept_encoders import make_encoder
+from trappm.experiments.workbench import opened_workbench
+from trappm.learner.bench.tuning import StudyReport, Tuning, run_trials
 from trappm.learner.networks.presets import PRESETS
-from trappm.store import Home, Store
-
-Watch = Callable[[int, int, str], None]
+from trappm.profiler.progress import Watch
 
 
 def tune(
@@ -28,43 +22,24 @@ def tune(
     address: str | None,
     processes: int,
     watch: Watch,
-) -> dict[str, Any]:
+) -> StudyReport:
     """Goes on with the study of this name in the label store until it has so many trials.
-
-    Returns:
-        As `learner.bench.tuning.run_trials`.
 
     Raises:
         InputError: the labels cannot be read, or the study is about something else.
         StoreError: the label store cannot be used.
         CampaignError: Ray cannot be used.
     """
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        prepared = prepare(
-            read_labels(labels),
-            metric,
-            store,
-            KernelCache(home.kernel_profiles),
-            processes=processes,
-            watch=watch,
-        )
-    samples, encoder = prepared.samples, None
+    with opened_workbench(metric, processes=processes, watch=watch) as bench:
+        samples = bench.prepared(read_labels(labels)).samples
     preset = PRESETS.get(estimator.removeprefix("trappm-"))
+    encoder = None
     if preset is not None:
-        encoder = make_encoder(
-            [workload.graph for workload in samples.workloads],
-            samples.architectures,
-            preset.encoder,
-            pretrained=True,
-            seed=Tuning.seed,
-            cache=home.path / "encoders",
-            on_progress=lambda done, total: watch(done, total, "pre-training the encoder"),
-        )
-    tuning = Tuning(study, home.database_url, estimator, samples, encoder)
+        encoder = bench.encoder(samples, preset.encoder, pretrained=True)
+    tuning = Tuning(study, bench.home.database_url, estimator, samples, encoder)
 
-    def on_trial(done: int, total: int, least: float | None) -> None:
-        watch(done, total, "trials" if least is None else f"trials, best {least:.3g} %")
+    def on_trial(done: int, total: int, lowest: float | None) -> None:
+        watch(done, total, "trials" if lowest is None else f"trials, best {lowest:.3g} %")
 
     if workers == 1 and address is None:
         return run_trials(tuning, trials, on_trial)

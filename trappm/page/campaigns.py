@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.records import METRICS
-from trappm.reports import campaign_report, live_campaign
+from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 
 if TYPE_CHECKING:
-    from trappm.store import CampaignRecord, Store
+    from trappm.store import Store
 
 MOST_ATTEMPTS = 20_000
 """So many of the latest attempts tell the pace."""
@@ -24,93 +24,44 @@ MOST_POINTS = 2_000
 
 def rows(store: Store) -> list[dict[str, Any]]:
     """One row for each campaign, the latest first."""
-    found = []
-    for campaign in store.campaigns():
-        counts = store.assignment_counts(campaign.id)
-        found.append(
-            {
-                "id": campaign.id,
-                "name": campaign.name,
-                **_state(campaign),
-                "seed": campaign.seed,
-                "created_at": campaign.created_at,
-                "finished_at": campaign.finished_at,
-                "devices": {d: _by_state(counts.get(d, {})) for d in _devices(campaign)},
-            }
-        )
-    return found
+    return [asdict(row) for row in campaign_rows(store)]
 
 
 def facts(store: Store, campaign_id: str) -> dict[str, Any]:
-    """Everything that the page tells of one campaign.
+    """Everything that the page shows of one campaign.
 
     Raises:
         InputError: there is no such campaign.
     """
-    campaign = store.campaign(campaign_id)
-    told = campaign_report.campaign_facts(store, campaign_id)
-    pace = live_campaign.facts(store, campaign_id)
-    stop = campaign.spec.get("stop") or {}
-    reports = [(r["number"], r["purpose"], r["report"]) for r in told["rounds"] if r["report"]]
-    events = [
-        {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
-        for e in store.events(campaign_id)[-MOST_EVENTS:]
-    ]
-    return {
-        "id": campaign.id,
-        "name": campaign.name,
-        **_state(campaign),
-        "seed": campaign.seed,
-        "created_at": campaign.created_at,
-        "finished_at": campaign.finished_at,
-        "strategy": campaign.spec.get("strategy"),
-        "learner": campaign.spec.get("learner"),
-        "protocol": _name_of(campaign.spec.get("protocol")),
-        "rehearsal_on": told["rehearsal_on"],
-        "devices": pace["devices"],
-        "minutes_to_go": pace["minutes_to_go"],
-        "outcomes": told["outcomes"],
-        "targets": stop.get("target_mape") or {},
-        "end": told["end"],
-        "cost": told["cost"],
+    known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
+    shown = known.to_json(exclude={"spec", "rounds", "assignments", "events"})
+    reports = [(r, report.to_json()) for r, report in known.trained]
+    return shown | {
+        "strategy": known.spec.get("strategy"),
+        "learner": known.spec.get("learner"),
+        "protocol": _name_of(known.spec.get("protocol")),
+        "targets": (known.spec.get("stop") or {}).get("target_mape") or {},
         "rounds": [
-            {"number": r["number"], "purpose": str(r["purpose"]), "state": str(r["state"])}
-            for r in told["rounds"]
+            {"number": r.number, "purpose": str(r.purpose), "state": str(r.state)}
+            for r in known.rounds
         ],
-        "errors": [_errors(number, purpose, one) for number, purpose, one in reports],
-        "transfer": reports[-1][2].get("transfer", {}) if reports else {},
-        "predicted": reports[-1][2].get("evaluation", [])[:MOST_POINTS] if reports else [],
-        "pace": _pace(store, campaign),
-        "working": [
+        "errors": [
             {
-                "worker": a.worker,
-                "device": a.device,
-                "configuration": str(a.configuration),
-                "attempt": a.attempts,
+                "round": r.number,
+                "purpose": str(r.purpose),
+                "labels": report["labels"],
+                "devices": report["devices"],
             }
-            for a in store.assignments(campaign_id, state="leased")
+            for r, report in reports
         ],
-        "canary": told["canary"],
-        "snapshot": told["snapshot"],
-        "events": events[::-1],
+        "transfer": reports[-1][1]["transfer"] if reports else {},
+        "predicted": reports[-1][1]["evaluation"][:MOST_POINTS] if reports else [],
+        "pace": _pace(store, campaign_id),
+        "events": [
+            {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
+            for e in reversed(known.events)
+        ],
     }
-
-
-def _state(campaign: CampaignRecord) -> dict[str, Any]:
-    """One word, and what to type next where it was interrupted."""
-    state, _, hint = campaign_report.campaign_state(campaign).partition("; ")
-    command = hint.partition(": ")[2]
-    return {"state": state, "next_command": command or None}
-
-
-def _devices(campaign: CampaignRecord) -> list[str]:
-    devices = dict(campaign.spec.get("devices") or {})
-    return [str(d) for d in (devices.get("source"), devices.get("target")) if d]
-
-
-def _by_state(counts: Mapping[Any, int]) -> dict[str, int]:
-    states = {str(state): count for state, count in counts.items()}
-    return {state: states.get(state, 0) for state in ("open", "leased", "done", "failed")}
 
 
 def _name_of(protocol: object) -> str | None:
@@ -120,25 +71,12 @@ def _name_of(protocol: object) -> str | None:
     return None if protocol is None else str(protocol)
 
 
-def _errors(number: int, purpose: object, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors of one round by device and metric, without the single predictions."""
-    return {
-        "round": number,
-        "purpose": str(purpose),
-        "labels": told.get("labels", {}),
-        "devices": {
-            device: {metric: by_metric[metric] for metric in METRICS if metric in by_metric}
-            for device, by_metric in told.get("devices", {}).items()
-        },
-    }
-
-
-def _pace(store: Store, campaign: CampaignRecord) -> dict[str, Any]:
+def _pace(store: Store, campaign_id: str) -> dict[str, Any]:
     """Attempts that ended well by the minute, for each device, over the time of the campaign."""
     from trappm.store import LabelFilter
 
     frame = store.query_labels(
-        LabelFilter(outcome="any", campaign=campaign.id),
+        LabelFilter(outcome="any", campaign=campaign_id),
         columns=["device", "outcome", "started_at"],
         sort="-started_at",
         limit=MOST_ATTEMPTS,

@@ -257,7 +257,7 @@ class _Inquiry:
         values: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
         intervals = {}
         for at, metric in enumerate(output.metrics):
-            values[metric] = float(output.mean[row, at])
+            values[metric] = float(output.median[row, at])
             intervals[metric] = (float(output.low[row, at]), float(output.high[row, at]))
         if values["step_time_ms"] is not None:
             per_second = 1000 * self._batch_size

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
-from trappm.profiler.records import Configuration, Protocol, Provenance
+from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 from trappm.reports.label_frames import store_to_read
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trappm.profiler.records.graph import GraphTemplate
     from trappm.store import LabelRecord, Store
 
-Pair = tuple[str, int]
 
 _ANSWERS = (Provenance.MEASURED, Provenance.IMPORTED)
 """Labels that answer, the best first; simulated ones are no knowledge about a device."""

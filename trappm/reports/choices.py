@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trappm.profiler.errors import InputError
+from trappm.store import AssignmentState
+from trappm.store.records import Role
 from trappm.terminal.png_figures import new_figure, save_png
 from trappm.terminal.tables import console, print_table
 
@@ -62,7 +64,7 @@ def explain(
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
-    from trappm.cluster.launch import spec_of
+    from trappm.cluster.campaign.spec import spec_of
 
     campaign = store.campaign(campaign_id)
     spec = spec_of(campaign)
@@ -73,7 +75,7 @@ def explain(
             f"it does on: {', '.join(spec.devices.keys)}"
         )
     assigned = store.assignments(campaign.id, device=chosen_device)
-    acquired = [a for a in assigned if a.role == "train"]
+    acquired = [a for a in assigned if a.role is Role.TRAIN]
     pool = store.campaign_pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
     return {
@@ -153,15 +155,15 @@ def _map(
     directions = components(embeddings)[:, :2]
     points = (embeddings - embeddings.mean(axis=0)) @ directions
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
-    states = {a.configuration.id: str(a.state) for a in assigned}
+    states = {a.configuration.id: a.state for a in assigned}
 
     def kind(configuration: Configuration, held_out: bool) -> str:
         if configuration.id in wanted:
             return "wanted"
         state = states.get(configuration.id)
-        if state in {"open", "leased"}:
+        if state in {AssignmentState.OPEN, AssignmentState.LEASED}:
             return "pending"
-        if state == "done":
+        if state is AssignmentState.DONE:
             return "labelled"
         return "held out" if held_out else "pool"
 
@@ -179,17 +181,19 @@ def _map(
 def print_explanation(facts: Mapping[str, Any], most: int) -> None:
     """Tables of what was chosen and what is wanted next, and the map as text."""
     columns = ["configuration", "round", "state", *_REASONS.values()]
-    rows = [[x["configuration"], x["round"], x["state"], *_told(x)] for x in facts["chosen"][:most]]
+    rows = [
+        [x["configuration"], x["round"], x["state"], *_reasons(x)] for x in facts["chosen"][:most]
+    ]
     if rows:
         print_table(f"chosen on {facts['device']} by {facts['strategy']}", columns, rows)
     if facts["wanted"]:
-        rows = [[x["configuration"], *_told(x)] for x in facts["wanted"]]
+        rows = [[x["configuration"], *_reasons(x)] for x in facts["wanted"]]
         print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
     console().print(_drawing(facts["map"]), markup=False, soft_wrap=True)
 
 
-def _told(one: Mapping[str, Any]) -> list[Any]:
-    return [one["reason"].get(name) for name in _REASONS]
+def _reasons(choice: Mapping[str, Any]) -> list[Any]:
+    return [choice["reason"].get(name) for name in _REASONS]
 
 
 def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
@@ -199,10 +203,13 @@ def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
     plotext.theme("clear")
     plotext.plot_size(76, 22)
     for kind in KINDS:
-        some = [p for p in points if p["kind"] == kind]
-        if some:
+        points_of_kind = [p for p in points if p["kind"] == kind]
+        if points_of_kind:
             plotext.scatter(
-                [p["x"] for p in some], [p["y"] for p in some], marker=_MARKS[kind], label=kind
+                [p["x"] for p in points_of_kind],
+                [p["y"] for p in points_of_kind],
+                marker=_MARKS[kind],
+                label=kind,
             )
     plotext.title("the pool in the embedding space, first two principal components")
     text: str = plotext.uncolorize(plotext.build())
@@ -218,13 +225,13 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     figure = new_figure(8, 6)
     axes = figure.subplots()
     for kind in KINDS:
-        some = [p for p in facts["map"] if p["kind"] == kind]
+        points_of_kind = [p for p in facts["map"] if p["kind"] == kind]
         axes.scatter(
-            [p["x"] for p in some],
-            [p["y"] for p in some],
+            [p["x"] for p in points_of_kind],
+            [p["y"] for p in points_of_kind],
             s=10 if kind in KINDS[:2] else 36,
             color=_COLOURS[kind],
-            label=f"{kind} ({len(some)})",
+            label=f"{kind} ({len(points_of_kind)})",
         )
     axes.legend()
     axes.set_title(f"campaign {facts['campaign']} on {facts['device']}: embedding space")

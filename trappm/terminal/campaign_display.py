@@ -48,8 +48,8 @@ class Display(LiveBar):
             now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
             self._console.print(f"{now} {escape(line)}", soft_wrap=True)
         if not self._console.is_terminal and progress.stage != self._stage:
-            left = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
-            self._console.print(f"[dim]{progress.stage}{left}[/]")
+            to_go = "" if progress.eta_s is None else f", {_minutes(progress.eta_s)} to go"
+            self._console.print(f"[dim]{progress.stage}{to_go}[/]")
         self._stage = progress.stage
         self._bar.line_below = "; ".join(progress.current)
         self._bar.update(

@@ -128,8 +128,8 @@ def _families(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
         return None
     counts: dict[str, int] = {}
     for result in results:
-        for family, told in result["by_family"].items():
-            counts[family] = max(counts.get(family, 0), told["count"])
+        for family, errors in result["by_family"].items():
+            counts[family] = max(counts.get(family, 0), errors["count"])
     families = sorted(sorted(counts, key=lambda f: -counts[f])[:MAX_FAMILIES], reverse=True)
     figure, (axis,) = _figure(7, 1.2 + 0.075 * (len(results) + 1.5) * len(families))
     height = 0.85 / len(results)
@@ -146,11 +146,11 @@ def _families(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
 
 def _embeddings(evaluation: Evaluation) -> Figure | None:
     """The encoder's embeddings in two dimensions, one point for each architecture."""
-    found = embeddings(evaluation)
-    if found is None or len(found[1]) < LEAST_POINTS:
+    placed = embeddings(evaluation)
+    if placed is None or len(placed[1]) < LEAST_POINTS:
         return None
-    points = projected(found[0], np.random.default_rng(evaluation.report["seeds"][0]))
-    families = np.array(found[1])
+    points = projected(placed[0], np.random.default_rng(evaluation.report["seeds"][0]))
+    families = np.array(placed[1])
     names, counts = np.unique(families, return_counts=True)
     largest = names[np.argsort(-counts, kind="stable")][:MAX_FAMILIES].tolist()
     from matplotlib import colormaps

@@ -101,9 +101,9 @@ def _print_left_out(counts: Mapping[str, Any]) -> None:
 
 
 def _print_spikes_and_deaths(results: Sequence[Mapping[str, Any]]) -> None:
-    told = [r for r in results if r.get("without_spikes")]
-    if told:
-        rows = [_row(r, "without_spikes") for r in told]
+    with_spikes = [r for r in results if r.get("without_spikes")]
+    if with_spikes:
+        rows = [_row(r, "without_spikes") for r in with_spikes]
         print_table("without spikes", ("estimator", *COLUMNS), rows)
     died = [(_name(r), r["out_of_memory"]) for r in results if r.get("out_of_memory")]
     if died:
@@ -121,17 +121,19 @@ def _print_families(title: str, results: Sequence[Mapping[str, Any]]) -> None:
     for family in families:
         cells: list[Any] = [family]
         for result in results:
-            found = result["by_family"].get(family)
-            cells.append(None if found is None else f"{found['mape']:.2f} / {found['rmse']:,.4g}")
+            errors = result["by_family"].get(family)
+            cells.append(
+                None if errors is None else f"{errors['mape']:.2f} / {errors['rmse']:,.4g}"
+            )
         rows.append(cells)
     print_table(f"{title}, MAPE % / RMSE", ("family", *(_name(r) for r in results)), rows)
 
 
 def _row(result: Mapping[str, Any], which: str = "accuracy") -> list[Any]:
-    told, spread = result.get(which) or {}, result.get(f"{which}_deviation") or {}
+    errors, spread = result.get(which) or {}, result.get(f"{which}_deviation") or {}
     cells: list[Any] = [_name(result)]
     for key in _KEYS:
-        value, deviation = told.get(key), spread.get(key)
+        value, deviation = errors.get(key), spread.get(key)
         if value is None:
             cells.append(None)
         elif deviation is None or key not in _WITH_DEVIATION:

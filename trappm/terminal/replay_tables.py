@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,36 @@ BAND = 0.95
 """The share of such plots in which the band around a curve holds the mean over all seeds."""
 
 
-def summary(results: Results, plan: Plan, baseline: str = BASELINE) -> list[dict[str, Any]]:
+class BudgetRow(TypedDict):
+    """Where the campaigns of a strategy stand after so many labels, in the mean over seeds."""
+
+    labels: int
+    mape: float
+    error: float | None
+    """Standard error of the mean."""
+    median_ape: float
+    died: float
+    seconds: float | None
+    difference: NotRequired[float]
+    """Of the MAPE to the baseline's on the same splits, and its standard error."""
+    difference_error: NotRequired[float | None]
+
+
+class StrategyRow(TypedDict):
+    """A strategy with a learner; what compares it with the baseline is there if that was run."""
+
+    learner: str
+    strategy: str
+    seeds: int
+    budgets: list[BudgetRow]
+    area_percent: NotRequired[float]
+    area_error: NotRequired[float | None]
+    wins: NotRequired[int]
+    seconds_percent: NotRequired[float | None]
+    seconds_error: NotRequired[float | None]
+
+
+def summary(results: Results, plan: Plan, baseline: str = BASELINE) -> list[StrategyRow]:
     """For each learner and strategy what came of it, over the seeds that the baseline has as well.
 
     Returns:
@@ -56,25 +85,30 @@ def _row(
     own: Mapping[int, Sequence[Point]],
     base: Mapping[int, Sequence[Point]],
     budgets: Sequence[int],
-) -> dict[str, Any]:
+) -> StrategyRow:
     errors = np.array([[p.mape for p in own[s]] for s in seeds])
-    row: dict[str, Any] = {"learner": learner, "strategy": strategy, "seeds": len(seeds)}
-    row["budgets"] = [
-        {
-            "labels": labels,
-            "mape": float(errors[:, i].mean()),
-            "error": standard_error(errors[:, i]),
-            "median_ape": float(np.mean([own[s][i].median_ape for s in seeds])),
-            "died": float(np.mean([own[s][i].died for s in seeds])),
-            "seconds": _mean([own[s][i].seconds for s in seeds]),
-        }
-        for i, labels in enumerate(budgets)
-    ]
+    row: StrategyRow = {
+        "learner": learner,
+        "strategy": strategy,
+        "seeds": len(seeds),
+        "budgets": [
+            {
+                "labels": labels,
+                "mape": float(errors[:, i].mean()),
+                "error": standard_error(errors[:, i]),
+                "median_ape": float(np.mean([own[s][i].median_ape for s in seeds])),
+                "died": float(np.mean([own[s][i].died for s in seeds])),
+                "seconds": _mean([own[s][i].seconds for s in seeds]),
+            }
+            for i, labels in enumerate(budgets)
+        ],
+    }
     if base:
         drawn = np.array([[p.mape for p in base[s]] for s in seeds])
         for i, point in enumerate(row["budgets"]):
             gaps = errors[:, i] - drawn[:, i]
-            point |= {"difference": float(gaps.mean()), "difference_error": standard_error(gaps)}
+            point["difference"] = float(gaps.mean())
+            point["difference_error"] = standard_error(gaps)
         percent = 100 * (area(np.log(budgets), errors) / area(np.log(budgets), drawn) - 1.0)
         row["area_percent"] = float(percent.mean())
         row["area_error"] = standard_error(percent)
@@ -91,12 +125,12 @@ def area(places: Array, values: Array) -> Array:
         only: Array = values[:, 0]
         return only
     widths = np.diff(places)
-    found: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
-    return found
+    means: Array = (values[:, 1:] + values[:, :-1]) / 2 @ widths / widths.sum()
+    return means
 
 
 def standard_error(values: Array) -> float | None:
-    """Of the mean; None of a single value, which does not tell how values scatter."""
+    """Of the mean; None of a single value, which does not show how values scatter."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
@@ -128,7 +162,7 @@ def jackknife_error(
     own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
 ) -> float | None:
     """Standard error of `seconds_to_same_error`, which is not a mean of splits: from what it
-    becomes without each of them (jackknife). None where one of those cannot be told."""
+    becomes without each of them (jackknife). None where one of those is not known."""
     n = len(own)
     without = [
         seconds_to_same_error([*own[:i], *own[i + 1 :]], [*base[:i], *base[i + 1 :]])
@@ -140,7 +174,7 @@ def jackknife_error(
     return float(np.sqrt((n - 1) * known.var()))
 
 
-def labels_to(row: Mapping[str, Any], target: float) -> float | None:
+def labels_to(row: StrategyRow, target: float) -> float | None:
     """Labels at which a strategy's mean error first falls to the target, between budgets in the
     logarithm; None if it does not, and the first budget if it starts below."""
     budgets = row["budgets"]
@@ -159,7 +193,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str = BASELINE) -> None:
+def print_summary(rows: Sequence[StrategyRow], metric: str, baseline: str = BASELINE) -> None:
     """One table a learner, best strategy first."""
     target = PAPER.get(metric)
     for learner, group in itertools.groupby(rows, key=lambda row: str(row["learner"])):
@@ -173,10 +207,13 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str 
         for row in ordered:
             line: list[Any] = [row["strategy"], row["seeds"]]
             line += [_cell(point) for point in row["budgets"]]
-            told = row if row["strategy"] != baseline else {}  # nothing is compared with itself
-            line.append(_percent(told.get("area_percent"), told.get("area_error")))
-            line.append(f"{told['wins']}/{row['seeds']}" if "wins" in told else "-")
-            line.append(_percent(told.get("seconds_percent"), told.get("seconds_error"), digits=0))
+            if row["strategy"] == baseline:  # nothing is compared with itself
+                line += ["-", "-", "-"]
+            else:
+                line.append(_percent(row.get("area_percent"), row.get("area_error")))
+                line.append(f"{row['wins']}/{row['seeds']}" if "wins" in row else "-")
+                seconds = row.get("seconds_percent"), row.get("seconds_error")
+                line.append(_percent(*seconds, digits=0))
             line.append(f"{row['budgets'][0]['died']:.1f}")
             if target is not None:
                 needed = labels_to(row, target)
@@ -191,7 +228,7 @@ def print_summary(rows: Sequence[Mapping[str, Any]], metric: str, baseline: str 
     )
 
 
-def _cell(point: Mapping[str, Any]) -> str:
+def _cell(point: BudgetRow) -> str:
     text = f"{point['mape']:.2f}"
     if point.get("difference"):
         error = point["difference_error"]
@@ -205,7 +242,7 @@ def _percent(value: float | None, error: float | None, *, digits: int = 1) -> st
     return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def half_band(row: Mapping[str, Any]) -> Array:
+def half_band(row: StrategyRow) -> Array:
     """Half the width of the band at each budget: Student's t, since seeds may be few. One alone
     has no band."""
     if row["seeds"] == 1:
@@ -217,10 +254,8 @@ def half_band(row: Mapping[str, Any]) -> Array:
     return half
 
 
-def draw(
-    rows: Sequence[Mapping[str, Any]], path: Path, title: str, baseline: str = BASELINE
-) -> None:
-    """Error against labels and, where labels tell it, seconds, with bands of 95 % (PNG).
+def draw(rows: Sequence[StrategyRow], path: Path, title: str, baseline: str = BASELINE) -> None:
+    """Error against labels and, where labels are times, seconds, with bands of 95 % (PNG).
 
     Raises:
         InputError: the file cannot be written.
@@ -232,7 +267,7 @@ def draw(
     keys = ("labels", "seconds") if timed else ("labels",)
     for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         for row in rows:
-            places = [p[key] for p in row["budgets"]]
+            places = [p["labels"] if key == "labels" else p["seconds"] for p in row["budgets"]]
             middle = np.array([p["mape"] for p in row["budgets"]])
             half = half_band(row)
             bold = row["strategy"] in {"ours", baseline}

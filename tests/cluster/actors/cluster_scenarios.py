@@ -59,7 +59,7 @@ from trappm.cluster.actors.learner_proxy import LearnerProxy
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.scheduler.stop_rules import StopRules
-from trappm.reports.campaign_report import campaign_state
+from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
 
@@ -229,7 +229,8 @@ def paused_and_resumed_at_once(url):
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         order_stop(store, record.id, CampaignState.PAUSED)
-        time.sleep(3.0)
+        actor = ray.get_actor(f"{runtime.CAMPAIGN_ACTOR}{record.id}")
+        wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
         assert store.campaign_state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)
         for count in (20, 60):
@@ -274,7 +275,7 @@ def head_restarted(url):
             launch(url, record.id, plan)
             wait_until(lambda: attempts(store, record.id) >= 20)
         wait_until(lambda: not runs(store.campaign(record.id)))
-        between = campaign_state(store.campaign(record.id))
+        between = live_state(store.campaign(record.id))
         begin = time.monotonic()
         with emulated(NODES):
             before = attempts(store, record.id)

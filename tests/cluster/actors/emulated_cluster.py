@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
 
-Ray, the crew, the machine and the store are the real ones; profilers answer at once, and learners
-learn nothing. Import it in programs of their own only, since Ray reads its environment when it is
-imported.
+Ray, the pool of profilers, the machine and the store are the real ones; profilers answer at once,
+and learners learn nothing. Import it in programs of their own only, since Ray reads its environment
+when it is imported.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ import ray  # noqa: E402
 from campaign_crew import FakeLearner, made_up, owned, template  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import trappm.cluster.actors.actors  # noqa: E402
+import trappm.cluster.actors.campaign_actor  # noqa: E402
 import trappm.cluster.campaign.loop  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
-from trappm.cluster.actors.actors import CampaignActor  # noqa: E402
+from trappm.cluster.actors.campaign_actor import CampaignActor  # noqa: E402
 from trappm.cluster.actors.learner_proxy import LearnerProxy  # noqa: E402
-from trappm.cluster.actors.profiler_pool import RayCrew, this_process  # noqa: E402
+from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
+from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
+from trappm.cluster.campaign.results import Results  # noqa: E402
 from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
 from trappm.cluster.runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
@@ -143,13 +145,13 @@ class MadeUpLearner:
 
 
 class MadeUpCampaignActor(CampaignActor):
-    """The campaign of the real actor, with a crew and a learner that make everything up."""
+    """The campaign of the real actor, with workers and a learner that make everything up."""
 
-    def _crew(self):
+    def _workers(self):
         fair_share.LOOK_S, fair_share.SLICE_S = 1.0, 5.0  # nobody waits minutes for a turn here
         trappm.cluster.campaign.loop.LEASE_S = float(os.environ.get("LEASE_S", "180"))
         devices = self._spec.devices.keys
-        return MadeUpCrew(
+        return MadeUpPool(
             devices, may_grow=True, campaign_id=self._campaign_id, profiler=MadeUpProfiler
         )
 
@@ -157,8 +159,8 @@ class MadeUpCampaignActor(CampaignActor):
         return LearnerProxy(tell=self._note_learner, learner=MadeUpLearner, dies_once=None)
 
 
-class MadeUpCrew(RayCrew):
-    """The real crew, with such profilers."""
+class MadeUpPool(ProfilerPool):
+    """The real pool, with such profilers."""
 
     def profile(self, pairs):
         for architecture, size in pairs:
@@ -248,12 +250,12 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
         record = store.create_campaign(plan.name, plan.model_dump(mode="json"), plan.seed)
-        crew = MadeUpCrew(
+        workers = MadeUpPool(
             plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
             tell=lambda message: campaign.note("node", message),
         )  # fmt: skip
         recorded, cpu_s, lost_at = [], [], []
-        keep = Campaign._keep
+        keep = Results._keep
 
         def note(self, finished):
             keep(self, finished)
@@ -265,9 +267,9 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
                 else:
                     lost_at.append(time.monotonic())
 
-        Campaign._keep = note
+        Results._keep = note
         campaign = Campaign(
-            store=owned(store, record.id), campaign_id=record.id, spec=plan, crew=crew,
+            store=owned(store, record.id), campaign_id=record.id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or FakeLearner(),
             kernels=KernelCache(Home.find().kernel_profiles),
         )  # fmt: skip
@@ -278,7 +280,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         campaign.run()
         seconds = time.monotonic() - begin
         beside.result(timeout=60)
-        Campaign._keep = keep
+        Results._keep = keep
         return summary(store, record.id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),
@@ -329,7 +331,7 @@ def processes(name):
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.actors.actors.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.actors.campaign_actor.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)

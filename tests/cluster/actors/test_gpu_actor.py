@@ -27,7 +27,7 @@ from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
     import ray
-    from trappm.cluster.actors.actors import ProfilerActor
+    from trappm.cluster.actors.profiler_actor import ProfilerActor
     gpus = ray.cluster_resources()["GPU"]
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
     actors = [start("h200") for _ in range(3)]

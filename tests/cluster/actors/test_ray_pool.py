@@ -38,10 +38,10 @@ def crash_on_vit(job):
     return [profile_graph(*job)]
 
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import ray_profiles
-    ray_profiles._profile = crash_on_vit
+    from trappm.cluster.actors import profile_tasks
+    profile_tasks._profile = crash_on_vit
     pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
-    made = list(ray_profiles.profile_on_ray(pairs))
+    made = list(profile_tasks.profile_on_ray(pairs))
 print(json.dumps({
     f"{p.architecture} {p.input_size}":
         [p.template is not None, p.refusal, p.step is not None, p.step_refusal]
@@ -65,9 +65,9 @@ keys = [KernelKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
         for precision in (Precision.FP32, Precision.AMP_FP16)]
 keys.append(KernelKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import ray_profiles
-    ray_profiles.trace_kernels = crash_on_fp16
-    made = list(ray_profiles.trace_on_ray(keys))
+    from trappm.cluster.actors import profile_tasks
+    profile_tasks.trace_kernels = crash_on_fp16
+    made = list(profile_tasks.trace_on_ray(keys))
 print(json.dumps({
     f"{t.key.architecture} {t.key.precision}": [t.profile is not None, t.refusal] for t in made
 }))

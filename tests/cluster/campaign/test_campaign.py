@@ -1,4 +1,4 @@
-"""The campaign loop, driven by a crew of its own: no Ray, no training, every fault on demand."""
+"""The campaign loop, driven by made-up workers: no Ray, no training, every fault on demand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from campaign_crew import (
     BUDGET,
     SPEC,
-    FakeCrew,
     FakeLearner,
+    FakeWorkers,
     campaign,
     labels_by_device,
     made_up,
@@ -33,12 +33,12 @@ from trappm.store import CampaignState, Store
 
 
 def test_a_campaign_spends_its_budget_once_and_publishes(store):
-    crew, learner = FakeCrew(), FakeLearner()
-    run = campaign(store, crew, learner)
+    workers, learner = FakeWorkers(), FakeLearner()
+    run = campaign(store, workers, learner)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id) == BUDGET
-    assert len(crew.starts) == len(set(crew.starts)) == sum(BUDGET.values())
-    assert crew.most_at_once == 1
+    assert len(workers.starts) == len(set(workers.starts)) == sum(BUDGET.values())
+    assert workers.most_at_once == 1
     assert store.campaign(run.id).state == "finished"
     assert store.snapshot("latest").id == "snap1"
     assert [r.purpose for r in store.rounds(run.id)] == [
@@ -49,15 +49,15 @@ def test_a_campaign_spends_its_budget_once_and_publishes(store):
 
 def test_architectures_of_the_evaluation_set_are_never_trained_on(store):
     learner = FakeLearner()
-    campaign(store, FakeCrew(), learner).run()
+    campaign(store, FakeWorkers(), learner).run()
     assert learner.train
     assert learner.evaluate
     assert not learner.train & learner.evaluate
 
 
 def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_measured(store):
-    crew = FakeCrew()
-    run = campaign(store, crew)
+    workers = FakeWorkers()
+    run = campaign(store, workers)
     run.run()
     assert {c.architecture for c, _ in store.campaign_pool(run.id)}.isdisjoint({"vgg11"})
     assert [(r.architecture, r.reason) for r in store.refusals()] == [
@@ -67,8 +67,8 @@ def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_meas
 
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
     store.save_pool("built", {}, build_pool(spec().pool))
-    crew = FakeCrew()
-    run = campaign(store, crew, pool="built")
+    workers = FakeWorkers()
+    run = campaign(store, workers, pool="built")
     assert run.spec.pool == "built"
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
@@ -129,13 +129,13 @@ def test_a_budget_of_labels_that_leaves_nothing_to_learn_is_told_before_anything
 
 @pytest.mark.parametrize("stop_after", [1, 3, 6, 9, 13])
 def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, stop_after):
-    crew = FakeCrew(stop_after=stop_after)
-    run = campaign(store, crew)
+    workers = FakeWorkers(stop_after=stop_after)
+    run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
         run.run()
     assert store.campaign(run.id).state == "paused"
     recorded = {(x.device, x.configuration.id) for x in store.campaign_labels(run.id)}
-    again = FakeCrew()
+    again = FakeWorkers()
     campaign(store, again, campaign_id=run.id).run()
     assert labels_by_device(store, run.id) == BUDGET
     assert not recorded & set(again.starts)
@@ -143,54 +143,54 @@ def test_a_stopped_campaign_resumes_without_losing_or_repeating_a_label(store, s
 
 @pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
 def test_a_passing_fault_is_tried_again(store, fault):
-    crew = FakeCrew(faults={2: fault, 7: fault})
-    run = campaign(store, crew)
+    workers = FakeWorkers(faults={2: fault, 7: fault})
+    run = campaign(store, workers)
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
-    assert len(crew.starts) == sum(BUDGET.values()) + 2
+    assert len(workers.starts) == sum(BUDGET.values()) + 2
 
 
 @pytest.mark.parametrize("fault", ["lost", "unstable", "error"])
 def test_a_configuration_that_always_fails_is_given_up_after_bounded_attempts(store, fault):
-    crew = FakeCrew(poison=fault)
-    run = campaign(store, crew)
+    workers = FakeWorkers(poison=fault)
+    run = campaign(store, workers)
     run.run()
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
     assert Counter(a.state for a in store.assignments(run.id))["failed"] == 1
 
 
 def test_an_initial_draw_without_labels_fails_the_campaign_and_resume_measures_it_again(store):
-    crew = FakeCrew(faults=dict.fromkeys(range(1, 1000), "unstable"))
-    run = campaign(store, crew)
+    workers = FakeWorkers(faults=dict.fromkeys(range(1, 1000), "unstable"))
+    run = campaign(store, workers)
     with pytest.raises(CampaignError, match=r"too few labels on cpu-2t.*unstable"):
         run.run()
     assert labels_by_device(store, run.id).total() == 0
-    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    campaign(store, FakeWorkers(), campaign_id=run.id).run()
     assert labels_by_device(store, run.id)["cpu-2t"] >= BUDGET["cpu-2t"] - 3
 
 
 def test_what_failed_waits_until_the_rest_of_its_round_is_measured(store):
-    crew = FakeCrew(faults={1: "unstable"})
-    campaign(store, crew).run()
-    again = [i for i, start in enumerate(crew.starts) if start == crew.starts[0]]
+    workers = FakeWorkers(faults={1: "unstable"})
+    campaign(store, workers).run()
+    again = [i for i, start in enumerate(workers.starts) if start == workers.starts[0]]
     assert again == [0, SPEC["evaluation"]["source"]]
 
 
 def test_out_of_memory_is_kept_as_an_outcome_and_not_tried_again(store):
-    crew = FakeCrew(faults={2: "oom"})
-    run = campaign(store, crew)
+    workers = FakeWorkers(faults={2: "oom"})
+    run = campaign(store, workers)
     run.run()
-    assert len(crew.starts) == sum(BUDGET.values())
+    assert len(workers.starts) == sum(BUDGET.values())
     outcomes = store.outcome_counts(run.id)
     assert sum(c.get("oom", 0) for c in outcomes.values()) == 1
 
 
 def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(store):
-    crew = FakeCrew()
-    run = campaign(store, crew, initial={"source": 500, "target": 2})
+    workers = FakeWorkers()
+    run = campaign(store, workers, initial={"source": 500, "target": 2})
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         run.run()
-    assert crew.starts == []
+    assert workers.starts == []
     assert store.campaign(run.id).state == "failed"
 
 
@@ -199,13 +199,13 @@ def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(sto
         def fit(self, labels, on_progress):
             raise CampaignError("the learner died")
 
-    crew = FakeCrew()
-    run = campaign(store, crew, Broken())
+    workers = FakeWorkers()
+    run = campaign(store, workers, Broken())
     with pytest.raises(CampaignError, match="learner died"):
         run.run()
     assert store.campaign(run.id).state == "failed"
-    measured = len(crew.starts)
-    again = FakeCrew()
+    measured = len(workers.starts)
+    again = FakeWorkers()
     campaign(store, again, campaign_id=run.id).run()
     assert measured + len(again.starts) == sum(BUDGET.values())
 
@@ -214,13 +214,13 @@ def test_the_same_seed_draws_the_same_configurations(new_store):
     drawn = []
     for _ in range(2):
         with Store.open(new_store()) as store:
-            run = campaign(store, crew := FakeCrew())
+            run = campaign(store, workers := FakeWorkers())
             run.run()
-            drawn.append(crew.starts)
+            drawn.append(workers.starts)
     assert drawn[0] == drawn[1]
 
 
-class OrderedAbout(FakeCrew):
+class OrderedAbout(FakeWorkers):
     """Somebody in another shell gives an order while the n-th measurement runs."""
 
     def __init__(self, after, order):
@@ -236,15 +236,15 @@ class OrderedAbout(FakeCrew):
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state):
     monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
-    crew = OrderedAbout(5, lambda: order_stop(store, None, state))
-    run = campaign(store, crew)
+    workers = OrderedAbout(5, lambda: order_stop(store, None, state))
+    run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
         run.run()
     assert store.campaign(run.id).state == state
     assert not store.assignments(run.id, state="leased")
     assert 4 <= labels_by_device(store, run.id).total() <= 6
     if state is CampaignState.PAUSED:
-        campaign(store, FakeCrew(), campaign_id=to_resume(store, None).id).run()
+        campaign(store, FakeWorkers(), campaign_id=to_resume(store, None).id).run()
         assert labels_by_device(store, run.id) == BUDGET
         with pytest.raises(InputError, match="finished already"):
             order_stop(store, None, state)
@@ -257,7 +257,7 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
 def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypatch, state):
-    class OrderedAboutGraphs(FakeCrew):
+    class OrderedAboutGraphs(FakeWorkers):
         def profile(self, pairs):
             for graph in super().profile(pairs):
                 asked_for.append(graph)
@@ -266,12 +266,12 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
 
     monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
     asked_for = []
-    run = campaign(store, crew := OrderedAboutGraphs())
+    run = campaign(store, workers := OrderedAboutGraphs())
     with pytest.raises(CampaignStopped):
         run.run()
     assert len(asked_for) == 2
     assert not store.campaign_pool(run.id)
-    assert not crew.starts
+    assert not workers.starts
     assert store.campaign(run.id).state == state
 
 
@@ -281,42 +281,42 @@ def test_an_order_from_another_shell_holds_while_graphs_are_made(store, monkeypa
 )
 def test_kernels_are_traced_once_for_each_format_where_a_device_is_a_gpu(store, devices, formats):
     groups = [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
-    crew = FakeCrew(workers=[(f"w-{name}", name) for name in devices], stop_after=3)
+    workers = FakeWorkers(workers=[(f"w-{name}", name) for name in devices], stop_after=3)
     options = {"devices": dict(zip(("source", "target"), devices, strict=True))}
-    run = campaign(store, crew, pool={"groups": groups}, **options)
+    run = campaign(store, workers, pool={"groups": groups}, **options)
     with pytest.raises(CampaignStopped):
         run.run()
     names = {c.architecture for c, _ in store.campaign_pool(run.id)}
-    assert len(crew.traced) == len(set(crew.traced)) == formats * len(names)
-    refusals = [line for line in crew.told if "no kernels of" in line]
-    assert len(refusals) == len(crew.traced)
+    assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
+    refusals = [line for line in workers.told if "no kernels of" in line]
+    assert len(refusals) == len(workers.traced)
 
-    again = FakeCrew(workers=[(f"w-{name}", name) for name in devices])
-    again.kernels = crew.kernels
+    again = FakeWorkers(workers=[(f"w-{name}", name) for name in devices])
+    again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert not again.traced
 
 
 def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
-    class Unlucky(FakeCrew):
+    class Unlucky(FakeWorkers):
         def trace(self, keys):
             for key in super().trace(keys):
                 lost = TracedKernels(key.key, None, "it ended the process", is_final=False)
                 yield lost if len(self.traced) == 2 else key
 
     options = {"devices": {"source": "a100", "target": "v100"}}
-    workers = [("w1", "a100"), ("w2", "v100")]
-    crew = Unlucky(workers=workers, stop_after=3)
-    run = campaign(store, crew, **options)
+    names = [("w1", "a100"), ("w2", "v100")]
+    workers = Unlucky(workers=names, stop_after=3)
+    run = campaign(store, workers, **options)
     with pytest.raises(CampaignStopped):
         run.run()
-    damaged = KernelCache(Path(crew.kernels.name))
-    damaged.put(TracedKernels(crew.traced[0], b"no profile", ""))
-    (Path(crew.kernels.name) / f"{crew.traced[0].file_name}.txt").unlink()
-    again = FakeCrew(workers=workers)
-    again.kernels = crew.kernels
+    damaged = KernelCache(Path(workers.kernels.name))
+    damaged.put(TracedKernels(workers.traced[0], b"no profile", ""))
+    (Path(workers.kernels.name) / f"{workers.traced[0].file_name}.txt").unlink()
+    again = FakeWorkers(workers=names)
+    again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
-    assert again.traced == crew.traced[:2]
+    assert again.traced == workers.traced[:2]
 
 
 def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
@@ -328,11 +328,11 @@ def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, m
             raise AssertionError("it goes on")
 
     monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
-    run = campaign(store, FakeCrew(), OrderedAboutEncoder())
+    run = campaign(store, FakeWorkers(), OrderedAboutEncoder())
     with pytest.raises(CampaignStopped):
         run.run()
     assert store.campaign(run.id).state == "paused"
-    campaign(store, FakeCrew(), campaign_id=run.id).run()
+    campaign(store, FakeWorkers(), campaign_id=run.id).run()
     assert labels_by_device(store, run.id) == BUDGET
 
 
@@ -354,8 +354,8 @@ def test_an_order_without_an_id_is_for_the_one_that_runs_and_asks_where_several_
 
 @pytest.mark.parametrize("fault", ["error", "lost", "unsupported"])
 def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
-    crew = FakeCrew(poison=fault)
-    run = campaign(store, crew)
+    workers = FakeWorkers(poison=fault)
+    run = campaign(store, workers)
     run.run()
     before = labels_by_device(store, run.id).total()
     assert before == sum(BUDGET.values()) - 1
@@ -367,7 +367,7 @@ def test_what_was_given_up_can_be_tried_again_after_the_end(store, fault):
         order_retry(store, run.id, "ok")
     retried, count = order_retry(store, run.id, fault)
     assert (retried.state, count) == ("paused", 1)
-    again = FakeCrew()
+    again = FakeWorkers()
     campaign(store, again, FakeLearner("snap2"), campaign_id=run.id).run()
     assert len(again.starts) == 1
     assert labels_by_device(store, run.id) == BUDGET
@@ -388,10 +388,10 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
                 store.record(made_up(one.configuration, one.device, run.protocol, key))
             return super().choose(request)
 
-    class Slow(FakeCrew):
+    class Slow(FakeWorkers):
         def wait(self, timeout_s):
             """One after the other ends, and none while the learner is at work."""
-            if self.campaign._thinker.is_busy:
+            if self.campaign._learner.is_busy:
                 return []
             self._running, later = self._running[:1], self._running[1:]
             finished = super().wait(timeout_s)
@@ -399,22 +399,22 @@ def test_what_another_campaign_measured_meanwhile_is_not_measured_again(store):
             return finished
 
     elsewhere = []
-    crew = Slow(workers=[("a1", "a100"), ("a2", "a100")])
+    workers = Slow(workers=[("a1", "a100"), ("a2", "a100")])
     small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
              "initial": {"source": 5}, "rounds": {"count": 2, "source": 2}}  # fmt: skip
-    run = campaign(store, crew, Beside(), **small)
+    run = campaign(store, workers, Beside(), **small)
     run.run()
     assert elsewhere
     assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
-    assert len(crew.starts) == 3 + 5 + 2 * 2 - len(elsewhere)
+    assert len(workers.starts) == 3 + 5 + 2 * 2 - len(elsewhere)
 
 
 def test_labels_count_for_a_worker_that_cannot_know_yet_how_memory_is_counted(store):
     """In a container NVML may hide our process, which shows only once something is measured."""
     facts = {"device": "a100", "measuring_version": 2}
 
-    class Hidden(FakeCrew):
-        def workers(self):
+    class Hidden(FakeWorkers):
+        def joined(self):
             return [Worker("a1", "a100", "host", stack_fingerprint(facts))]
 
         def _measure(self, *arguments):
@@ -424,20 +424,20 @@ def test_labels_count_for_a_worker_that_cannot_know_yet_how_memory_is_counted(st
     small = {"devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
              "initial": {"source": 5}, "rounds": {"count": 1, "source": 2}}  # fmt: skip
     for starts, snapshot in ((3 + 5 + 2, "first"), (0, "second")):
-        crew = Hidden()
-        run = campaign(store, crew, FakeLearner(snapshot), **small)
+        workers = Hidden()
+        run = campaign(store, workers, FakeLearner(snapshot), **small)
         run.run()
-        assert len(crew.starts) == starts
+        assert len(workers.starts) == starts
         assert labels_by_device(store, run.id).total() == 3 + 5 + 2
 
 
 def test_what_is_given_up_is_told(store):
-    crew = FakeCrew(poison="lost")
-    run = campaign(store, crew)
+    workers = FakeWorkers(poison="lost")
+    run = campaign(store, workers)
     run.run()
     (told,) = [e.message["message"] for e in store.events(run.id) if e.kind == "quarantined"]
     assert "3 attempts failed, on 1 host" in told
-    assert told in crew.told
+    assert told in workers.told
 
 
 def test_why_a_campaigns_process_died_is_told():

@@ -6,11 +6,11 @@ import itertools
 import math
 
 import pytest
-from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device, spec
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
-from trappm.cluster.launch import spec_of
-from trappm.cluster.workers.canary_gate import Canaries
-from trappm.cluster.workers.roster import CanaryStopError
+from trappm.cluster.campaign.spec import spec_of
+from trappm.cluster.workers.canary_gate import CanaryGate
+from trappm.cluster.workers.membership import CanaryStopError
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Provenance
 
@@ -28,30 +28,30 @@ SOLE = {
 TWO_WORKERS = [("one", "cpu-2t"), ("two", "cpu-2t")]
 
 
-def after_each_canary(crew, name):
+def after_each_canary(workers, name):
     """How many labels a worker measures after each of its canaries."""
-    done = [what for worker, what in crew.done if worker == name]
+    done = [what for worker, what in workers.done if worker == name]
     assert done[0] == "canary"
     cuts = [i for i, what in enumerate(done) if what == "canary"] + [len(done)]
     return [end - begin - 1 for begin, end in itertools.pairwise(cuts)]
 
 
 def test_every_worker_measures_the_canary_at_first_and_then_as_planned(store):
-    crew = FakeCrew()
-    run = campaign(store, crew, canary=CANARY)
+    workers = FakeWorkers()
+    run = campaign(store, workers, canary=CANARY)
     run.run()
-    assert after_each_canary(crew, "w-cpu-2t") == [4, 4, 3]
-    assert after_each_canary(crew, "w-cpu-1t") == [4, 2]
+    assert after_each_canary(workers, "w-cpu-2t") == [4, 4, 3]
+    assert after_each_canary(workers, "w-cpu-1t") == [4, 2]
     assert labels_by_device(store, run.id) == BUDGET
     readings = store.canaries(campaign_id=run.id)
     assert [r.decision for r in readings] == ["ok"] * 5
     assert readings == store.canaries()
     assert [r.reference_ms for r in store.canaries(device="cpu-2t")] == [None, 10, 10]
-    assert sum("canary ok" in line for line in crew.told) == 5
+    assert sum("canary ok" in line for line in workers.told) == 5
 
 
 def test_canaries_are_no_labels_and_no_attempts_of_the_campaign(store):
-    run = campaign(store, FakeCrew(), canary=CANARY)
+    run = campaign(store, FakeWorkers(), canary=CANARY)
     run.run()
     attempts = sum(n for counts in store.outcome_counts(run.id).values() for n in counts.values())
     assert attempts == len(store.labels()) == sum(BUDGET.values())
@@ -59,9 +59,9 @@ def test_canaries_are_no_labels_and_no_attempts_of_the_campaign(store):
 
 @pytest.mark.parametrize("off", [False, None])
 def test_a_campaign_can_do_without(store, off):
-    crew = FakeCrew()
-    campaign(store, crew, canary=off).run()
-    assert {what for _, what in crew.done} == {"label"}
+    workers = FakeWorkers()
+    campaign(store, workers, canary=off).run()
+    assert {what for _, what in workers.done} == {"label"}
     assert store.canaries() == []
 
 
@@ -69,36 +69,36 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
     plan = spec(
         canary=CANARY | {"reference_readings": 3, "drifting_relative": 0.45, "stop_relative": 0.5}
     ).canary
-    crew = FakeCrew(canary={"w-cpu-2t": [10.0, 14.0, 12.0, 12.5, 12.5]})
-    worker, protocol = crew.workers()[0], spec().measuring_protocol
+    workers = FakeWorkers(canary={"w-cpu-2t": [10.0, 14.0, 12.0, 12.5, 12.5]})
+    worker, protocol = workers.joined()[0], spec().measuring_protocol
     for _ in range(5):
         of_this_campaign = store.create_campaign("one of many", {}, 7).id
-        canaries = Canaries(store, of_this_campaign, plan)
+        canaries = CanaryGate(store, of_this_campaign, plan)
         assert canaries.is_due(worker)
-        crew.start(worker, canaries.check(worker), protocol)
-        canaries.take(*crew.wait(0))
+        workers.start(worker, canaries.check(worker), protocol)
+        canaries.take(*workers.wait(0))
         assert not canaries.is_due(worker)
     references = [reading.reference_ms for reading in store.canaries()]
     assert references == [None, 10.0, 12.0, 12.0, 12.0]
 
 
 def test_a_drifting_worker_is_told_and_goes_on(store):
-    crew = FakeCrew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]})
-    run = campaign(store, crew, canary=CANARY)
+    workers = FakeWorkers(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]})
+    run = campaign(store, workers, canary=CANARY)
     assert run.run() == "snap1"
     readings = store.canaries(device="cpu-2t")
     assert [r.decision for r in readings] == ["ok", "drifting", "drifting", "ok"]
-    warnings = [line for line in crew.told if "canary drifting" in line]
+    warnings = [line for line in workers.told if "canary drifting" in line]
     assert len(warnings) == 2
     assert "+12.0% off its reference of 10.00 ms" in warnings[0]
 
 
 def test_what_a_stopped_worker_has_left_goes_to_the_other_of_its_device(store):
-    crew = FakeCrew(canary={"one": [10.0, 20.0, 20.0]}, workers=TWO_WORKERS)
-    run = campaign(store, crew, canary=CANARY, **SOLE)
+    workers = FakeWorkers(canary={"one": [10.0, 20.0, 20.0]}, workers=TWO_WORKERS)
+    run = campaign(store, workers, canary=CANARY, **SOLE)
     assert run.run() == "snap1"
-    assert after_each_canary(crew, "one") == [4, 0, 0]
-    assert sum(after_each_canary(crew, "two")) == BUDGET["cpu-2t"] - 4
+    assert after_each_canary(workers, "one") == [4, 0, 0]
+    assert sum(after_each_canary(workers, "two")) == BUDGET["cpu-2t"] - 4
     assert labels_by_device(store, run.id) == {"cpu-2t": BUDGET["cpu-2t"]}
     (event,) = [e for e in store.events(run.id) if e.kind == "canary"]
     assert "cpu-2t measures no more" in event.message["message"]
@@ -106,8 +106,8 @@ def test_what_a_stopped_worker_has_left_goes_to_the_other_of_its_device(store):
 
 @pytest.mark.parametrize("bad", [20.0, 5.0, "error", "timeout", "lost"])
 def test_a_campaign_whose_last_worker_stopped_is_paused_and_goes_on_when_it_is_well(store, bad):
-    crew = FakeCrew(canary={"w-cpu-2t": [10.0, bad, bad, bad]})
-    run = campaign(store, crew, canary=CANARY)
+    workers = FakeWorkers(canary={"w-cpu-2t": [10.0, bad, bad, bad]})
+    run = campaign(store, workers, canary=CANARY)
     with pytest.raises(CanaryStopError) as caught:
         run.run()
     told = str(caught.value)
@@ -116,13 +116,13 @@ def test_a_campaign_whose_last_worker_stopped_is_paused_and_goes_on_when_it_is_w
     assert len(told.splitlines()) == 1
     assert store.campaign(run.id).state == "paused"
     assert labels_by_device(store, run.id)["cpu-2t"] == 4
-    assert after_each_canary(crew, "w-cpu-2t") == [4, 0, 0]
+    assert after_each_canary(workers, "w-cpu-2t") == [4, 0, 0]
     # the other device went on to the end of the round
     assert labels_by_device(store, run.id)["cpu-1t"] == 2 + 2
     assert store.rounds(run.id)[-1].state == "open"
     recorded = {(x.device, x.configuration.id) for x in store.campaign_labels(run.id)}
 
-    well = FakeCrew()
+    well = FakeWorkers()
     assert campaign(store, well, campaign_id=run.id).run() == "snap1"
     assert well.done[0] == ("w-cpu-2t", "canary")
     assert labels_by_device(store, run.id) == BUDGET
@@ -130,10 +130,10 @@ def test_a_campaign_whose_last_worker_stopped_is_paused_and_goes_on_when_it_is_w
 
 
 def test_resuming_a_node_that_is_still_not_well_takes_one_look_and_no_label(store):
-    run = campaign(store, FakeCrew(canary={"w-cpu-2t": [10.0, 20.0, 20.0]}), canary=CANARY)
+    run = campaign(store, FakeWorkers(canary={"w-cpu-2t": [10.0, 20.0, 20.0]}), canary=CANARY)
     with pytest.raises(CanaryStopError):
         run.run()
-    again = FakeCrew(canary={"w-cpu-2t": [20.0, 20.0]})
+    again = FakeWorkers(canary={"w-cpu-2t": [20.0, 20.0]})
     with pytest.raises(CanaryStopError):
         campaign(store, again, campaign_id=run.id).run()
     assert after_each_canary(again, "w-cpu-2t") == [0]
@@ -141,16 +141,16 @@ def test_resuming_a_node_that_is_still_not_well_takes_one_look_and_no_label(stor
 
 
 def test_a_worker_that_was_lost_measures_the_canary_before_it_goes_on(store):
-    crew = FakeCrew(faults={2: "lost"})
-    campaign(store, crew, canary=CANARY | {"every_measurements": 99}).run()
-    assert after_each_canary(crew, "w-cpu-2t") == [2, BUDGET["cpu-2t"] - 1]
+    workers = FakeWorkers(faults={2: "lost"})
+    campaign(store, workers, canary=CANARY | {"every_measurements": 99}).run()
+    assert after_each_canary(workers, "w-cpu-2t") == [2, BUDGET["cpu-2t"] - 1]
 
 
 def test_a_canary_that_was_lost_once_is_measured_again(store):
-    crew = FakeCrew(canary={"w-cpu-2t": ["lost", 10.0]})
-    run = campaign(store, crew, canary=CANARY | {"every_measurements": 99})
+    workers = FakeWorkers(canary={"w-cpu-2t": ["lost", 10.0]})
+    run = campaign(store, workers, canary=CANARY | {"every_measurements": 99})
     assert run.run() == "snap1"
-    assert after_each_canary(crew, "w-cpu-2t") == [0, BUDGET["cpu-2t"]]
+    assert after_each_canary(workers, "w-cpu-2t") == [0, BUDGET["cpu-2t"]]
     assert len(store.canaries(device="cpu-2t")) == 1
 
 
@@ -187,26 +187,26 @@ SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}
 
 def test_a_campaign_on_simulated_devices_says_so_and_publishes_nothing(store):
     store_before = store.aliases()
-    crew = FakeCrew(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
-    run = campaign(store, crew, **SIMULATED)
+    workers = FakeWorkers(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
+    run = campaign(store, workers, **SIMULATED)
     assert run.run() is None
-    assert "a rehearsal: simulated:a100, simulated:v100" in crew.told[0]
-    assert "no snapshot is published" in crew.told[-1]
+    assert "a rehearsal: simulated:a100, simulated:v100" in workers.told[0]
+    assert "no snapshot is published" in workers.told[-1]
     assert store.campaign(run.id).state == "finished"
     assert store.aliases() == store_before == {}
     assert store.snapshots() == []
     labels = store.campaign_labels(run.id)
     assert {x.provenance for x in labels} == {Provenance.SIMULATED}
     assert len(labels) == sum(BUDGET.values())
-    assert {what for _, what in crew.done} == {"label"}  # nothing there can drift
+    assert {what for _, what in workers.done} == {"label"}  # nothing there can drift
 
 
 def test_a_snapshot_of_hardware_stays_the_latest_beside_a_rehearsal(store):
-    campaign(store, FakeCrew()).run()
+    campaign(store, FakeWorkers()).run()
     names = [("s", "simulated:a100"), ("w-cpu-1t", "cpu-1t")]
     mixed = {"devices": {"source": "simulated:a100", "target": "cpu-1t"}, "seed": 8}
     learner = FakeLearner()
-    run = campaign(store, FakeCrew(workers=names), learner, **mixed)
+    run = campaign(store, FakeWorkers(workers=names), learner, **mixed)
     assert run.run() is None
     assert learner.fits
     assert store.snapshot("latest").campaign_id != run.id
@@ -214,6 +214,6 @@ def test_a_snapshot_of_hardware_stays_the_latest_beside_a_rehearsal(store):
 
 def test_simulated_labels_answer_for_no_later_campaign(store):
     for _ in range(2):
-        crew = FakeCrew(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
-        campaign(store, crew, **SIMULATED).run()
-        assert len(crew.starts) == sum(BUDGET.values())
+        workers = FakeWorkers(workers=[(f"w-{d}", d) for d in SIMULATED["devices"].values()])
+        campaign(store, workers, **SIMULATED).run()
+        assert len(workers.starts) == sum(BUDGET.values())

@@ -12,22 +12,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device
+from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device
 
 import trappm.cluster.campaign.loop
+import trappm.cluster.campaign.results
 import trappm.store.db.engine
 import trappm.store.repositories.owners
 from trappm.cluster.campaign.resume import course_so_far
-from trappm.cluster.campaign.stop_check import Ending
+from trappm.cluster.campaign.stop_check import StopCheck
+from trappm.cluster.learning.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
-from trappm.reports import live_campaign
-from trappm.reports.campaign_report import campaign_rows
+from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
 
 AWAY_S = 1.0
 
 
-class FaultyAfter(FakeCrew):
+class FaultyAfter(FakeWorkers):
     """Something happens when the n-th measurement is started."""
 
     def __init__(self, count, happens):
@@ -71,19 +72,19 @@ def test_a_store_that_is_away_for_a_while_costs_no_label_and_is_told(new_store, 
     monkeypatch.setattr(trappm.store.db.engine, "BUSY_TIMEOUT_S", 0.05)
     url = new_store()
     mends = []
-    crew = FaultyAfter(4, lambda: mends.append(fault(opened)))
+    workers = FaultyAfter(4, lambda: mends.append(fault(opened)))
 
     def tell(message):
-        crew.campaign.note("store", message)
+        workers.campaign.note("store", message)
         if "trying again" in message:
             threading.Timer(AWAY_S, mends[0]).start()
 
     with Store.open(url, Patience(tell=tell)) as opened:
-        run = campaign(opened, crew)
+        run = campaign(opened, workers)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
         counts = opened.outcome_counts(run.id)
-        assert sum(c["ok"] for c in counts.values()) == len(crew.starts) == sum(BUDGET.values())
+        assert sum(c["ok"] for c in counts.values()) == len(workers.starts) == sum(BUDGET.values())
         away, back = [e.message["message"] for e in opened.events(run.id) if e.kind == "store"]
     assert "full" in away or "locked" in away
     assert "answers again" in back
@@ -99,25 +100,25 @@ def test_clocks_that_jump_cost_no_label(new_store, monkeypatch):
 
     monkeypatch.setattr(trappm.store.repositories.owners, "database_time", wall)
     monkeypatch.setattr(trappm.store.repositories.campaigns, "database_time", wall)
-    crew = FakeCrew()
+    workers = FakeWorkers()
     with Store.open(new_store()) as opened:
-        run = campaign(opened, crew)
+        run = campaign(opened, workers)
         run.run()
         assert labels_by_device(opened, run.id) == BUDGET
         assert not [e for e in opened.events(run.id) if e.kind == "lost"]
-    assert len(crew.starts) == sum(BUDGET.values())
+    assert len(workers.starts) == sum(BUDGET.values())
 
 
 def test_what_came_back_is_recorded_though_the_loop_fails_over_it(store, monkeypatch):
-    listen = trappm.cluster.campaign.loop.Campaign._what_happened
+    listen = trappm.cluster.campaign.results.Results.events
 
-    def fail(campaign, finished):
+    def fail(results, finished):
         if isinstance(finished.task, Assignment):
             raise ZeroDivisionError
-        return listen(campaign, finished)
+        return listen(results, finished)
 
-    run = campaign(store, FakeCrew())
-    monkeypatch.setattr(trappm.cluster.campaign.loop.Campaign, "_what_happened", fail)
+    run = campaign(store, FakeWorkers())
+    monkeypatch.setattr(trappm.cluster.campaign.results.Results, "events", fail)
     with pytest.raises(ZeroDivisionError):
         run.run()
     counts = store.outcome_counts(run.id)
@@ -148,7 +149,7 @@ IMPOSSIBLE = {
 def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_along(
     store, changes
 ):
-    class Odd(FakeCrew):
+    class Odd(FakeWorkers):
         """What was started first is answered like that, again and again."""
 
         def _measure(self, worker, task, cost, fault):
@@ -156,11 +157,11 @@ def test_what_cannot_be_recorded_is_an_error_with_its_reason_and_takes_nothing_a
             is_odd = self.starts and task.configuration.id == self.starts[0][1]
             return replace(made, **changes) if is_odd else made
 
-    crew = Odd(workers=[("a", "cpu-2t")])
+    workers = Odd(workers=[("a", "cpu-2t")])
     small = {"devices": {"source": "cpu-2t"}, "initial": {"source": 4},
              "evaluation": {"source": 3, "architecture_share": 0.3},
              "rounds": {"count": 1, "source": 2}}  # fmt: skip
-    run = campaign(store, crew, **small)
+    run = campaign(store, workers, **small)
     run.run()
     outcomes = store.outcome_counts(run.id)["cpu-2t"]
     assert outcomes == {"ok": 3 + 4 + 2 - 1, "error": 3}
@@ -175,14 +176,14 @@ def labels_are_not_loaded(*_, **__):
 
 
 def test_who_only_counts_loads_no_label(store, monkeypatch):
-    run = campaign(store, FakeCrew(), stop={"labels": 9})
+    run = campaign(store, FakeWorkers(), stop={"labels": 9})
     run.run()
     counted = labels_by_device(store, run.id).total()
     monkeypatch.setattr(Store, "campaign_labels", labels_are_not_loaded)
     monkeypatch.setattr(Store, "labels", labels_are_not_loaded)
-    assert [row["labels"] for row in campaign_rows(store)] == [counted] == [9]
-    assert sum(d["done"] for d in live_campaign.facts(store, run.id)["devices"].values()) == 9
-    report, _ = Ending(store, run.id, run.spec).ask({"devices": {}, "evaluation": []})
-    assert report["spent"]["labels"] == 9
+    assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
+    assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
+    report, _ = StopCheck(store, run.id, run.spec).check_errors(TrainingReport())
+    assert report.spent.labels == 9
     known = course_so_far(store, run.id, run.spec, lease_s=60.0)
-    assert known.allowance.labels == 9
+    assert known.spend.labels == 9

@@ -10,8 +10,8 @@ import pytest
 from campaign_crew import (
     BUDGET,
     SPEC,
-    FakeCrew,
     FakeLearner,
+    FakeWorkers,
     campaign,
     labels_by_device,
     made_up,
@@ -257,7 +257,7 @@ class Listening(FakeLearner):
 
 def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     learner = Listening()
-    run = campaign(store, FakeCrew(), learner)
+    run = campaign(store, FakeWorkers(), learner)
     run.run()
     assert not learner.asked[0].known
     assert [r.count for r in learner.asked[:2]] == [4, 2]
@@ -278,8 +278,8 @@ def test_the_first_choice_knows_the_memory_of_devices_that_are_known(
     store, source, target, expected
 ):
     learner = Listening()
-    crew = FakeCrew(workers=[("w1", source), ("w2", target)])
-    campaign(store, crew, learner, devices={"source": source, "target": target}).run()
+    workers = FakeWorkers(workers=[("w1", source), ("w2", target)])
+    campaign(store, workers, learner, devices={"source": source, "target": target}).run()
     assert not any(r.known for r in learner.asked[:2])
     assert {r.device: r.capacity_mib for r in learner.asked[:2]} == expected
 
@@ -290,20 +290,20 @@ def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store)
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
         store.record(replace(told, environment=environment))
     learner = Listening()
-    crew = FakeCrew(workers=[("w1", "a100"), ("w2", "v100")])
-    campaign(store, crew, learner, devices={"source": "a100", "target": "v100"}).run()
+    workers = FakeWorkers(workers=[("w1", "a100"), ("w2", "v100")])
+    campaign(store, workers, learner, devices={"source": "a100", "target": "v100"}).run()
     assert {r.device: r.capacity_mib for r in learner.asked} == {"a100": 38_000.0, "v100": 16_160.0}
 
 
 def test_the_target_is_told_what_the_source_measures(store):
     learner = Listening()
-    run = campaign(store, FakeCrew(), learner)
+    run = campaign(store, FakeWorkers(), learner)
     run.run()
     for request in learner.asked:
         assert bool(request.elsewhere) == (request.device == SPEC["devices"]["target"])
 
 
-class Unlucky(FakeCrew):
+class Unlucky(FakeWorkers):
     """The first configuration that is to be trained on fails three times, and never again."""
 
     def __init__(self, fault):
@@ -327,25 +327,25 @@ class Forgiving(Listening):
 
 
 def test_what_was_given_up_as_unstable_can_be_chosen_and_measured_again(store):
-    crew, learner = Unlucky("unstable"), Forgiving()
-    run = campaign(store, crew, learner)
+    workers, learner = Unlucky("unstable"), Forgiving()
+    run = campaign(store, workers, learner)
     run.run()
-    assert [r.unsteady for r in learner.asked if r.unsteady] == [{crew.victim: 3}]
+    assert [r.unsteady for r in learner.asked if r.unsteady] == [{workers.victim: 3}]
     assert not store.assignments(run.id, state="failed")
-    (again,) = [a for a in store.assignments(run.id) if a.configuration.id == crew.victim
+    (again,) = [a for a in store.assignments(run.id) if a.configuration.id == workers.victim
                 and a.attempts == 4]  # fmt: skip
     assert (again.round_number, again.state) == (2, "done")
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
 
 
 def test_what_crashed_is_not_chosen_again(store):
-    crew, learner = Unlucky("error"), Forgiving()
-    run = campaign(store, crew, learner)
+    workers, learner = Unlucky("error"), Forgiving()
+    run = campaign(store, workers, learner)
     run.run()
     assert not any(request.unsteady for request in learner.asked)
     (failed,) = store.assignments(run.id, state="failed")
-    assert failed.configuration.id == crew.victim
-    assert all(crew.victim not in r.known for r in learner.asked if r.device == failed.device)
+    assert failed.configuration.id == workers.victim
+    assert all(workers.victim not in r.known for r in learner.asked if r.device == failed.device)
 
 
 def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch):
@@ -369,7 +369,7 @@ def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch
     assert len(np.unique(requests[0].points, axis=0)) == len(pool)
 
 
-@pytest.mark.parametrize("strategy", ["ours", "badge", "lcmd-gradients"])
+@pytest.mark.parametrize("strategy", ["ours", "lcmd-gradients"])
 def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     tmp_path, monkeypatch, strategy
 ):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeCrew, FakeLearner, campaign, labels_by_device
+from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device
 
 import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.stop_check
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
-from trappm.cluster.campaign.stop_check import end_of
+from trappm.cluster.learning.training_report import Judgement
 from trappm.profiler.errors import InputError
-from trappm.reports.campaign_report import campaign_facts, print_status
+from trappm.reports.campaign_facts import campaign_facts
+from trappm.reports.campaign_report import print_status
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"
@@ -29,13 +31,15 @@ class Judging(FakeLearner):
     def fit(self, labels, on_progress):
         report = super().fit(labels, on_progress)
         error = self.errors[min(len(self.fits), len(self.errors)) - 1]
-        pairs = [
-            {"device": device, "metric": "step_time_ms", "architecture": f"a{i}",
-             "measured": 100.0, "predicted": 100.0 + error}
+        judgements = [
+            Judgement(
+                device=device, metric="step_time_ms", architecture=f"a{i}",
+                measured=100.0, predicted=100.0 + error,
+            )
             for device in BUDGET
             for i in range(4)
         ]  # fmt: skip
-        return {**report, "evaluation": pairs}
+        return replace(report, evaluation=judgements)
 
 
 def after_initial(labels):
@@ -56,34 +60,34 @@ def after_initial(labels):
     ],
 )
 def test_the_rule_that_holds_ends_a_campaign_and_is_told(store, rules, errors, rule, rounds):
-    crew = FakeCrew()
-    run = campaign(store, crew, Judging(errors), stop=rules)
+    workers = FakeWorkers()
+    run = campaign(store, workers, Judging(errors), stop=rules)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id)["cpu-2t"] == after_initial(rounds)
     assert store.campaign(run.id).state == "finished"
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["holds"]) == (rule, True)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.holds) == (rule, True)
     (event,) = [e for e in store.events(run.id) if e.kind == "enough"]
-    assert event.message["message"] == f"enough ({rule}): {end['told']}"
-    assert event.message["message"] in crew.told
-    assert end["unmeasured"] == 0
+    assert event.message["message"] == f"enough ({rule}): {end.reason}"
+    assert event.message["message"] in workers.told
+    assert end.unmeasured == 0
 
 
 def test_rules_that_never_hold_change_nothing(store):
     rules = {"target_mape": {"step_time_ms": 1.0}, "labels": 900, "plateau_rounds": 9}
-    run = campaign(store, FakeCrew(), Judging([9.0, 8.0, 7.0]), stop=rules)
+    run = campaign(store, FakeWorkers(), Judging([9.0, 8.0, 7.0]), stop=rules)
     run.run()
     assert labels_by_device(store, run.id) == BUDGET
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["labels"], end["holds"]) == ("rounds", ALL, False)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.labels, end.holds) == ("rounds", ALL, False)
 
 
 @pytest.mark.parametrize("stop_after", [5, 12, 13])
 def test_a_stop_rule_says_the_same_after_a_restart(store, stop_after):
-    run = campaign(store, FakeCrew(stop_after=stop_after), Judging([9.0]), stop={"labels": 14})
+    run = campaign(store, FakeWorkers(stop_after=stop_after), Judging([9.0]), stop={"labels": 14})
     with pytest.raises(CampaignStopped):
         run.run()
-    again = campaign(store, FakeCrew(), Judging([9.0]), campaign_id=run.id)
+    again = campaign(store, FakeWorkers(), Judging([9.0]), campaign_id=run.id)
     again.run()
     assert labels_by_device(store, run.id).total() == 14
     assert [e.kind for e in store.events(run.id)].count("enough") == 1
@@ -93,10 +97,10 @@ GPUS = {"source": "a100", "target": "v100"}
 WORKERS = [("a1", "a100"), ("a2", "a100"), ("a3", "a100"), ("v1", "v100")]
 
 
-def gpu_campaign(store, crew=None, campaign_id=None, **stop):
+def gpu_campaign(store, workers=None, campaign_id=None, **stop):
     """Four GPUs that do not wait for the learner."""
-    crew = crew or FakeCrew(workers=WORKERS)
-    return campaign(store, crew, Judging([9.0]), campaign_id, devices=GPUS, stop=stop)
+    workers = workers or FakeWorkers(workers=WORKERS)
+    return campaign(store, workers, Judging([9.0]), campaign_id, devices=GPUS, stop=stop)
 
 
 @pytest.mark.parametrize("labels", range(5, ALL))
@@ -110,7 +114,7 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
     facts = campaign_facts(store, run.id)
     left = len(store.assignments(run.id)) - labels
-    assert (facts["end"]["rule"], facts["end"]["unmeasured"]) == ("labels", left)
+    assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     print_status(facts)
     told = capsys.readouterr().out
     assert (f"{left} configurations that were planned are left unmeasured" in told) == (left > 0)
@@ -118,15 +122,15 @@ def test_a_budget_of_labels_is_met_exactly_and_what_is_left_is_told(
 
 
 def test_labels_that_failed_are_made_up_for(store):
-    crew = FakeCrew(faults={3: "error", 6: "lost", 9: "unsupported"}, workers=WORKERS)
-    run = gpu_campaign(store, crew, labels=12)
+    workers = FakeWorkers(faults={3: "error", 6: "lost", 9: "unsupported"}, workers=WORKERS)
+    run = gpu_campaign(store, workers, labels=12)
     run.run()
     assert labels_by_device(store, run.id).total() == 12
 
 
 @pytest.mark.parametrize("stop_after", [2, 7, 11])
 def test_a_budget_is_met_exactly_after_a_restart_too(store, stop_after):
-    run = gpu_campaign(store, FakeCrew(stop_after=stop_after, workers=WORKERS), labels=12)
+    run = gpu_campaign(store, FakeWorkers(stop_after=stop_after, workers=WORKERS), labels=12)
     with pytest.raises(CampaignStopped):
         run.run()
     again = gpu_campaign(store, campaign_id=run.id)
@@ -143,7 +147,7 @@ class Clock(datetime.datetime):
         return cls(2020 + 20 * cls.is_late, 1, 1, tzinfo=tz)
 
 
-class LateAfter(FakeCrew):
+class LateAfter(FakeWorkers):
     """The campaign's time is up while the n-th measurement runs."""
 
     def __init__(self, count):
@@ -160,51 +164,50 @@ def test_when_the_time_is_up_what_runs_is_kept_and_nothing_more_begins(store, mo
     monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
     monkeypatch.setattr(trappm.cluster.campaign.stop_check, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
-    crew = LateAfter(count)
-    run = gpu_campaign(store, crew, ends_at="2030-01-01T00:00:00+00:00")
+    workers = LateAfter(count)
+    run = gpu_campaign(store, workers, ends_at="2030-01-01T00:00:00+00:00")
     assert run.run() == "snap1"
     # The look comes once a turn, in which each of the four may have begun one more.
-    assert count <= len(crew.starts) <= count + 4
-    assert labels_by_device(store, run.id).total() == len(crew.starts)
+    assert count <= len(workers.starts) <= count + 4
+    assert labels_by_device(store, run.id).total() == len(workers.starts)
     assert {r.state for r in store.rounds(run.id)} == {"closed"}
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["holds"]) == ("clock", True)
-    assert end["unmeasured"] == len(store.assignments(run.id)) - len(crew.starts)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.holds) == ("clock", True)
+    assert end.unmeasured == len(store.assignments(run.id)) - len(workers.starts)
 
 
 def test_a_campaign_that_is_over_before_it_has_begun_finishes_without_a_snapshot(store):
-    crew = FakeCrew()
-    run = campaign(store, crew, stop={"ends_at": PAST})
+    workers = FakeWorkers()
+    run = campaign(store, workers, stop={"ends_at": PAST})
     assert run.run() is None
-    assert crew.starts == []
+    assert workers.starts == []
     assert store.campaign(run.id).state == "finished"
-    assert crew.told[-1] == "no snapshot is published: there are too few labels to learn from"
+    assert workers.told[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
 def test_what_a_stop_rule_has_ended_is_not_tried_again(store):
-    run = campaign(store, FakeCrew(poison="error"), stop={"labels": 9})
+    run = campaign(store, FakeWorkers(poison="error"), stop={"labels": 9})
     run.run()
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
         order_retry(store, run.id, "error")
 
 
 def test_what_an_earlier_version_wrote_of_the_end_still_holds(store):
-    run = campaign(store, FakeCrew())
+    run = campaign(store, FakeWorkers())
     store.plan_round(run.id, 0, "evaluation", [])
     store.close_round(run.id, 0, {"stop": {"rule": "target", "told": "it is reached"}})
-    end = end_of(store, store.campaign(run.id))
-    assert (end["rule"], end["told"], end["holds"]) == ("target", "it is reached", True)
+    end = campaign_facts(store, run.id).end
+    assert (end.rule, end.reason, end.holds) == ("target", "it is reached", True)
 
 
 def test_status_foretells_what_will_end_a_campaign_and_when(store, tmp_path, capsys):
     rules = {"labels": 900, "gpu_hours": 16 / 3600}
-    run = campaign(store, FakeCrew(stop_after=13), Judging([9.0]), stop=rules)
+    run = campaign(store, FakeWorkers(stop_after=13), Judging([9.0]), stop=rules)
     with pytest.raises(CampaignStopped):
         run.run()
     facts = campaign_facts(store, run.id)
-    assert (facts["end"]["rule"], facts["end"]["labels"]) == ("GPU-hours", 16)
+    assert (facts.end.rule, facts.end.labels) == ("GPU-hours", 16)
     launched = store.campaign(run.id).created_at
-    at = datetime.datetime.fromisoformat(facts["end"]["at"])
-    assert at > datetime.datetime.fromisoformat(launched)
+    assert facts.end.at > datetime.datetime.fromisoformat(launched)
     print_status(facts)
     assert "it will end by GPU-hours" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeCrew, campaign, labels_by_device, spec
+from campaign_crew import BUDGET, FakeWorkers, campaign, labels_by_device, spec
 
 import trappm.cluster.campaign.news
 import trappm.store.repositories.owners
@@ -135,7 +135,7 @@ def test_what_was_stopped_before_it_was_claimed_is_not_run(store, campaign_id):
     assert store.campaign(campaign_id).owner is None
 
 
-class TakenOver(FakeCrew):
+class TakenOver(FakeWorkers):
     """While the n-th measurement runs, another host finds the campaign's owner silent."""
 
     def __init__(self, store, after):
@@ -145,7 +145,7 @@ class TakenOver(FakeCrew):
     def start(self, worker, task, protocol):
         super().start(worker, task, protocol)
         if len(self.starts) == self._after:
-            self.other = FakeCrew()
+            self.other = FakeWorkers()
             campaign(self._store, self.other, campaign_id=self.campaign.id)
 
 
@@ -154,14 +154,14 @@ def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monke
     monkeypatch.setattr(
         trappm.cluster.campaign.news, "LOOK_S", 1e9
     )  # so only its writes are refused
-    crew = TakenOver(store, after)
-    run = campaign(store, crew)
+    workers = TakenOver(store, after)
+    run = campaign(store, workers)
     with pytest.raises(NotOwnerError, match="was taken over by host"):
         run.run()
-    assert len(crew.starts) == after
+    assert len(workers.starts) == after
     assert store.campaign(run.id).state == "running"  # as the other has it
     assert labels_by_device(store, run.id).total() == after - 1
-    crew.other.campaign.run()
+    workers.other.campaign.run()
     assert labels_by_device(store, run.id) == BUDGET
     outcomes = store.outcome_counts(run.id)
     assert {d: n["ok"] for d, n in outcomes.items()} == BUDGET  # nothing was recorded twice
@@ -172,10 +172,10 @@ def test_a_campaign_that_was_taken_over_stops_without_a_word(store, after, monke
 def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
     monkeypatch.setattr(trappm.cluster.campaign.news, "LOOK_S", 0.0)
 
-    class Waiting(FakeCrew):
+    class Waiting(FakeWorkers):
         def wait(self, timeout_s):
             if len(self.starts) == 2:
-                campaign(store, FakeCrew(), campaign_id=self.campaign.id)
+                campaign(store, FakeWorkers(), campaign_id=self.campaign.id)
                 self._running = []
                 self.starts.append("nothing comes back any more")
             return super().wait(timeout_s)
@@ -194,7 +194,7 @@ def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
             return super().publish(registry, fields)
 
     learner = Slow()
-    run = campaign(store, FakeCrew(), learner)
+    run = campaign(store, FakeWorkers(), learner)
     with pytest.raises(CampaignStopped):
         run.run()
     assert store.campaign(run.id).state == order
@@ -202,7 +202,7 @@ def test_an_order_that_comes_while_it_publishes_is_obeyed(store, order):
     assert store.snapshots() == []
     assert store.aliases() == {}
     if order is CampaignState.PAUSED:
-        assert campaign(store, FakeCrew(), campaign_id=run.id).run() == "snap1"
+        assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"
         assert store.aliases() == {"latest": "snap1"}
 
 

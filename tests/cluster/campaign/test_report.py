@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from campaign_crew import BUDGET, FakeCrew, campaign
+from campaign_crew import BUDGET, FakeWorkers, campaign
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.reports import live_campaign
+from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.reports.campaign_report import (
-    campaign_facts,
-    campaign_rows,
+    print_campaigns,
     print_report,
     print_status,
     sparkline,
@@ -23,19 +23,19 @@ from trappm.store.db.models import CampaignRow
 @pytest.fixture
 def finished(store):
     """A campaign whose source drifted for a while."""
-    run = campaign(store, FakeCrew(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]}), canary=CANARY)
+    run = campaign(store, FakeWorkers(canary={"w-cpu-2t": [10.0, 11.2, 11.2, 10.2]}), canary=CANARY)
     run.run()
     return run
 
 
 def test_the_canary_of_each_worker_is_one_row(store, finished, tmp_path):
     facts = campaign_facts(store, finished.id)
-    assert json.loads(json.dumps(facts)) == facts  # as --json prints it
-    source, target = sorted(facts["canary"], key=lambda row: row["device"], reverse=True)
-    assert source["step_times_ms"] == [10.0, 11.2, 11.2, 10.2]
-    assert source["reference_ms"] == 10.0
-    assert source["last_drift"] == pytest.approx(0.02)
-    assert (source["decision"], target["decision"]) == ("ok", "ok")
+    assert json.loads(json.dumps(facts.to_json())) == facts.to_json()  # as --json prints it
+    source, target = sorted(facts.canary, key=lambda series: series.device, reverse=True)
+    assert source.step_times_ms == [10.0, 11.2, 11.2, 10.2]
+    assert source.reference_ms == 10.0
+    assert source.last_drift == pytest.approx(0.02)
+    assert (source.decision, target.decision) == ("ok", "ok")
 
 
 @pytest.mark.parametrize("show", [print_status, print_report])
@@ -48,19 +48,27 @@ def test_people_see_its_last_drift_and_how_it_went(store, finished, tmp_path, ca
 
 def test_campaigns_are_listed_with_their_labels(store, finished, tmp_path):
     (row,) = campaign_rows(store)
-    assert (row["id"], row["state"]) == (finished.id, "finished")
-    assert row["labels"] == sum(BUDGET.values())
+    assert (row.id, row.state) == (finished.id, "finished")
+    assert row.labels == sum(BUDGET.values())
 
 
-def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, finished, tmp_path):
-    run = campaign(store, FakeCrew())  # begun, with this process for its owner
-    assert campaign_rows(store)[0]["state"] == "running"
+def test_a_campaign_whose_process_is_gone_says_how_to_go_on(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    run = campaign(store, FakeWorkers())  # begun, with this process for its owner
+    assert campaign_rows(store)[0].state == "running"
     with store._writing() as session:
         row = session.get(CampaignRow, run.id)
         row.owner_process = row.owner_process | {"began": 1}  # of an earlier process of this id
-    assert campaign_rows(store)[0]["state"] == (
-        f"interrupted; go on with: trappm campaign resume {run.id}"
-    )
+    rows = campaign_rows(store)
+    assert (rows[0].state, campaign_facts(store, run.id).state) == ("interrupted",) * 2
+    for show in (
+        lambda: print_campaigns(rows),
+        lambda: print_status(campaign_facts(store, run.id)),
+        lambda: live_campaign.watch(store, run.id, once=True),
+    ):
+        show()
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"interrupted; go on with: trappm campaign resume {run.id}" in shown
 
 
 @pytest.mark.parametrize(
@@ -72,11 +80,10 @@ def test_a_sparkline_scales_what_is_known(values, bars):
 
 
 def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, capsys):
-    facts = live_campaign.facts(store, finished.id)
-    assert json.loads(json.dumps(facts)) == facts
-    assert {d: n["done"] for d, n in facts["devices"].items()} == BUDGET
-    assert facts["minutes_to_go"] == 0.0
-    assert all(n["attempts_per_minute"] > 0 for n in facts["devices"].values())
+    facts = campaign_facts(store, finished.id)
+    assert {name: device.done for name, device in facts.devices.items()} == BUDGET
+    assert facts.minutes_to_go == 0.0
+    assert all(device.attempts_per_minute > 0 for device in facts.devices.values())
     live_campaign.watch(store, finished.id, once=False)  # this is no terminal
     shown = capsys.readouterr().out
     assert f"campaign {finished.id} (tiny): finished" in shown
@@ -84,27 +91,27 @@ def test_a_campaign_is_watched_by_its_store_alone(store, finished, tmp_path, cap
 
 
 def test_what_a_campaign_spends_is_told_by_watch_and_status(store, tmp_path, capsys):
-    crew = FakeCrew(stop_after=7)
-    run = campaign(store, crew, stop={"price_per_gpu_hour": 3600.0})
+    workers = FakeWorkers(stop_after=7)
+    run = campaign(store, workers, stop={"price_per_gpu_hour": 3600.0})
     with pytest.raises(CampaignStopped):
         run.run()
-    cost = live_campaign.facts(store, run.id)["cost"]
+    cost = campaign_facts(store, run.id).cost
     spent = sum(sum(n.values()) for n in store.outcome_counts(run.id).values())
-    assert cost["money"] == pytest.approx(spent)  # each attempt is made up to take a second
-    assert cost["money_to_come"] == pytest.approx(sum(BUDGET.values()) - spent)
-    assert cost["gpu_hours"] == pytest.approx(spent / 3600)
+    assert cost.money == pytest.approx(spent)  # each attempt is made up to take a second
+    assert cost.money_to_come == pytest.approx(sum(BUDGET.values()) - spent)
+    assert cost.gpu_hours == pytest.approx(spent / 3600)
     print_status(campaign_facts(store, run.id))
     assert f"(money: {spent:,.2f})" in capsys.readouterr().out
-    campaign(store, FakeCrew(), campaign_id=run.id).run()
-    cost = live_campaign.facts(store, run.id)["cost"]
-    assert cost["money"] == pytest.approx(sum(BUDGET.values()))
-    assert cost["money_to_come"] == 0.0
+    campaign(store, FakeWorkers(), campaign_id=run.id).run()
+    cost = campaign_facts(store, run.id).cost
+    assert cost.money == pytest.approx(sum(BUDGET.values()))
+    assert cost.money_to_come == 0.0
 
 
 def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
-    run = campaign(store, FakeCrew())
-    facts = live_campaign.facts(store, run.id)
-    assert facts["minutes_to_go"] is None
-    assert {n["done"] for n in facts["devices"].values()} == {0}
+    run = campaign(store, FakeWorkers())
+    facts = campaign_facts(store, run.id)
+    assert facts.minutes_to_go is None
+    assert {device.done for device in facts.devices.values()} == {0}
     live_campaign.watch(store, run.id, once=True)
     assert "running" in capsys.readouterr().out

@@ -110,6 +110,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"protocol": {"name": "mine", "power_window_s": 300}}, "from 0 to 60"),
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
+        ({"strategy": "coreset"}, "there are: ours,"),  # judged, not offered
         ({"pool": {"groups": []}}, "no groups"),
         ({"pool": {"groups": [{"architecture": ["a"]}]}}, "pool.groups.0.architecture: unknown"),
         ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),

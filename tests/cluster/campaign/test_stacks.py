@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from campaign_crew import FakeCrew, FakeLearner, campaign, labels_by_device
+from campaign_crew import FakeLearner, FakeWorkers, campaign, labels_by_device
 
 from trappm.cluster.learning.learner_thread import training_labels
-from trappm.reports.campaign_report import campaign_facts, print_report
+from trappm.reports.campaign_facts import campaign_facts
+from trappm.reports.campaign_report import print_report
 
 ONE_DEVICE = {
     "devices": {"source": "cpu-2t"}, "initial": {"source": 4},
@@ -18,7 +19,7 @@ ONE_DEVICE = {
 LABELS = 3 + 4 + 2 * 2
 
 
-class Mixed(FakeCrew):
+class Mixed(FakeWorkers):
     """Every n-th label comes from a node with another PyTorch, and takes ten times as long."""
 
     def __init__(self, every):
@@ -44,8 +45,8 @@ class Seeing(FakeLearner):
 @pytest.mark.parametrize("every", [3, 4])
 def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, every):
     learner = Seeing()
-    crew = Mixed(every)
-    run = campaign(store, crew, learner, **ONE_DEVICE)
+    workers = Mixed(every)
+    run = campaign(store, workers, learner, **ONE_DEVICE)
     run.run()
     assert labels_by_device(store, run.id) == {"cpu-2t": LABELS}  # all of them are kept
     others = LABELS // every
@@ -55,25 +56,23 @@ def test_heads_learn_from_one_stack_and_what_is_left_out_is_told(store, capsys, 
     (left_out,) = known.left_out
     assert (left_out.device, left_out.labels) == ("cpu-2t", others)
     assert left_out.why == "torch '2.13.0' instead of '2.11.0'"
-    assert any(str(left_out) in line for line in crew.told)
+    assert any(str(left_out) in line for line in workers.told)
     assert str(left_out) in [e.message["message"] for e in store.events(run.id, kind="stack")]
     facts = campaign_facts(store, run.id)
-    assert facts["rounds"][-1]["report"]["left_out"][0]["labels"] == others
+    assert facts.rounds[-1].report.left_out[0].labels == others
     print_report(facts)
-    assert f"{others} labels are left out, of another device: torch '2.13.0'" in (
-        capsys.readouterr().out
-    )
+    assert str(left_out) in capsys.readouterr().out
 
 
 def test_labels_of_one_stack_are_all_learned_from(store):
-    run = campaign(store, FakeCrew())
+    run = campaign(store, FakeWorkers())
     run.run()
     known = training_labels(store, run.id)
     assert len(known.labels) == labels_by_device(store, run.id).total()
     assert known.left_out == ()
 
 
-class Nodes(FakeCrew):
+class Nodes(FakeWorkers):
     """All of one key, with these cards in turn."""
 
     def __init__(self, *cards):

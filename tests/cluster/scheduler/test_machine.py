@@ -13,6 +13,7 @@ from virtual_cluster import Ledger, VirtualCluster, Weather
 
 from trappm.cluster.scheduler.machine import LONGEST_STEP_S, Machine
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     CanaryMeasured,
     Close,
     Course,
@@ -33,14 +34,13 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Seen,
     Settled,
-    Spent,
     Stopped,
     Tick,
     Waiting,
     Worker,
 )
-from trappm.cluster.scheduler.spend import Allowance
-from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.cluster.scheduler.spend import Spend
+from trappm.cluster.scheduler.stop_rules import Stop, StopRules
 from trappm.cluster.scheduler.worker_table import RESTART_S
 from trappm.profiler.records import Outcome
 
@@ -229,8 +229,8 @@ def test_a_stop_rule_that_holds_before_there_are_heads_ends_a_campaign_without()
 
 
 def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
-    limited = Allowance(StopRules(labels=4))
-    desk = Desk(only([2, 9]), [worker("one"), worker("two"), worker("three")], allowance=limited)
+    limited = Spend(StopRules(labels=4))
+    desk = Desk(only([2, 9]), [worker("one"), worker("two"), worker("three")], spend=limited)
     desk.measured("one")
     assert set(desk.doing()) == {"one", "two", "three"}
     assert not of(desk.measured("two"), Measure)  # two labels, and two that are to come
@@ -238,26 +238,28 @@ def test_a_budget_counts_what_runs_and_gives_what_failed_another_chance():
     assert len(of(told, Measure)) == 1
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
-    assert of(desk.commands, Spent) == [Spent("labels", "4 of 4 labels are spent")]
+    assert of(desk.commands, BudgetSpent) == [
+        BudgetSpent(Stop("labels", "4 of 4 labels are spent"))
+    ]
     assert limited.labels == 4
     assert desk.machine.is_over
 
 
 def test_a_budget_of_time_expects_what_runs_to_take_as_long_as_others_took():
     """Six measurements of a second fit; the two at the end of the fifth leave room for one."""
-    limited = Allowance(StopRules(gpu_hours=6.5 / 3600))
-    desk = Desk(only([1, 20]), [worker("one"), worker("two")], allowance=limited)
+    limited = Spend(StopRules(gpu_hours=6.5 / 3600))
+    desk = Desk(only([1, 20]), [worker("one"), worker("two")], spend=limited)
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
     assert limited.seconds == 6.0
-    (spent,) = of(desk.commands, Spent)
-    assert spent.rule == "GPU-hours"
+    (spent,) = of(desk.commands, BudgetSpent)
+    assert spent.stop.rule == "GPU-hours"
 
 
 def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst():
     workers = [worker(str(i)) for i in range(9)]
-    limited = Allowance(StopRules(gpu_hours=100 / 3600), limit_s=40.0)
-    desk = Desk(only([1, 50]), workers, allowance=limited)
+    limited = Spend(StopRules(gpu_hours=100 / 3600), limit_s=40.0)
+    desk = Desk(only([1, 50]), workers, spend=limited)
     assert set(desk.doing()) == {"0", "1"}
     assert desk.machine.to_come["a100"]  # the others stay
     desk.tell(Lost(workers[0], "killed"))
@@ -267,8 +269,8 @@ def test_before_the_first_measurement_has_ended_no_more_run_than_fit_in_at_worst
 
 
 def test_a_budget_below_the_limit_of_one_measurement_is_used():
-    limited = Allowance(StopRules(gpu_hours=3 / 3600), limit_s=40.0)
-    desk = Desk(only([1, 50]), [worker("one"), worker("two")], allowance=limited)
+    limited = Spend(StopRules(gpu_hours=3 / 3600), limit_s=40.0)
+    desk = Desk(only([1, 50]), [worker("one"), worker("two")], spend=limited)
     assert set(desk.doing()) == {"one"}
     while desk.doing():
         desk.measured(next(iter(desk.doing())))
@@ -277,7 +279,7 @@ def test_a_budget_below_the_limit_of_one_measurement_is_used():
 
 
 def test_a_budget_that_is_spent_ends_a_campaign_whose_other_rounds_are_empty():
-    desk = Desk(only([1, 2, 0]), [worker("one")], allowance=Allowance(StopRules(labels=3)))
+    desk = Desk(only([1, 2, 0]), [worker("one")], spend=Spend(StopRules(labels=3)))
     while desk.doing():
         desk.measured("one")
     assert of(desk.commands, Close) == [Close(0), Close(1)]
@@ -285,8 +287,8 @@ def test_a_budget_that_is_spent_ends_a_campaign_whose_other_rounds_are_empty():
 
 
 def test_labels_that_need_no_measurement_count_in_a_budget():
-    limited = Allowance(StopRules(labels=3))
-    desk = Desk(only([2, 9]), [], allowance=limited)
+    limited = Spend(StopRules(labels=3))
+    desk = Desk(only([2, 9]), [], spend=limited)
     desk.tell(Tick())
     desk.tell(Settled(["a100/0/0", "was settled as it was planned"]))
     desk.tell(Joined(worker("one")))
@@ -501,8 +503,8 @@ def test_a_late_result_settles_an_assignment_that_waits_again():
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_late_result_settles_an_assignment_that_another_measures_in_vain(lost):
-    limited = Allowance(StopRules(labels=5))
-    desk = Desk(only([1, 0]), [worker("one")], allowance=limited)
+    limited = Spend(StopRules(labels=5))
+    desk = Desk(only([1, 0]), [worker("one")], spend=limited)
     one, two = desk.workers["one"], worker("two")
     desk.tell(Lost(one, "its network was away"))
     assert of(desk.tell(Joined(two)), Measure) == [Measure(two, "a100/0/0")]

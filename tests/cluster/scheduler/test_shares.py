@@ -51,14 +51,14 @@ def test_in_the_course_of_time_gpus_are_used_in_proportion(gpus, priorities):
         )
 
 
-def test_a_campaign_that_another_version_launched_counts_with_what_it_has_planned(store):
+def test_a_campaign_whose_budget_cannot_be_read_counts_with_what_it_has_planned(store):
     def launched(file):
         record = store.create_campaign("tiny", file, 7)
         store.begin_campaign(record.id)
         return record.id
 
     known = spec(priority=3).model_dump(mode="json")
-    mine, foreign = launched(known), launched(known | {"of a later version": 1})
+    mine, foreign = launched(known), launched(known | {"rounds": "as a later version has it"})
     pool = [Configuration(architecture="resnet18", batch_size=n, input_size=64) for n in (1, 2)]
     planned = [
         PlannedAssignment(configuration=c, device="cpu-2t", role="train", rank=n)

@@ -1,17 +1,15 @@
-"""Stop rules: a target needs its confidence, near is not there, the first to come is told."""
+"""Stop rules: a target needs its confidence, near is not there, the first to come is forecast."""
 
 import datetime
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from trappm.cluster.learning.training_report import Spent
 from trappm.cluster.scheduler.stop_rules import (
     Judged,
-    RoundResult,
     StopRules,
-    foretold,
-    labels_to,
+    forecast,
     overspent,
     past,
     stopped,
@@ -27,16 +25,15 @@ def generator():
     return np.random.default_rng(0)
 
 
-def result(labels, mape, spread=0.0, minutes=None):
-    """40 architectures with two labels each, a minute of measuring and of the clock a label."""
+def result(mape, spread=0.0):
+    """40 architectures with two labels each."""
     errors = np.repeat(mape + spread * np.linspace(-1, 1, 40), 2)
-    minutes = labels if minutes is None else minutes
-    return RoundResult(
-        labels=labels,
-        gpu_seconds=60.0 * labels,
-        ended_at=START + datetime.timedelta(minutes=minutes),
-        judged={SERIES: Judged(errors.tolist(), [f"a{i // 2}" for i in range(80)])},
-    )
+    return {SERIES: Judged(errors.tolist(), [f"a{i // 2}" for i in range(80)])}
+
+
+def spent(labels):
+    """A minute of measuring and of the clock for each label."""
+    return Spent(labels, 60.0 * labels, START + datetime.timedelta(minutes=labels))
 
 
 def ended(rules, rounds, devices=("a100",)):
@@ -49,9 +46,9 @@ def target(mape):
 
 def test_a_target_is_reached_only_with_its_confidence():
     rules = StopRules(**target(5.0), confidence=0.95)
-    assert ended(rules, [result(10, 4.9, spread=0.1)]).rule == "target"
-    assert ended(rules, [result(10, 4.9, spread=4.0)]) is None
-    assert ended(rules, [result(10, 5.1)]) is None
+    assert ended(rules, [result(4.9, spread=0.1)]).rule == "target"
+    assert ended(rules, [result(4.9, spread=4.0)]) is None
+    assert ended(rules, [result(5.1)]) is None
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -70,9 +67,9 @@ def test_one_architecture_does_not_tell_that_a_target_is_reached():
 
 
 def test_a_target_has_to_be_reached_on_every_device():
-    one = result(10, 4.9)
+    one = result(4.9)
     assert ended(StopRules(**target(5.0)), [one], ("a100", "v100")) is None
-    both = replace(one, judged={**one.judged, ("v100", "step_time_ms"): one.judged[SERIES]})
+    both = {**one, ("v100", "step_time_ms"): one[SERIES]}
     assert ended(StopRules(**target(5.0)), [both], ("a100", "v100")).rule == "target"
 
 
@@ -87,17 +84,14 @@ def test_the_bound_is_over_architectures_not_over_their_near_copies():
 
 def test_a_plateau_is_rounds_without_progress():
     rules = StopRules(plateau_rounds=2)
-    falling = [result(10 * (i + 1), m) for i, m in enumerate((9.0, 7.0, 6.0, 5.0))]
+    falling = [result(mape) for mape in (9.0, 7.0, 6.0, 5.0)]
     assert ended(rules, falling) is None
-    flat = [*falling, result(50, 5.0), result(60, 4.95)]
+    flat = [*falling, result(5.0), result(4.95)]
     assert ended(rules, flat).rule == "plateau"
     assert ended(rules, flat[:-1]) is None
     # An error that still falls, or that is judged for the first time, is progress.
     other = ("a100", "memory_mib")
-    falls = [
-        replace(r, judged={**r.judged, other: result(1, 9.0 / (i + 1)).judged[SERIES]})
-        for i, r in enumerate(flat)
-    ]
+    falls = [{**r, other: result(9.0 / (i + 1))[SERIES]} for i, r in enumerate(flat)]
     assert ended(rules, falls) is None
     assert ended(rules, [*flat[:-1], falls[-1]]) is None
 
@@ -111,10 +105,8 @@ def test_a_plateau_is_rounds_without_progress():
         ({"ends_at": START + datetime.timedelta(hours=1)}, "clock"),
     ],
 )
-def test_the_end_of_a_budget_is_foretold(rules, rule):
-    rounds = [result(20, 9.0), result(40, 8.0)]
-    assert ended(StopRules(**rules), rounds) is None
-    coming = foretold(StopRules(**rules), rounds, 900)
+def test_the_end_of_a_budget_is_forecast(rules, rule):
+    coming = forecast(StopRules(**rules), spent(20), spent(40), 900)
     assert coming.rule == rule
     assert coming.labels == pytest.approx(60)
     assert coming.at == START + datetime.timedelta(hours=1)
@@ -132,12 +124,12 @@ def test_the_end_of_a_budget_is_foretold(rules, rule):
 def test_a_budget_is_spent_to_its_last_part_and_no_further(rules, told):
     rules = StopRules(**rules)
     assert overspent(rules, 59, 3540.0, 1, 60.0) is None
-    assert overspent(rules, 60, 3600.0, 1, 60.0).told == told
+    assert overspent(rules, 60, 3600.0, 1, 60.0).reason == told
 
 
 def test_time_that_is_left_but_too_short_for_one_more_is_told():
     stop = overspent(StopRules(gpu_hours=10.0), 50, 9.5 * 3600, 1, 0.75 * 3600)
-    assert stop.told == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
+    assert stop.reason == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
 
 
 def test_the_clock_is_a_rule():
@@ -147,31 +139,20 @@ def test_the_clock_is_a_rule():
     assert past(StopRules(labels=1), START) is None
 
 
-def test_labels_to_a_target_follow_the_power_law():
-    rounds = [result(n, 40.0 * n**-0.5) for n in (25, 50, 100)]
-    assert labels_to({"step_time_ms": 2.0}, rounds) == pytest.approx(400)
-    assert labels_to({"step_time_ms": 2.0}, rounds[:2]) is None
-    assert labels_to({"step_time_ms": 0.001}, rounds) is None
-    assert labels_to({"step_time_ms": 2.0}, [result(n, 5.0) for n in (25, 50, 100)]) is None
-    assert labels_to({}, rounds) is None
-
-
-def test_the_first_rule_to_come_is_told():
-    rounds = [result(n, 40.0 * n**-0.5) for n in (25, 50, 100)]
-    assert foretold(StopRules(**target(2.0), labels=200), rounds, 900).rule == "labels"
-    assert foretold(StopRules(**target(2.0), labels=900), rounds, 900).rule == "target"
-    assert foretold(StopRules(labels=900), rounds[:1], 900) is None
+def test_the_first_rule_to_come_is_forecast_at_the_pace_so_far():
+    both = StopRules(labels=200, gpu_hours=3.0)
+    assert forecast(both, spent(0), spent(100), 900).rule == "GPU-hours"
+    assert forecast(both, spent(0), spent(100), 150).rule == "rounds"
+    assert forecast(both, spent(100), spent(100), 900) is None
 
 
 @pytest.mark.parametrize("rules", [{"gpu_hours": 1e9}, {"labels": 10**13}])
 def test_a_limit_beyond_any_calendar_is_not_what_comes_first(rules):
-    rounds = [result(n, 5.0) for n in (25, 50)]
-    assert foretold(StopRules(**rules), rounds, 400).rule == "rounds"
+    assert forecast(StopRules(**rules), spent(25), spent(50), 400).rule == "rounds"
 
 
 def test_without_rules_the_last_round_ends_a_campaign():
-    rounds = [result(n, 5.0) for n in (25, 50, 100)]
-    coming = foretold(StopRules(), rounds, 400)
+    coming = forecast(StopRules(), spent(25), spent(100), 400)
     assert (coming.rule, coming.labels) == ("rounds", 400)
     assert coming.at == START + datetime.timedelta(minutes=400)
 

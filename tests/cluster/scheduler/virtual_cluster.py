@@ -16,6 +16,7 @@ import numpy as np
 
 from trappm.cluster.scheduler.machine import Machine
 from trappm.cluster.scheduler.messages import (
+    BudgetSpent,
     Close,
     Course,
     Dismiss,
@@ -32,12 +33,11 @@ from trappm.cluster.scheduler.messages import (
     Publish,
     Quarantine,
     Seen,
-    Spent,
     Tick,
     Waiting,
     Worker,
 )
-from trappm.cluster.scheduler.spend import Allowance
+from trappm.cluster.scheduler.spend import Spend
 from trappm.cluster.scheduler.stop_rules import StopRules
 from trappm.profiler.records import Outcome
 
@@ -107,10 +107,10 @@ class Ledger:
         return sum(state == "done" for state in self.state.values())
 
     def machine(self, course: Course, **so_far) -> Machine:
-        allowance = Allowance(
+        spend = Spend(
             self.rules, labels=self.labels, seconds=self.seconds, limit_s=LIMIT_S
         )  # fmt: skip
-        return Machine(course, allowance=allowance, **so_far)
+        return Machine(course, spend=spend, **so_far)
 
     def resumed(self, course: Course) -> Machine:
         """A machine that goes on after everything but the ledger was lost."""
@@ -183,7 +183,7 @@ class VirtualCluster:
         self._at_work: Counter[str] = Counter()
         self._there: Counter[str] = Counter()
         self._frozen: set[str] = set()
-        self._thinking = False
+        self._job = False
         self._randoms = iter(())
         begun = Counter(one.partition("/")[0] for one in self.ledger.ended)
         self._left = {d: sum(course.shares[d]) - begun[d] for d in course.devices}
@@ -239,7 +239,7 @@ class VirtualCluster:
         elif kind is Enough:
             self.ledger.enough = self.ledger.enough or "clock"
         elif kind in {Learned, Planned}:
-            self._thinking = False
+            self._job = False
             if kind is Learned and event.enough:
                 self.ledger.enough = self.ledger.enough or "errors"
             if kind is Planned and not self.ledger.enough:  # written down, or not any more
@@ -298,25 +298,25 @@ class VirtualCluster:
         elif kind is Close:
             assert command.round_number not in self.ledger.closed
             self.ledger.closed.append(command.round_number)
-        elif kind is Spent:
+        elif kind is BudgetSpent:
             assert not self.ledger.enough
             assert not self.ledger.holder, "something runs that might fail"
-            self.ledger.enough = command.rule
+            self.ledger.enough = command.stop.rule
         elif kind is Publish:
             self.publications += 1
 
     def _begin_thinking(self) -> None:
-        assert not self._thinking, "two thoughts at once"
+        assert not self._job, "two thoughts at once"
         assert not (self.course.keeps_host_quiet and self._at_work.total()), (
             "measurements disturbed"
         )
-        self._thinking = True
+        self._job = True
 
     def _measure(self, worker: Worker, one: str) -> None:
         assert self._alive.get(worker.name) is worker, "work for a worker that is not there"
         assert self._doing[worker.name][0] is None, "two things at once"
         if self.course.keeps_host_quiet:
-            assert not self._thinking, "the learner disturbs a measurement"
+            assert not self._job, "the learner disturbs a measurement"
             busy = {self._alive[name].host for name, what in self._doing.items() if what[0]}
             assert worker.host not in busy, "one measurement disturbs another"
         self.ledger.lease(one, worker.name)

@@ -17,8 +17,12 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
-from trappm.learner.acquisition.similarity import LANDMARKS, matern, pool_features
+from trappm.learner.acquisition.similarity import LANDMARKS, pool_features
+from trappm.learner.bench.strategies import JUDGED, named_strategy
+from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
+
+EVERY = [*STRATEGIES, *(s.name for s in JUDGED if not s.name.startswith("bmdal"))]
 
 
 def request(n=60, seed=0, count=8, **options):
@@ -57,20 +61,20 @@ def posterior_variance(covariance, known):
     return float(np.mean(np.diag(covariance) - explained))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EVERY)
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 12), step=st.integers(2, 4))
 @settings(max_examples=25, deadline=None)
 def test_only_open_candidates_are_picked_each_once(name, seed, count, step):
     asked = request(seed=seed, count=count, candidates=np.arange(0, 60, step))
-    picks = [pick.index for pick in strategy_named(name).select(asked)]
+    picks = [pick.index for pick in named_strategy(name).select(asked)]
     assert len(picks) == len(set(picks)) == count
     assert set(picks) <= set(asked.candidates.tolist())
     assert not set(picks) & {*asked.labelled.tolist(), *asked.pending.tolist()}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_same_seed_same_picks(name):
-    first, second = (strategy_named(name).select(request(n=700, seed=4)) for _ in range(2))
+    first, second = (named_strategy(name).select(request(n=700, seed=4)) for _ in range(2))
     assert first == second
 
 
@@ -102,7 +106,7 @@ def test_variance_leaves_less_variance_than_chance(n):
     covariance = full_covariance(asked)
 
     def left_by(name, seed):
-        picks = strategy_named(name).select(
+        picks = named_strategy(name).select(
             replace(asked, generator=np.random.default_rng(seed))
         )  # fmt: skip
         return posterior_variance(covariance, [*asked.known, *(p.index for p in picks)])
@@ -178,6 +182,10 @@ def test_it_works_before_anything_is_known_and_on_equal_configurations():
 def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="did you mean 'random'"):
         strategy_named("randon")
+    for name in ("coreset", "density", "lcmd", "badge"):  # judged, not offered
+        assert named_strategy(name).name == name
+        with pytest.raises(InputError, match=rf"strategy '{name}'; there are: ours,"):
+            strategy_named(name)
     with pytest.raises(InputError, match="asked for"):
         request(count=10, candidates=np.arange(5))
     with pytest.raises(InputError, match="rows for a pool of 60"):
@@ -190,14 +198,14 @@ def test_what_cannot_be_is_refused():
 
 
 def picks_of(name, asked):
-    return [pick.index for pick in strategy_named(name).select(asked)]
+    return [pick.index for pick in named_strategy(name).select(asked)]
 
 
 def nothing():
     return np.zeros(0, dtype=np.int64)
 
 
-@pytest.mark.parametrize("name", [n for n in STRATEGIES if n != "uncertainty"])
+@pytest.mark.parametrize("name", [n for n in EVERY if n != "uncertainty"])
 def test_no_label_is_needed_to_begin(name):
     asked = request(labelled=nothing(), pending=nothing(), uncertainty=None)
     assert len(set(picks_of(name, asked))) == 8
@@ -255,13 +263,11 @@ def test_density_leaves_loners_for_later():
 
 
 def test_facility_serves_the_pool_better_than_chance():
-    from trappm.learner.acquisition.similarity import matern
-
     asked = request(n=300, count=10)
 
     def served(picks):
         known = asked.points[[*asked.known, *picks]]
-        return matern(asked.points, known).max(axis=1).mean()
+        return matern32(asked.points, known).max(axis=1).mean()
 
     drawn = [
         served(picks_of("random", replace(asked, generator=np.random.default_rng(s))))
@@ -440,7 +446,7 @@ def test_what_is_no_number_is_refused_instead_of_chosen():
 
 def represented(points, known):
     """The sum over the pool of the likeness to the nearest that is known."""
-    return float(matern(points, points[known]).max(axis=1).sum()) if len(known) else 0.0
+    return float(matern32(points, points[known]).max(axis=1).sum()) if len(known) else 0.0
 
 
 @given(seed=st.integers(0, 1_000), known=st.integers(0, 5))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Targets
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
@@ -19,7 +19,7 @@ def pool(zoo, measure):
 
 def learner(workloads):
     prior = GraphPrior(METRIC)
-    return Joint(prior, Ground.of(prior, workloads))
+    return Joint(prior, PoolPoints.of(prior, workloads))
 
 
 def fit(pool, rows, above=None):

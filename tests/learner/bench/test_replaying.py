@@ -5,8 +5,8 @@ import pytest
 
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.bench.benchmark import Samples
-from trappm.learner.bench.peers import PEERS
-from trappm.learner.bench.replay import Bench, named_strategy, probability_above, replay
+from trappm.learner.bench.replay import Bench, probability_above, replay
+from trappm.learner.bench.strategies import JUDGED, named_strategy
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
@@ -67,7 +67,7 @@ def test_what_is_held_out_is_never_chosen_and_labels_add_up(samples):
     assert points[0].seconds < points[1].seconds < points[2].seconds
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, *(peer.name for peer in PEERS)])
+@pytest.mark.parametrize("name", [*STRATEGIES, *(other.name for other in JUDGED)])
 def test_every_strategy_runs_a_campaign_and_repeats_it(samples, name):
     if name.startswith("bmdal"):
         pytest.importorskip("bmdal_reg")

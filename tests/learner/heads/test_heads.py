@@ -35,7 +35,7 @@ def errors(heads, zoo, rows, targets):
     """MAPE of each metric on these rows."""
     predictions = heads.predict(zoo.workloads(rows)[0])
     columns = [("step_time_ms", "memory_mib", "power_w").index(m) for m in predictions.metrics]
-    return 100 * np.mean(np.abs(predictions.mean / targets[np.ix_(rows, columns)] - 1), axis=0)
+    return 100 * np.mean(np.abs(predictions.median / targets[np.ix_(rows, columns)] - 1), axis=0)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_metric_without_labels_has_no_head_and_one_with_a_few_has(zoo, measure
     targets[rows[:3], 2] = 40.0
     heads = train(zoo, rows, targets, small)
     assert heads.metrics == ("step_time_ms", "memory_mib", "power_w")
-    power = heads.predict(zoo.workloads(held_out)[0]).mean[:, 2]
+    power = heads.predict(zoo.workloads(held_out)[0]).median[:, 2]
     assert np.all((power > 40 / 3) & (power < 3 * 40))
 
 
@@ -123,7 +123,7 @@ def test_absolute_size_is_not_lost(trained, zoo):
     heads = trained[0]
     predictions = heads.predict(zoo.workloads(range(21, 24))[0])
     assert [zoo.graphs[i].batch_size for i in (21, 22, 23)] == [1, 4, 16]
-    step_time = predictions.mean[:, 0]
+    step_time = predictions.median[:, 0]
     assert 2 < step_time[1] / step_time[0] < 5
     assert 2 < step_time[2] / step_time[1] < 5
 
@@ -151,7 +151,7 @@ def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):
 def test_intervals_hold_most_new_architectures_and_contain_the_mean(trained, zoo):
     heads, _, held_out, targets = trained
     p = heads.predict(zoo.workloads(held_out)[0])
-    assert np.all((p.low < p.mean) & (p.mean < p.high))
+    assert np.all((p.low < p.median) & (p.median < p.high))
     assert np.all(p.log_std >= p.disagreement)
     inside = (p.low <= targets[held_out, :2]) & (targets[held_out, :2] <= p.high)
     assert inside.mean() > 0.75
@@ -171,10 +171,10 @@ def test_same_seed_same_heads_and_another_seed_another(zoo, measure, small):
 
 def test_predictions_do_not_depend_on_what_is_asked_beside(trained, zoo):
     heads = trained[0]
-    together = heads.predict(zoo.workloads(range(96))[0]).mean
-    alone = heads.predict(zoo.workloads([9])[0]).mean
+    together = heads.predict(zoo.workloads(range(96))[0]).median
+    alone = heads.predict(zoo.workloads([9])[0]).median
     np.testing.assert_allclose(alone[0], together[9], rtol=1e-4)
-    assert heads.predict([]).mean.shape == (0, 2)
+    assert heads.predict([]).median.shape == (0, 2)
 
 
 def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, measure, small):
@@ -184,7 +184,7 @@ def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, measure, small)
     for heads in (source, other):
         again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
         first, second = (h.predict(workloads) for h in (heads, again))
-        for name in ("mean", "low", "high", "log_std", "disagreement", "outside"):
+        for name in ("median", "low", "high", "log_std", "disagreement", "outside"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 

@@ -26,7 +26,7 @@ def train(zoo, rows, targets, preset, groups=None, **options):
 
 def errors(heads, zoo, rows, targets):
     predictions = heads.predict(zoo.workloads(rows)[0])
-    return 100 * np.mean(np.abs(predictions.mean / targets[rows][:, :2] - 1), axis=0)
+    return 100 * np.mean(np.abs(predictions.median / targets[rows][:, :2] - 1), axis=0)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_papers_head_trains(zoo, measure):
 def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, networks):
     again = heads_from_tensors(networks.head, trained.settings(), trained.tensors())
     workloads = zoo.workloads(range(96))[0]
-    for name in ("mean", "low", "high", "log_std", "disagreement"):
+    for name in ("median", "low", "high", "log_std", "disagreement"):
         first, second = (getattr(h.predict(workloads), name) for h in (trained, again))
         np.testing.assert_array_equal(first, second)
 
@@ -72,9 +72,9 @@ def test_transfer_goes_on_from_the_weights_of_the_source(trained, zoo, measure, 
     for name, tensor in source.tensors().items():
         if "network" in name:
             assert torch.equal(tensor, target.tensors()[name])
-    faster = target.predict(zoo.workloads(rows)[0]).mean / source.predict(
+    faster = target.predict(zoo.workloads(rows)[0]).median / source.predict(
         zoo.workloads(rows)[0]
-    ).mean  # fmt: skip
+    ).median  # fmt: skip
     np.testing.assert_allclose(faster[:, 0], 2.0, rtol=1e-4)
 
 
@@ -86,7 +86,7 @@ def test_transfer_needs_the_same_preset(trained, zoo, measure, networks):
 
 def test_intervals_contain_the_mean(trained, zoo):
     p = trained.predict(zoo.workloads(range(96))[0])
-    assert np.all((p.low < p.mean) & (p.mean < p.high))
+    assert np.all((p.low < p.median) & (p.median < p.high))
     assert np.all(p.log_std >= p.disagreement)
 
 

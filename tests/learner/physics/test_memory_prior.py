@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.acquisition.joint import Ground, Joint
+from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of
@@ -74,7 +74,7 @@ def test_the_quick_learner_finds_the_loop_too(traced, loop):
     start = MemoryPrior(np.log([0.01, 1.0, 1.0, 1.0]))
     values = np.exp(MemoryPrior(start.log_constants, loop).log_values(workloads))
     targets = Targets(values, np.full(len(values), np.nan), names)
-    learner = Joint(start, Ground.of(start, workloads))
+    learner = Joint(start, PoolPoints.of(start, workloads))
     fitted = learner.fit(workloads, targets, np.random.default_rng(0))
     assert fitted.prior.loop is loop
     np.testing.assert_allclose(fitted.predict(workloads).median, values, rtol=0.03)

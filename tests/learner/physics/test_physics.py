@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from trappm.learner.physics.graph_terms import PRIORS, fit_coefficients, log_prior, term_matrix
-from trappm.profiler.records import METRICS
 
 
 def mape(predicted_log, values):
     return 100 * np.mean(np.abs(np.exp(predicted_log) / values - 1))
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", PRIORS)
 def test_terms_are_finite_never_negative_and_never_all_zero(zoo, metric):
     terms = term_matrix(zoo.graphs, metric)
     assert terms.shape == (len(zoo.graphs), len(PRIORS[metric].terms))
@@ -67,9 +66,9 @@ def test_the_level_of_a_device_needs_four_labels(zoo, measure, factor):
 
 
 def test_one_wild_label_changes_little(zoo, measure):
-    spec = PRIORS["memory_mib"]
-    terms = term_matrix(zoo.graphs, "memory_mib")
-    values = measure(zoo.graphs)[:, 1]
+    spec = PRIORS["step_time_ms"]
+    terms = term_matrix(zoo.graphs, "step_time_ms")
+    values = measure(zoo.graphs)[:, 0]
     logs = np.log(values)
     wild = logs.copy()
     wild[5] += 3.0
@@ -79,8 +78,8 @@ def test_one_wild_label_changes_little(zoo, measure):
 
 
 def test_without_labels_the_centre_stays(zoo):
-    spec = PRIORS["memory_mib"]
+    spec = PRIORS["step_time_ms"]
     centre = np.linspace(-1, 1, len(spec.terms))
-    terms = term_matrix(zoo.graphs[:0], "memory_mib")
+    terms = term_matrix(zoo.graphs[:0], "step_time_ms")
     found = fit_coefficients(terms, np.zeros(0), spec, centre=centre)
     np.testing.assert_array_equal(found, centre)

@@ -5,7 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from trappm.learner.residual.residual import Residual, fit_residual, grouped_folds
+from trappm.learner.residual.residual import Residual, fit_residual
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.gaussian_process import fit_process
 from trappm.profiler.errors import InputError
 
@@ -98,7 +99,7 @@ def test_values_above_a_bound_teach_as_much_as_they_say(rows):
             np.random.default_rng(0),
             feature_groups=(2, 4),
             folds=folds[rows],
-            least=bounds[rows],
+            bounds=bounds[rows],
         )
         return np.mean((answer - residual.predict(asked)[0])[high])
 
@@ -141,7 +142,7 @@ def test_wrong_shapes_are_told():
     with pytest.raises(InputError, match="not finite"):
         fit_residual(features, np.full(20, np.nan), groups, generator)
     with pytest.raises(InputError, match="not one of each"):
-        fit_residual(features, values, groups, generator, least=np.zeros(3))
+        fit_residual(features, values, groups, generator, bounds=np.zeros(3))
     with pytest.raises(InputError, match="columns"):
         fit_residual(features, values, groups, generator, feature_groups=(2, 2))
     with pytest.raises(InputError, match=r"not \(n, 6\)"):

@@ -86,7 +86,7 @@ def test_what_regressed_is_published_but_not_the_latest(here, there, mape):
     assert found.moved == (mape <= 6.0)
     assert there.resolve("latest") == (after if mape <= 6.0 else before)
     assert after in there.ids()
-    assert ("a100 train memory_mib was 5 % off" in found.told) == (mape > 6.0)
+    assert ("a100 train memory_mib was 5 % off" in found.message) == (mape > 6.0)
 
 
 DAMAGES = ("truncated", "one bit", "longer", "missing", "foreign", "renamed")

@@ -81,7 +81,7 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
         assert loaded.trained(device, Phase.TRAIN).settings == trained.settings
         after = loaded.predict(workloads, device)
         assert after.metrics == before.metrics
-        for name in ("mean", "low", "high", "log_std"):
+        for name in ("median", "low", "high", "log_std"):
             np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-4)
 
 
@@ -240,7 +240,7 @@ def test_heads_of_two_phases_of_a_device_stay_apart_and_need_no_encoder(content,
     loaded, workloads = load_snapshot(info.folder), zoo.workloads([0, 9])[0]
     for phase, one in heads["rtx"].items():
         said = loaded.predict(workloads, "rtx", phase)
-        np.testing.assert_allclose(said.mean, one.heads.predict(workloads).mean, rtol=1e-4)
+        np.testing.assert_allclose(said.median, one.heads.predict(workloads).median, rtol=1e-4)
     with pytest.raises(SnapshotError, match="has no encoder"):
         assert loaded.encoder
 
@@ -276,6 +276,9 @@ def test_a_copy_is_the_same_snapshot_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id
     shutil.rmtree(saved.folder)
-    assert load_snapshot(info.folder).predict(zoo.workloads([0])[0], "cpu-2t").mean.shape == (1, 2)
+    assert load_snapshot(info.folder).predict(zoo.workloads([0])[0], "cpu-2t").median.shape == (
+        1,
+        2,
+    )
     with pytest.raises(SnapshotError, match="already there"):
         copy_snapshot(info.folder, info.folder)

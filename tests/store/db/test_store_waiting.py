@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -118,10 +117,8 @@ def test_the_wait_is_bounded_and_ends_in_one_line_that_says_how_long_it_was(outa
     url, take_away, bring_back = outage
     with Store.open(url, Patience(1.5, told)) as opened:
         take_away()
-        begin = time.monotonic()
-        with pytest.raises(StoreError, match=r"waited \d+ s for it in vain.*resume") as caught:
+        with pytest.raises(StoreError, match=r"waited [1-9]\d* s for it in vain.*resume") as caught:
             opened.record(measurement())
-        assert time.monotonic() > begin
         assert "\n" not in str(caught.value)
         assert len(told.lines) == 1
         bring_back()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from trappm.cluster.campaign.spec import CampaignSpec
+    from trappm.reports.campaign_facts import CampaignFacts
     from trappm.store import Home
 
 app = typer.Typer(
@@ -77,7 +80,8 @@ def resume(campaign_id: CampaignId = None, address: Address = None, detach: Deta
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.launch import opened_first, spec_of, to_resume
+    from trappm.cluster.campaign.spec import spec_of
+    from trappm.cluster.launch import opened_first, to_resume
 
     with opened_first(home) as store:
         campaign = to_resume(store, campaign_id)
@@ -92,6 +96,7 @@ def watch(
 ) -> None:
     """Follow a campaign that runs, on this machine or a cluster: rates, errors, time to go."""
     from trappm.reports import live_campaign
+    from trappm.reports.campaign_facts import campaign_facts
     from trappm.reports.label_frames import store_to_read
     from trappm.store import Home
 
@@ -99,7 +104,7 @@ def watch(
     with store_to_read(home) as store:
         campaign = store.campaign(campaign_id)
         if as_json:
-            print_json(live_campaign.facts(store, campaign.id))
+            print_json(campaign_facts(store, campaign.id).to_json())
         else:
             live_campaign.watch(store, campaign.id, once=once)
 
@@ -145,65 +150,66 @@ def retry(
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
-    from trappm.reports import campaign_report
+    from trappm.reports.campaign_facts import campaign_rows
+    from trappm.reports.campaign_report import print_campaigns
     from trappm.reports.label_frames import store_or_none_yet
     from trappm.store import Home
 
     home = Home.find()
     with store_or_none_yet(home) as store:
-        rows = campaign_report.campaign_rows(store)
+        rows = campaign_rows(store)
     if as_json:
-        print_json(rows)
+        print_json([asdict(row) for row in rows])
     else:
-        campaign_report.print_campaigns(rows)
+        print_campaigns(rows)
 
 
 @app.command(epilog="Example: trappm campaign status")
 def status(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Tell where a campaign stands: assignments, outcomes, errors by round, last events."""
-    from trappm.reports import campaign_report
-    from trappm.reports.label_frames import store_or_none_yet
-    from trappm.store import Home
+    from trappm.reports.campaign_report import print_status
 
-    home = Home.find()
-    with store_or_none_yet(home) as store:
-        facts = campaign_report.campaign_facts(store, store.campaign(campaign_id).id)
-    if as_json:
-        print_json(facts)
-    else:
-        campaign_report.print_status(facts)
+    _show(campaign_id, as_json, print_status)
 
 
 @app.command("report", epilog="Example: trappm campaign report")
 def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
-    from trappm.reports import campaign_report
+    from trappm.reports.campaign_report import print_report
+
+    _show(campaign_id, as_json, print_report)
+
+
+def _show(
+    campaign_id: str | None, as_json: bool, for_people: Callable[[CampaignFacts], None]
+) -> None:
+    from trappm.reports.campaign_facts import campaign_facts
     from trappm.reports.label_frames import store_or_none_yet
     from trappm.store import Home
 
-    home = Home.find()
-    with store_or_none_yet(home) as store:
-        facts = campaign_report.campaign_facts(store, store.campaign(campaign_id).id)
+    with store_or_none_yet(Home.find()) as store:
+        facts = campaign_facts(store, store.campaign(campaign_id).id)
     if as_json:
-        print_json(facts)
+        print_json(facts.to_json())
     else:
-        campaign_report.print_report(facts)
+        for_people(facts)
 
 
-def _stop(campaign_id: str | None, state: str, told: str) -> None:
+def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
     from trappm.cluster.campaign.orders import order_stop
     from trappm.store import CampaignState, Home, Store
 
     with Store.open(Home.open().database_url) as store:
         campaign = order_stop(store, campaign_id, CampaignState(state))
-    typer.echo(f"campaign {campaign.id} is {state}: {told} {campaign.id}")
+    typer.echo(f"campaign {campaign.id} is {state}: {next_step} {campaign.id}")
 
 
 def _run(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
     from trappm.cluster.launch import End, run_campaign
-    from trappm.reports import campaign_report
+    from trappm.reports.campaign_facts import campaign_facts
+    from trappm.reports.campaign_report import print_report
     from trappm.reports.label_frames import store_to_read
     from trappm.terminal.campaign_display import Display
 
@@ -221,4 +227,4 @@ def _run(
         typer.echo(f"\nStopped; go on with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with store_to_read(home) as store:
-        campaign_report.print_report(campaign_report.campaign_facts(store, campaign_id))
+        print_report(campaign_facts(store, campaign_id))

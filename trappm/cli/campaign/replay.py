@@ -51,12 +51,12 @@ def replay(
     from trappm.experiments.label_files import metric_column
     from trappm.experiments.replays import QUICK, Plan, Results, run
     from trappm.learner.acquisition import STRATEGIES
-    from trappm.learner.bench.peers import PEERS
-    from trappm.learner.bench.replay import BUDGETS, named_strategy
+    from trappm.learner.bench.replay import BUDGETS
+    from trappm.learner.bench.strategies import JUDGED, named_strategy
     from trappm.terminal.evaluation_tables import EvaluationDisplay
     from trappm.terminal.replay_tables import draw, print_summary, summary
 
-    everyone = [*STRATEGIES, *(peer.name for peer in PEERS)]
+    everyone = [*STRATEGIES, *(other.name for other in JUDGED)]
     strategies = everyone if strategy == "all" else _names(strategy)
     for name in strategies:
         named_strategy(name)
@@ -98,7 +98,7 @@ def replay(
 
 
 def _names(text: str) -> list[str]:
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
         raise InputError("no name is given; give names with commas between them")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))

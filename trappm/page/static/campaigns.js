@@ -91,7 +91,7 @@ function heading(data) {
     h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of its pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Its labels"),
       data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Its snapshot")),
     data.next_command && h("div", { class: "notice" }, h("p", {}, "Its process is gone. What was recorded is kept; go on with:"), command(data.next_command)),
-    data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} runs nothing, so what is told here was not measured on such a device, and no snapshot is published.`),
+    data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} runs nothing, so what is shown here was not measured on such a device, and no snapshot is published.`),
   ];
 }
 
@@ -124,7 +124,7 @@ function outlook(data, ended) {
   if (!data.end) return h("p", { class: "muted" }, "Nothing can be foretold yet: two trainings are needed.");
   return [
     facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["Planned, left unmeasured", data.end.unmeasured ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
-    h("p", {}, data.end.told),
+    h("p", {}, data.end.reason),
   ];
 }
 

@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from trappm.cluster.campaign.stop_check import Ending
+from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Settled, Worker
-from trappm.cluster.workers.canary_gate import Canaries
+from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.fair_share import Claims
-from trappm.cluster.workers.interfaces import Crew
+from trappm.cluster.workers.interfaces import Workers
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import stack_fingerprint
-from trappm.store import Store
+from trappm.store import AssignmentState, Store
 
 
 class CanaryStopError(CampaignError):
     """The canary stopped the last worker of a device that is still needed."""
 
 
-class Roster:
+class Membership:
     """The workers of one campaign.
 
     Args:
         store: of the campaign.
         campaign_id: of the campaign.
         protocol: the name of the one that it measures by.
-        crew: provides the workers.
+        workers: provides the workers.
         canaries: forget who is gone.
-        ending: once it has come, no labels are taken over any more.
+        stop_check: once a rule holds, no labels are taken over any more.
         on_taken: told how many assignments of a device have labels from earlier campaigns.
     """
 
@@ -41,13 +41,17 @@ class Roster:
         store: Store,
         campaign_id: str,
         protocol: str,
-        crew: Crew,
-        canaries: Canaries,
-        ending: Ending,
+        workers: Workers,
+        canaries: CanaryGate,
+        stop_check: StopCheck,
         on_taken: Callable[[str, int], None],
     ) -> None:
-        self._store, self._id, self._protocol = store, campaign_id, protocol
-        self._crew, self._canaries, self._ending = crew, canaries, ending
+        self._store = store
+        self._id = campaign_id
+        self._protocol = protocol
+        self._workers = workers
+        self._canary_gate = canaries
+        self._stop_check = stop_check
         self._on_taken = on_taken
         self._known: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
@@ -62,7 +66,7 @@ class Roster:
 
     def follow(self) -> Iterator[Event]:
         """Who has come or gone since it was asked last."""
-        there = {worker.name: worker for worker in self._crew.workers()}
+        there = {worker.name: worker for worker in self._workers.joined()}
         for worker in list(self._known.values()):
             if there.get(worker.name) != worker:
                 self.forget(worker)
@@ -75,12 +79,12 @@ class Roster:
 
     def share(self) -> Iterator[Event]:
         """Gives GPUs back that are due to other campaigns on the cluster; interrupts nothing."""
-        leaving = self._crew.share(self._claims.of(self._crew.campaigns()))
+        leaving = self._workers.share(self._claims.of(self._workers.campaigns()))
         self._leaving.update(leaving)
         yield from map(Leaving, leaving)
-        busy = {worker.name for worker, _ in self._crew.running()}
+        busy = {worker.name for worker, _ in self._workers.running()}
         for worker in [worker for worker in self._leaving if worker.name not in busy]:
-            self._crew.dismiss(worker)
+            self._workers.dismiss(worker)
             self.forget(worker)
             yield Lost(worker, "its GPU goes to another campaign")
 
@@ -88,7 +92,7 @@ class Roster:
         """It is gone, whatever the reason."""
         self._known.pop(worker.name, None)
         self._leaving.discard(worker)
-        self._canaries.forget(worker)
+        self._canary_gate.forget(worker)
 
     def taken_over(self, device: str) -> list[str]:
         """Assignments, just planned, that have labels of earlier campaigns on the stacks here."""
@@ -102,8 +106,8 @@ class Roster:
             CanaryStopError: the canary stopped the last one.
             CampaignError: none will come.
         """
-        lost = sorted(missing - set(self._crew.awaited()))
-        stopped = [f"{w.device}: {why}" for w, why in self._canaries.stopped.items()
+        lost = sorted(missing - set(self._workers.awaited()))
+        stopped = [f"{w.device}: {why}" for w, why in self._canary_gate.stopped.items()
                    if w.device in lost]  # fmt: skip
         if stopped:
             raise CanaryStopError(
@@ -120,7 +124,7 @@ class Roster:
     def _adopt(self, worker: Worker) -> Iterator[Event]:
         """What was measured before, on the same device and stack, is not measured again."""
         stack = worker.device, worker.fingerprint
-        if stack not in self._adopted and not self._ending.has_come:
+        if stack not in self._adopted and not self._stop_check.holds:
             yield Settled(self._take_over(*stack))
             self._adopted.add(stack)
 
@@ -142,4 +146,7 @@ class Roster:
         return sorted(before - self._open(device))
 
     def _open(self, device: str) -> set[str]:
-        return {a.id for a in self._store.assignments(self._id, device=device, state="open")}
+        return {
+            a.id
+            for a in self._store.assignments(self._id, device=device, state=AssignmentState.OPEN)
+        }

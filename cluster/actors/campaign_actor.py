@@ -1,17 +1,14 @@
-"""The Ray actors: profilers, the learner, and the campaign that drives them.
+"""The Ray actor that runs a campaign, with profilers and a learner that are actors as well.
 
-Thin shells: what they do stands in `profiler`, `learning` and `campaign`. They are plain classes;
-who starts one makes an actor of it with `ray.remote`. Import this module inside
+A plain class; who starts one makes an actor of it with `ray.remote`. Import this module inside
 `runtime.ray_runtime` only (see there).
 """
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,81 +18,18 @@ from typing import Any
 import ray
 
 from trappm.cluster.actors.learner_proxy import LearnerProxy
-from trappm.cluster.actors.profiler_pool import RayCrew, this_process
+from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles.kernel_profiles import KernelCache
-from trappm.cluster.workers.interfaces import Crew, Learner
-from trappm.profiler.errors import DeviceError
-from trappm.profiler.records import Configuration, Measurement
-from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.cluster.workers.interfaces import Learner, Workers
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
 LINGER_S = 60.0
 """How long a detached campaign that has ended answers its watchers."""
-
-
-class ProfilerActor:
-    """Measures on one device of the node that it runs on, one configuration at a time."""
-
-    def __init__(self, device: str) -> None:
-        from trappm.profiler.measuring.isolation import Measurer
-
-        self._device = device
-        self._measurer = Measurer()
-        self._measurer.__enter__()
-
-    def is_there(self) -> None:
-        """Answers, though a measurement may run in the other thread."""
-
-    def describe(self) -> dict[str, Any]:
-        """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""
-        from trappm.profiler.devices import open_device
-        from trappm.profiler.host.environment import stack_fingerprint
-
-        try:
-            environment = open_device(self._device).environment()
-        except DeviceError as error:
-            raise DeviceError(f"host {platform.node()}: {error}") from error
-        return {
-            "host": ray.get_runtime_context().get_node_id(),
-            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-            "fingerprint": stack_fingerprint(environment),
-            "process": this_process(),
-        }
-
-    def measure(
-        self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str
-    ) -> Measurement:
-        return self._measurer.measure(
-            configuration, self._device, protocol, attempt_key=attempt_key
-        )
-
-
-class LearnerActor:
-    """Holds the pool's graphs, the encoder and the heads; a second thread answers for progress."""
-
-    def __init__(self, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
-        self._learner = CampaignLearner(
-            preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
-        )
-        self._progress = (0, 0)
-
-    def progress(self) -> tuple[int, int]:
-        return self._progress
-
-    def call(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        self._progress = (0, 0)
-        if method in {"set_pool", "fit"}:
-            keywords = {**keywords, "on_progress": self._note}
-        return getattr(self._learner, method)(*arguments, **keywords)
-
-    def _note(self, done: int, total: int) -> None:
-        self._progress = (done, total)
 
 
 class CampaignActor:
@@ -145,7 +79,7 @@ class CampaignActor:
             "life": self._life,
             "begun": self._campaign is not None or ended,
             "ended": ended,
-            "lines_seen": progress.lines_told,
+            "lines_seen": progress.line_count,
             "progress": asdict(replace(progress, lines=lines)),
         }
 
@@ -172,7 +106,7 @@ class CampaignActor:
                 store=store,
                 campaign_id=self._campaign_id,
                 spec=self._spec,
-                crew=self._crew(),
+                workers=self._workers(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
                 kernels=KernelCache(self._home.kernel_profiles),
@@ -186,12 +120,12 @@ class CampaignActor:
                 return False
             return True
 
-    def _crew(self) -> Crew:
-        return RayCrew(
+    def _workers(self) -> Workers:
+        return ProfilerPool(
             self._spec.devices.keys,
             may_grow=self._may_grow,
             campaign_id=self._campaign_id,
-            tell=self._note_crew,
+            tell=self._note_worker,
         )
 
     def _learner(self) -> Learner:
@@ -212,9 +146,9 @@ class CampaignActor:
             self._campaign.note("store", message)
         else:  # it is not open yet
             lines = (*self._progress.lines, message)
-            self._progress = Progress(stage="label store", lines=lines, lines_told=len(lines))
+            self._progress = Progress(stage="label store", lines=lines, line_count=len(lines))
 
-    def _note_crew(self, message: str) -> None:
+    def _note_worker(self, message: str) -> None:
         if self._campaign is not None:
             self._campaign.note("node", message)
 

@@ -1,0 +1,69 @@
+"""The Ray actor that measures: one for each device of a node.
+
+A thin shell around `profiler.measuring`. It is a plain class; who starts one makes an actor of it
+with `ray.remote`. Import this module inside `runtime.ray_runtime` only (see there).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from typing import Any
+
+import psutil
+import ray
+
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.records import Configuration, Measurement
+from trappm.profiler.records import Protocol as MeasuringProtocol
+
+
+def this_process() -> tuple[int, float]:
+    """What `kill_process` knows this process by."""
+    return os.getpid(), psutil.Process().create_time()
+
+
+def kill_process(pid: int, began: float) -> None:
+    """Ends a process of this node, whatever state it is in, unless its id is another's by now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.create_time() == began:
+            process.kill()
+
+
+class ProfilerActor:
+    """Measures on one device of the node that it runs on, one configuration at a time."""
+
+    def __init__(self, device: str) -> None:
+        from trappm.profiler.measuring.isolation import Measurer
+
+        self._device = device
+        self._measurer = Measurer()
+        self._measurer.__enter__()
+
+    def is_there(self) -> None:
+        """Answers, though a measurement may run in the other thread."""
+
+    def describe(self) -> dict[str, Any]:
+        """Host, GPUs that Ray gave to it, its software stack's fingerprint, and its process."""
+        from trappm.profiler.devices import open_device
+        from trappm.profiler.host.environment import stack_fingerprint
+
+        try:
+            environment = open_device(self._device).environment()
+        except DeviceError as error:
+            raise DeviceError(f"host {platform.node()}: {error}") from error
+        return {
+            "host": ray.get_runtime_context().get_node_id(),
+            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "fingerprint": stack_fingerprint(environment),
+            "process": this_process(),
+        }
+
+    def measure(
+        self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str
+    ) -> Measurement:
+        return self._measurer.measure(
+            configuration, self._device, protocol, attempt_key=attempt_key
+        )

@@ -1,0 +1,136 @@
+"""Measurements of a campaign: started on its workers, and recorded as they come back.
+
+Those that came back and those that begin are written together, in one transaction, so a campaign on
+many GPUs needs few of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from trappm.cluster.campaign.news import News
+from trappm.cluster.campaign.progress import Pace, measurement_line
+from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.scheduler.messages import (
+    CanaryMeasured,
+    Event,
+    Lost,
+    Measure,
+    Measured,
+    Quarantine,
+    Stopped,
+)
+from trappm.cluster.workers.canary_gate import CanaryGate
+from trappm.cluster.workers.interfaces import CanaryCheck, Finished, Workers
+from trappm.store import Assignment, Store
+from trappm.store.records import is_final
+from trappm.store.repositories.label_rows import makes_label
+from trappm.store.validation import recordable
+
+_LOST = "the worker was lost"
+
+
+class Results:
+    """The measurements of one campaign."""
+
+    def __init__(
+        self,
+        store: Store,
+        campaign_id: str,
+        spec: CampaignSpec,
+        workers: Workers,
+        canary_gate: CanaryGate,
+        pace: Pace,
+        news: News,
+    ) -> None:
+        self.ended: Counter[str] = Counter()
+        """Assignments that need no measurement any more, by device."""
+        self._store = store
+        self._id = campaign_id
+        self._max_attempts = spec.max_attempts
+        self._protocol = spec.measuring_protocol
+        self._workers = workers
+        self._canary_gate = canary_gate
+        self._pace = pace
+        self._tell = news.tell
+        self._leases: dict[str, Assignment] = {}
+        self._unwritten: list[Finished] = []
+        """Measurements that came back, for the next transaction."""
+
+    def write(self, commands: Sequence[Measure] = ()) -> None:
+        """Records what has come back, and leases and starts what is to be measured."""
+        results = [
+            (finished.measurement, finished.task.id)
+            for finished in self._unwritten
+            if finished.measurement is not None and isinstance(finished.task, Assignment)
+        ]
+        wanted = [(c.assignment_id, c.worker.name) for c in commands]
+        if results or wanted:
+            leases = self._store.record_and_lease(results, wanted, max_attempts=self._max_attempts)
+            self._unwritten.clear()
+            for command, lease in zip(commands, leases, strict=True):
+                self._leases[lease.id] = lease
+                self._canary_gate.count_measurement(command.worker)
+                self._workers.start(command.worker, lease, self._protocol)
+        for measurement, _ in results:
+            self._pace.measured(measurement.device, measurement.duration_s)
+            self._tell(news=measurement_line(measurement))
+
+    def wait(self, timeout_s: float) -> Sequence[Finished]:
+        """Takes what has come back; it is written with what is measured next.
+
+        What cannot be recorded becomes an error with the reason.
+        """
+        finished = [
+            entry
+            if entry.measurement is None
+            else replace(entry, measurement=recordable(
+                entry.measurement, entry.task.configuration, entry.worker.device, self._protocol,
+                entry.task.attempt_key, entry.worker.fingerprint,
+            ))
+            for entry in self._workers.wait(timeout_s)
+        ]  # fmt: skip
+        self._keep(finished)
+        return finished
+
+    def _keep(self, finished: Sequence[Finished]) -> None:
+        self._unwritten += finished
+        for entry in finished:
+            if isinstance(entry.task, CanaryCheck):
+                self._tell(news=self._canary_gate.take(entry))
+            elif entry.measurement is None:
+                loss = entry.loss or _LOST
+                self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {loss}")
+
+    def events(self, finished: Finished) -> Iterator[Event]:
+        """What a result means for the campaign."""
+        worker, task, measurement = finished.worker, finished.task, finished.measurement
+        if worker in self._canary_gate.stopped:
+            yield Stopped(worker)
+        if measurement is None:
+            yield Lost(worker, finished.loss or _LOST)
+        elif isinstance(task, CanaryCheck):
+            yield CanaryMeasured(worker)
+        else:
+            if is_final(measurement.outcome) and task.id in self._leases:
+                del self._leases[task.id]
+                self.ended[task.device] += 1
+            yield Measured(
+                worker, task.id, measurement.outcome, measurement.duration_s,
+                makes_label(measurement),
+            )  # fmt: skip
+
+    def quarantine(self, command: Quarantine) -> None:
+        """Records that an assignment is given up."""
+        configuration = self._leases.pop(command.assignment_id).configuration
+        hosts = len(set(command.hosts))
+        message = (
+            f"{command.device}  {configuration} is given up: {command.failures} attempts failed, "
+            f"on {hosts} {'host' if hosts == 1 else 'hosts'}"
+        )
+        event = {"message": message, "id": command.assignment_id}
+        self._store.log_event(self._id, "quarantined", event)
+        self.ended[command.device] += 1
+        self._tell(news=message)

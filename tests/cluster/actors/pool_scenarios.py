@@ -1,0 +1,91 @@
+"""The pool of profilers alone on an emulated Ray cluster: the program behind `test_profiler_pool`.
+
+    python tests/cluster/pool_scenarios.py SCENARIO
+
+It prints what happened as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import ray
+from emulated_cluster import A100, MadeUpProfiler, emulated, mark, wait_until
+
+from trappm.cluster.actors import profiler_pool
+from trappm.cluster.actors.profiler_pool import ProfilerPool
+from trappm.cluster.workers.interfaces import CanaryCheck
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.measuring.protocols import QUICK
+from trappm.profiler.records import Configuration
+
+
+def has_joined(pool, count):
+    pool.wait(0.1)  # which welcomes those that have started
+    return len(pool.joined()) == count
+
+
+def gone_already():
+    with emulated([("A100", 1)]):
+        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        wait_until(lambda: has_joined(pool, 1))
+        (worker,) = pool.joined()
+        pool.dismiss(worker)
+        step = Configuration(architecture="resnet18", batch_size=1, input_size=64)
+        pool.start(worker, CanaryCheck(step), QUICK)
+        return {
+            "losses": [finished.loss for finished in pool.wait(timeout_s=0)],
+            "again": [finished.loss for finished in pool.wait(timeout_s=0)],
+        }
+
+
+def given_back():
+    profiler_pool.RELEASE_S = 2.0
+    with emulated([("A100", 2)]):
+        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        wait_until(lambda: has_joined(pool, 2))
+        end = time.monotonic() + 2 * profiler_pool.RELEASE_S
+        while time.monotonic() < end:
+            pool.want({A100: 2})
+            pool.wait(0.1)
+        waiting, free = len(pool.joined()), ray.available_resources().get("GPU", 0)
+        pool.want({A100: 0})
+        wait_until(lambda: has_joined(pool, 0))
+        wait_until(lambda: ray.available_resources().get("GPU", 0) == 2)
+        free_at_last = ray.available_resources()["GPU"]
+        return {"while_work_waits": waiting, "free_then": free, "free_at_last": free_at_last}
+
+
+def mended():
+    messages = []
+    with emulated([("A100", 1)]) as made:
+        (node,) = made.measuring
+        mark(node, "fails to start")
+        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler, tell=messages.append)
+        wait_until(lambda: has_joined(pool, 0) and len(messages) >= 2)
+        awaited = list(pool.awaited())
+        Path(os.environ["TRAPPM_HOME"], f"{node.node_id} fails to start").unlink()
+        wait_until(lambda: has_joined(pool, 1))
+        return {"messages": messages, "awaited": sorted(set(awaited)), "joined": 1}
+
+
+def broken_here():
+    with emulated([("A100", 1)]) as made:
+        mark(made.measuring[0], "fails to start")
+        pool = ProfilerPool([A100], may_grow=False, profiler=MadeUpProfiler)
+        try:
+            wait_until(lambda: has_joined(pool, 1))
+        except DeviceError as error:
+            return {"error": str(error)}
+    return {"error": None}
+
+
+if __name__ == "__main__":
+    result = {f.__name__: f for f in (gone_already, given_back, mended, broken_here)}[sys.argv[1]]()
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+    os._exit(0)

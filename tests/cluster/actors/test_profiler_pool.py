@@ -1,0 +1,64 @@
+"""The pool of profiler actors on a real Ray cluster, without a campaign: who joins and who leaves.
+
+Each is a program of its own (`pool_scenarios`), since Ray reads its environment at its import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trappm.cluster.actors.profiler_pool import RECRUIT_S, REFUSED_S, pause_after
+
+
+def test_a_profiler_that_cannot_be_started_is_tried_more_and_more_seldom():
+    assert [pause_after(n) for n in (1, 2, 3)] == [2 * RECRUIT_S, 4 * RECRUIT_S, 8 * RECRUIT_S]
+    assert pause_after(7) == pause_after(5_000) == REFUSED_S  # as it is after some days
+
+
+@pytest.fixture
+def play(tmp_path):
+    def run(scenario):
+        result = subprocess.run(
+            [sys.executable, Path(__file__).with_name("pool_scenarios.py"), scenario],
+            env=os.environ | {"TRAPPM_HOME": str(tmp_path)},
+            capture_output=True, text=True, check=False, timeout=280,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.slow
+def test_what_is_given_to_a_worker_that_has_just_gone_comes_back_as_lost(play):
+    """Between two looks at the workers the machine may still think that it is there."""
+    assert play("gone_already") == {"losses": ["the profiler was gone already"], "again": []}
+
+
+@pytest.mark.slow
+def test_a_gpu_is_given_back_once_nothing_has_been_left_for_it_for_a_while(play):
+    assert play("given_back") == {"while_work_waits": 2, "free_then": 0, "free_at_last": 2}
+
+
+@pytest.mark.slow
+def test_a_profiler_that_cannot_be_started_is_told_of_and_joins_once_it_is_mended(play):
+    result = play("mended")
+    first, second, *_ = result["messages"]
+    assert "No module named 'timm'" in first
+    assert "the next one is started in 2 s" in first
+    assert "the next one is started in 4 s" in second
+    assert result["awaited"] == ["simulated:a100"]
+    assert result["joined"] == 1
+
+
+@pytest.mark.slow
+def test_on_this_machine_alone_a_profiler_that_cannot_be_started_ends_the_campaign(play):
+    result = play("broken_here")
+    assert result["error"].startswith("the profiler of simulated:a100 cannot be started: ")
+    assert "No module named 'timm'" in result["error"]

@@ -1,0 +1,356 @@
+"""The facts of a campaign as its label store has them, wherever it runs.
+
+They are gathered here once, for `trappm campaign list`, `status`, `report` and `watch`, for their
+JSON, and for the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from trappm.cluster.campaign.ownership import ENDED, runs
+from trappm.cluster.campaign.spec import CampaignBudget, budget_of
+from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
+from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
+from trappm.store.records import EventRecord, Purpose, RoundState
+
+if TYPE_CHECKING:
+    from trappm.profiler.measuring.canary import CanaryReading
+
+WINDOW_MIN = 10.0
+"""Rates are those of the last so many minutes."""
+INTERRUPTED = "interrupted"
+"""The state of a campaign that the store calls running, but whose process is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignRow:
+    """A campaign in the list of all."""
+
+    id: str
+    name: str
+    state: str
+    next_command: str | None
+    """To go on with it, where it was interrupted."""
+    labels: int
+    seed: int
+    created_at: str
+    finished_at: str | None
+    devices: Mapping[str, Mapping[str, int]]
+    """By device: how many assignments are in each state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """How far a campaign is on one device, and how quickly it goes on."""
+
+    done: int
+    failed: int
+    budget: int
+    """How many configurations the whole campaign measures."""
+    measuring: int
+    workers: int
+    attempts_per_minute: float
+    minutes_to_go: float | None
+    """At that rate; None while there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of measuring, failed attempts included."""
+
+    gpu_hours: float
+    gpu_hours_to_come: float | None
+    """At most; None while no attempt has ended on a device that is to measure more."""
+    money: float | None
+    """None without `stop.price_per_gpu_hour` in the campaign file."""
+    money_to_come: float | None
+
+    def __str__(self) -> str:
+        line = f"spent on measuring: {self.gpu_hours:,.2f} GPU-hours"
+        if self.money is not None:
+            line += f" (money: {self.money:,.2f})"
+        if self.gpu_hours_to_come is None:
+            return line
+        line += f"; to come at most: about {self.gpu_hours_to_come:,.2f} GPU-hours"
+        if self.money_to_come is not None:
+            line += f" (money: {self.money_to_come:,.2f})"
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """A round, with the report of the first training that knew all of it."""
+
+    number: int
+    purpose: Purpose
+    state: RoundState
+    report: TrainingReport | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanarySeries:
+    """Readings of one worker's canary that can be compared, and the last of them."""
+
+    device: str
+    host: str
+    stack_fingerprint: str
+    canary: str
+    readings: int
+    step_times_ms: Sequence[float | None]
+    reference_ms: float | None
+    last_ms: float | None
+    last_drift: float | None
+    decision: str
+    taken_at: str
+    message: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Working:
+    """A measurement that runs now."""
+
+    worker: str | None
+    device: str
+    configuration: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignFacts:
+    """Everything that is shown of one campaign."""
+
+    id: str
+    name: str
+    state: str
+    next_command: str | None
+    """To go on with it, where it was interrupted."""
+    seed: int
+    created_at: str
+    finished_at: str | None
+    spec: Mapping[str, Any]
+    """The campaign file, as it was launched."""
+    devices: Mapping[str, DeviceFacts]
+    """The source first."""
+    minutes_to_go: float | None
+    """Of measuring; None while a device has no rate."""
+    assignments: Mapping[str, Mapping[AssignmentState, int]]
+    outcomes: Mapping[str, Mapping[str, int]]
+    rounds: Sequence[RoundFacts]
+    canary: Sequence[CanarySeries]
+    rehearsal_on: Sequence[str]
+    """Devices that run nothing."""
+    snapshot: str | None
+    end: CampaignEnd | None
+    cost: Cost
+    working: Sequence[Working]
+    events: Sequence[EventRecord]
+    """The latest, in their order."""
+
+    @property
+    def source(self) -> str:
+        return next(iter(self.devices))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def standing(self) -> str:
+        """The state for people, with what to do about it."""
+        return standing(self.state, self.next_command)
+
+    @property
+    def trained(self) -> list[tuple[RoundFacts, TrainingReport]]:
+        """Rounds with a report."""
+        return [(r, r.report) for r in self.rounds if r.report is not None]
+
+    def to_json(self, *, exclude: set[str] | None = None) -> dict[str, Any]:
+        """Plain values, for machines."""
+        values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(
+            self, mode="json", exclude=exclude
+        )
+        return values
+
+
+def campaign_rows(store: Store) -> list[CampaignRow]:
+    """All campaigns, the latest first."""
+    labels = store.label_counts()
+    return [
+        CampaignRow(
+            id=campaign.id,
+            name=campaign.name,
+            state=live_state(campaign),
+            next_command=_next_command(campaign),
+            labels=labels.get(campaign.id, 0),
+            seed=campaign.seed,
+            created_at=campaign.created_at,
+            finished_at=campaign.finished_at,
+            devices=_by_state(campaign, store.assignment_counts(campaign.id)),
+        )
+        for campaign in store.campaigns()
+    ]
+
+
+def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) -> CampaignFacts:
+    """The facts of one campaign.
+
+    Raises:
+        InputError: there is no such campaign.
+        CampaignError: another version launched it, whose file this one cannot read.
+    """
+    campaign = store.campaign(campaign_id)
+    budget = budget_of(campaign)
+    devices = _devices(store, campaign, budget)
+    minutes = [device.minutes_to_go for device in devices.values()]
+    snapshots = [s.id for s in store.snapshots() if s.campaign_id == campaign_id]
+    return CampaignFacts(
+        id=campaign.id,
+        name=campaign.name,
+        state=live_state(campaign),
+        next_command=_next_command(campaign),
+        seed=campaign.seed,
+        created_at=campaign.created_at,
+        finished_at=campaign.finished_at,
+        spec=campaign.spec,
+        devices=devices,
+        minutes_to_go=None if None in minutes else max(m for m in minutes if m is not None),
+        assignments=store.assignment_counts(campaign_id),
+        outcomes=store.outcome_counts(campaign_id),
+        rounds=[
+            RoundFacts(
+                number=r.number,
+                purpose=r.purpose,
+                state=r.state,
+                report=TrainingReport.of(r.report),
+            )
+            for r in store.rounds(campaign_id)
+        ],
+        canary=_canary(store.canaries(campaign_id=campaign_id)),
+        rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
+        snapshot=snapshots[0] if snapshots else None,
+        end=end_of(store, campaign, budget),
+        cost=_cost(store, campaign, budget, devices),
+        working=[
+            Working(
+                worker=a.worker,
+                device=a.device,
+                configuration=str(a.configuration),
+                attempt=a.attempts,
+            )
+            for a in store.assignments(campaign_id, state=AssignmentState.LEASED)
+        ],
+        events=store.events(campaign_id, last=latest_events),
+    )
+
+
+def live_state(campaign: CampaignRecord) -> str:
+    """Its state; one that the store calls running, but whose process is gone, is interrupted."""
+    if campaign.state is CampaignState.RUNNING and not runs(campaign):
+        return INTERRUPTED
+    return str(campaign.state)
+
+
+def standing(state: str, next_command: str | None) -> str:
+    """A campaign's state for people, with what to do about it."""
+    return state if next_command is None else f"{state}; go on with: {next_command}"
+
+
+def _next_command(campaign: CampaignRecord) -> str | None:
+    is_interrupted = live_state(campaign) == INTERRUPTED
+    return f"trappm campaign resume {campaign.id}" if is_interrupted else None
+
+
+def _by_state(
+    campaign: CampaignRecord, counts: Mapping[str, Mapping[AssignmentState, int]]
+) -> dict[str, dict[str, int]]:
+    devices = dict(campaign.spec.get("devices") or {})  # another version may have launched it
+    return {
+        device: {str(state): counts.get(device, {}).get(state, 0) for state in AssignmentState}
+        for device in (devices.get("source"), devices.get("target"))
+        if device
+    }
+
+
+def _devices(
+    store: Store, campaign: CampaignRecord, budget: CampaignBudget
+) -> dict[str, DeviceFacts]:
+    now = datetime.now(UTC)
+    began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
+    minutes = max((now - began).total_seconds() / 60, 1 / 60)
+    counts = store.assignment_counts(campaign.id)
+    lately = store.outcome_counts(campaign.id, since=began.isoformat())
+    at_work = store.assignments(campaign.id, state=AssignmentState.LEASED)
+    devices = {}
+    for device in budget.devices.keys:
+        states = counts.get(device, {})
+        done = states.get(AssignmentState.DONE, 0)
+        failed = states.get(AssignmentState.FAILED, 0)
+        rate = sum(lately.get(device, {}).values()) / minutes
+        to_come = budget.budget(device) - done - failed
+        devices[device] = DeviceFacts(
+            done=done,
+            failed=failed,
+            budget=budget.budget(device),
+            measuring=sum(a.device == device for a in at_work),
+            workers=len({a.worker for a in at_work if a.device == device}),
+            attempts_per_minute=rate,
+            minutes_to_go=to_come / rate if rate else (None if to_come else 0.0),
+        )
+    return devices
+
+
+def _cost(
+    store: Store,
+    campaign: CampaignRecord,
+    budget: CampaignBudget,
+    devices: Mapping[str, DeviceFacts],
+) -> Cost:
+    spent_s = store.measuring_seconds_by_device(campaign.id)
+    attempts = {d: sum(n.values()) for d, n in store.outcome_counts(campaign.id).items()}
+    to_come = {}
+    if campaign.state not in ENDED:
+        to_come = {d: max(0, f.budget - f.done - f.failed) for d, f in devices.items()}
+        to_come = {device: count for device, count in to_come.items() if count}
+    hours_to_come = None
+    if all(attempts.get(device) for device in to_come):
+        seconds = sum(n * spent_s[device] / attempts[device] for device, n in to_come.items())
+        hours_to_come = seconds / 3600
+    price = None if budget.stop is None else budget.stop.price_per_gpu_hour
+    hours = sum(spent_s.values()) / 3600
+    return Cost(
+        gpu_hours=hours,
+        gpu_hours_to_come=hours_to_come,
+        money=None if price is None else price * hours,
+        money_to_come=None if price is None or hours_to_come is None else price * hours_to_come,
+    )
+
+
+def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:
+    series: dict[tuple[object, ...], list[CanaryReading]] = {}
+    for reading in readings:
+        series.setdefault(reading.series, []).append(reading)
+    return [
+        CanarySeries(
+            device=taken[-1].device,
+            host=taken[-1].host,
+            stack_fingerprint=taken[-1].stack_fingerprint,
+            canary=str(taken[-1].configuration),
+            readings=len(taken),
+            step_times_ms=[reading.step_time_ms for reading in taken],
+            reference_ms=taken[-1].reference_ms,
+            last_ms=taken[-1].step_time_ms,
+            last_drift=taken[-1].relative_drift,
+            decision=str(taken[-1].decision),
+            taken_at=taken[-1].taken_at,
+            message=taken[-1].message,
+        )
+        for taken in series.values()
+    ]
