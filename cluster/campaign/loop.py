@@ -6,8 +6,8 @@
                                  heads are trained on 1.. and judged on round 0
                               -> snapshot
 
-The state machine (`scheduler.state_machine`) decides what happens next; the loop carries its commands out
-and reports what came of them. SQL is the truth: nothing is kept in memory that could not be read
+`scheduler.state_machine` decides what happens next; the loop carries its commands out and reports
+what came of them. SQL is the truth: nothing is kept in memory that could not be read
 back, so that a campaign killed at any moment goes on from the last recorded measurement. The loop
 knows no Ray: `Workers` measure, and a `Learner` learns in a thread beside it.
 """
