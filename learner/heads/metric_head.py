@@ -22,9 +22,9 @@ from torch import Tensor
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
-from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.stats.calibration import Calibration, Familiarity
 from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

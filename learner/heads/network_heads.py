@@ -34,9 +34,9 @@ from trappm.learner.networks.regressor import (
     network_outputs,
     train_network,
 )
-from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
+from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import OnProgress

@@ -34,7 +34,7 @@ from trappm.learner.networks.distinct import (
 )
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.snapshots.tensors import with_prefix
+from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.progress import OnProgress

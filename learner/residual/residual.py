@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from trappm.learner.residual.trees import Growth, Trees, grow, join
-from trappm.learner.snapshots.tensors import with_prefix
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.gaussian_process import (
     LEAST_NOISE,
@@ -31,6 +30,7 @@ from trappm.learner.stats.gaussian_process import (
     fit_process,
 )
 from trappm.learner.stats.student_t import robust_deviation
+from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
