@@ -201,7 +201,7 @@ def test_code_version_names_the_commit_and_whether_it_is_changed(tmp_path: Path)
     git(ours, "tag", "v9")  # the commit is named, whatever tags there are
     clean = f"{version('trappm')}+{git(ours, 'rev-parse', 'HEAD')[:12]}"
     assert code_version_of(ours) == (clean, None)
-    with (ours / "profiler" / "records.py").open("a", encoding="utf-8") as file:
+    with (ours / "profiler" / "errors.py").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     assert code_version_of(ours) == (f"{clean}-dirty", None)
 

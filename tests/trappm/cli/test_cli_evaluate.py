@@ -183,7 +183,7 @@ def test_step_times_are_told_by_the_name_of_either_file(tmp_path):
 
 
 def test_who_has_no_estimates_of_faketensor_is_judged_without_it(say, sheets, tmp_path):
-    plain = tmp_path / "plain.csv"
+    plain = tmp_path / "plain.jsonl"
     measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
     export_file(measured, plain)
     status, out, err = say("--labels", plain, "--seeds", 1, "--json")
