@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+
+from trappm.profiler.errors import CampaignError, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +22,10 @@ class Judgement:
 
     device: str
     metric: str
-    architecture: str
     measured: float
     predicted: float
+    architecture: str | None = None
+    """None in reports of before 22 November 2026."""
     configuration_id: str | None = None
     low: float | None = None
     """The lower end of the predicted interval."""
@@ -81,8 +84,20 @@ class TrainingReport:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any] | None) -> TrainingReport | None:
-        """What `to_json` gave; None of a round that was closed without a training."""
-        return _adapter().validate_python(stored) if stored else None
+        """What `to_json` gave; None of a round that was closed without a training.
+
+        Raises:
+            CampaignError: another version wrote it, in a form that this one cannot read.
+        """
+        if not stored:
+            return None
+        try:
+            return _adapter().validate_python(stored)
+        except ValidationError as error:
+            raise CampaignError(
+                f"the report of a round cannot be read ({one_line(error)}); go on with the version "
+                "that wrote it"
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the store."""

@@ -112,7 +112,7 @@ def result_of(report: TrainingReport) -> Result:
     pairs: dict[Series, list[tuple[float, str]]] = defaultdict(list)
     for judgement in report.evaluation:
         error = 100.0 * abs(judgement.predicted / judgement.measured - 1.0)
-        pairs[judgement.device, judgement.metric].append((error, judgement.architecture))
+        pairs[judgement.device, judgement.metric].append((error, judgement.architecture or ""))
     return {series: Judged(*zip(*errors, strict=True)) for series, errors in pairs.items()}
 
 

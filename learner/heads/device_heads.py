@@ -118,6 +118,8 @@ class Heads:
         blocks = []
         for metric in self.metrics:
             for rows, head in self._by_head(metric, workloads):
+                if not len(rows):
+                    continue
                 part = head.gradients([workloads[i] for i in rows.tolist()])
                 block = np.zeros((len(workloads), part.shape[1]), np.float32)
                 block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)

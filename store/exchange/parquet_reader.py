@@ -3,7 +3,7 @@
 A few hundred bytes of Parquet can unpack to any size, and the sizes in its header may be a
 lie. So `store.exchange.files` has it unpacked here, in a process with a bound for its memory.
 
-    python -IS parquet_rows.py FILE SYS_PATH... > lines
+    python -IS parquet_reader.py FILE SYS_PATH... > lines
 
 Each line is one row as an object; a list ends them, with the reason of a refusal, or empty.
 """

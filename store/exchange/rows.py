@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
@@ -36,7 +43,8 @@ MAX_ROW_BYTES = 3 << 20
 _LARGEST_AMOUNT = 1e9
 """Of a time, of memory, power and energy in their units: far beyond any device."""
 
-_Name = Annotated[str, Field(min_length=1, max_length=64)]
+_LONGEST_NAME = 64
+_Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 _Whole = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Share = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -53,6 +61,21 @@ def _with_zone(text: str) -> str:
     if time is None or time.tzinfo is None:
         raise ValueError("it must be a time in ISO 8601 with a zone")
     return text
+
+
+def _as_written(protocol: object) -> object:
+    """Nothing of a protocol is filled in or converted: by its name labels are told apart."""
+    if not isinstance(protocol, Mapping):
+        return protocol
+    name = protocol.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
+        raise ValueError(f"it has no name of 1 to {_LONGEST_NAME} letters")
+    for field in dataclasses.fields(Protocol):
+        given = protocol.get(field.name, field.default)
+        wanted = (int, float) if isinstance(field.default, float) else type(field.default)
+        if isinstance(given, bool) or not isinstance(given, wanted):
+            raise ValueError(f"{field.name} is {given!r}; it must be a number")
+    return protocol
 
 
 class _Columns(BaseModel):
@@ -90,7 +113,7 @@ class _Columns(BaseModel):
     step_samples_ms: list[_Number]
     memory_detail_mib: dict[str, _Number]
     missing: dict[str, str]
-    protocol: Protocol
+    protocol: Annotated[Protocol, BeforeValidator(_as_written)]
     environment: dict[str, Any]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -119,9 +120,10 @@ def _query_server(
         connection.read_only = True
         _begin(connection, timeout_s)
         with psycopg.ServerCursor(connection, _CURSOR, scrollable=True) as cursor:
+            deadline = time.monotonic() + timeout_s
             cursor.execute(statement)
             names = [column.name for column in cursor.description or ()]
-            return names, _fetched(connection, cursor, max_rows)
+            return names, _fetched(connection, cursor, max_rows, deadline)
     except psycopg.errors.QueryCanceled as error:
         raise _took_too_long(timeout_s) from error
     except (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InternalError) as error:
@@ -134,13 +136,20 @@ def _query_server(
         connection.rollback()
 
 
-def _fetched(connection: Connection[Any], cursor: Any, max_rows: int) -> list[tuple[Any, ...]]:
-    """The rows, a few at a time, so that they do not fill the memory before they are counted."""
+def _fetched(
+    connection: Connection[Any], cursor: Any, max_rows: int, deadline: float
+) -> list[tuple[Any, ...]]:
+    """The rows, a few at a time, so that they do not fill the memory before they are counted.
+
+    The limit of time is set anew each time: a row may have changed it (`set_config`).
+    """
     rows: list[tuple[Any, ...]] = []
     size, portion = 0, 1
     while len(rows) < max_rows:
         portion = min(portion, max_rows - len(rows))
+        _limit_time(connection, deadline - time.monotonic())
         connection.execute(_WEIGH.format(begin=len(rows), rows=portion))
+        _limit_time(connection, deadline - time.monotonic())
         fetched = cursor.fetchmany(portion)
         rows += fetched
         fetched_size = sum(_size(value) for row in fetched for value in row)
@@ -164,12 +173,17 @@ def _begin(connection: Connection[Any], timeout_s: float) -> None:
     """A transaction that ends by itself, of a role that may only read if there can be one."""
     from psycopg.errors import InsufficientPrivilege
 
-    connection.execute(f"SET LOCAL statement_timeout = {round(timeout_s * 1000)}")
+    _limit_time(connection, timeout_s)
     try:
         with connection.transaction():
             connection.execute("SET LOCAL ROLE pg_read_all_data")
     except InsufficientPrivilege:
         pass  # it stays who it is; a superuser never comes here
+
+
+def _limit_time(connection: Connection[Any], seconds: float) -> None:
+    """For the next commands of this transaction; 0 would mean that there is no limit."""
+    connection.execute(f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}")
 
 
 def _refused(reason: str) -> InputError:

@@ -6,7 +6,7 @@ answered here, in a process that it can kill, and that has a bound of its own fo
 CPU time. It needs nothing but the standard library, so that it starts in a few hundredths of a
 second.
 
-    python -IS sqlite_question.py < question
+    python -IS sqlite_reader.py < question
 
 where the question is a JSON object of file, statement, max_rows and timeout_s, writes JSON, one
 value a line: the names of the columns, then each row; an object with the reason of a refusal.

@@ -22,10 +22,9 @@ class BodyKinds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = MutableHeaders(raw=list(scope["headers"]))
-            path = scope["path"]
             if not headers.get("content-type", "").startswith("multipart/"):
                 headers["content-type"] = "application/json"
-            elif path in {"/v1/predict", "/v1/compare"}:
-                path += UPLOAD
-            scope = {**scope, "path": path, "headers": headers.raw}
+            elif scope["path"] in {"/v1/predict", "/v1/compare"}:
+                scope["path"] += UPLOAD
+            scope["headers"] = headers.raw  # in place: the gate reads the route from this scope
         await self._app(scope, receive, send)

@@ -9,6 +9,9 @@ from campaign_crew import BUDGET, FakeWorkers, campaign
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
+from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.stop_rules import result_of
+from trappm.profiler.errors import CampaignError
 from trappm.reports import live_campaign
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.reports.campaign_report import (
@@ -115,3 +118,16 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
     assert {device.done for device in facts.devices.values()} == {0}
     live_campaign.watch(store, run.id, once=True)
     assert "running" in capsys.readouterr().out
+
+
+def test_a_report_of_before_judgements_had_architectures_is_read():
+    judged = {"device": "cpu-2t", "metric": "step_time_ms", "measured": 2.0, "predicted": 1.0}
+    report = TrainingReport.of({"evaluation": [judged]})
+    assert report.evaluation[0].architecture is None
+    assert [judged.mape for judged in result_of(report).values()] == [50.0]
+
+
+def test_a_report_that_cannot_be_read_is_one_line():
+    with pytest.raises(CampaignError, match="report of a round cannot be read") as caught:
+        TrainingReport.of({"labels": []})
+    assert "\n" not in str(caught.value)

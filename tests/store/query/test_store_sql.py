@@ -108,6 +108,13 @@ def test_what_a_single_call_and_an_answer_take_is_bounded(asked, statement, reas
         asked.query_sql(statement, timeout_s=0.5 if reason == "0.5 s" else 10 * TIMEOUT_S)
 
 
+@pytest.mark.parametrize("databases", ["postgresql"], indirect=True)
+def test_a_statement_cannot_lift_its_limit_of_time(asked):
+    lifted = "SELECT set_config('statement_timeout', '0', false)"
+    with pytest.raises(InputError, match=r"stopped after 0.5 s"):
+        asked.query_sql(f"{lifted} UNION ALL SELECT pg_sleep(60)::text", timeout_s=0.5)
+
+
 WRITES = [
     "",
     "   -- nothing",

@@ -301,6 +301,15 @@ def test_the_schema_describes_the_questions(server):
     assert ServingSettings().token is None
 
 
+def test_metrics_tell_the_routes_apart(server):
+    server.get("/v1/devices")
+    server.post("/v1/predict", {"model": "no_such_model", "device": "a100"})
+    server.get("/no/such/route")
+    text = server.get("/metrics").body.decode()
+    for route in ("/v1/devices", "/v1/predict", "other"):
+        assert f'trappm_requests_total{{route="{route}"' in text
+
+
 def _metric(asker, name):
     lines = asker.get("/metrics").body.decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))

@@ -121,7 +121,7 @@ function summary(data) {
 function outlook(data, ended) {
   if (ended && !data.end?.holds)
     return h("p", {}, data.state === "cancelled" ? "It was cancelled; its labels are kept." : "With its last round: all that was planned is measured.");
-  if (!data.end) return h("p", { class: "muted" }, "Nothing can be foretold yet: two trainings are needed.");
+  if (!data.end) return h("p", { class: "muted" }, "Nothing can be forecast yet: no training has ended.");
   return [
     facts([["Rule", data.end.rule], ["Labels then", data.end.labels ?? null], ["Planned, left unmeasured", data.end.unmeasured ?? null], ["When", data.end.at ? `about ${time(data.end.at)}` : null]]),
     h("p", {}, data.end.reason),
