@@ -175,6 +175,17 @@ class Choice:
     reason: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class PublishedSnapshot:
+    """A snapshot in the registry."""
+
+    id: str
+    folder: str
+    """Its name there."""
+    manifest: Mapping[str, Any]
+    """As JSON values."""
+
+
 class Learner(Protocol):
     """The learner: encodes the pool, trains heads, chooses what to measure next, publishes."""
 
@@ -197,8 +208,8 @@ class Learner(Protocol):
         """What to measure next, the most wanted first; without any label as well."""
         ...
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves a snapshot of encoder and heads; its id, folder and manifest."""
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        """Saves a snapshot of encoder and heads, with more fields for its manifest."""
         ...
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:

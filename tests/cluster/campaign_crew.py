@@ -19,7 +19,13 @@ from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
 from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
+from trappm.cluster.workers.interfaces import (
+    CanaryCheck,
+    Choice,
+    Finished,
+    ProfiledGraph,
+    PublishedSnapshot,
+)
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
@@ -214,7 +220,7 @@ class FakeLearner:
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
     def publish(self, registry, fields):
-        return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}
+        return PublishedSnapshot(self.snapshot, self.snapshot, {"heads": {}, **fields})
 
     def promote(self, registry, snapshot_id):
         self.promoted = snapshot_id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.registry import Registry
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def show(name: Name = "latest", registry: Here = None, as_json: AsJson = False) 
 
     manifest = _manifest(name, registry)
     if as_json:
-        print_json(manifest)
+        print_json(manifest.to_json())
     else:
         print_manifest(manifest)
 
@@ -241,11 +241,11 @@ def _registry(location: str | None) -> Registry:
     return local_registry() if location is None else Registry(location)
 
 
-def _manifest(name: str, location: str | None) -> dict[str, object]:
+def _manifest(name: str, location: str | None) -> Manifest:
     from trappm.learner.snapshots.manifest import read_manifest
     from trappm.prediction.snapshot_choice import folder_of
 
     if location is None:
         return read_manifest(folder_of(name))
     shared = _registry(location)
-    return json.loads(json.dumps(shared.manifest(shared.resolve(name))))  # type: ignore[no-any-return]
+    return shared.manifest(shared.resolve(name))

@@ -114,7 +114,7 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Req
 async def snapshot(answerer: Service, name: str | None = None) -> Response:
     """The manifest of the snapshot in force, or of another one by id or alias."""
     snapshots = await answerer.snapshots.named(name)
-    return _json(body(snapshots[0].manifest))
+    return _json(body(snapshots[0].manifest.to_json()))
 
 
 @router.get("/v1/devices")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
@@ -13,9 +12,8 @@ from trappm.profiler.errors import SnapshotError
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.registry import Registry
-
-Manifest = Mapping[str, Any]
 
 
 def snapshot_rows(registry: Registry, *, shipped: bool) -> list[dict[str, Any]]:
@@ -55,23 +53,23 @@ def print_manifest(manifest: Manifest) -> None:
     shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
     rows = [tuple(row[name] for name in shown) for row in head_rows(manifest)]
     out = console()
-    out.print(f"snapshot [bold]{manifest['id']}[/], made {manifest['created_at']}")
+    out.print(f"snapshot [bold]{manifest.id}[/], made {manifest.created_at}")
     columns = ("device", "phase", "metric", "labels", "MAPE, %", "median, %", "in interval, %")
     print_table("", columns, rows)
     lines = {
-        "errors on": manifest.get("split"),
-        "campaign": manifest.get("campaign"),
-        "parent": manifest.get("parent"),
-        "labels": f"{_provenances(manifest)}, {manifest['training_labels']['sha256'][:16]}",
-        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
-        "versions": ", ".join(f"{k} {v}" for k, v in manifest["versions"].items()),
+        "errors on": manifest.split,
+        "campaign": manifest.campaign,
+        "parent": manifest.parent,
+        "labels": f"{_provenances(manifest)}, {manifest.training_labels.sha256[:16]}",
+        "features": ", ".join(f"{k} {v}" for k, v in manifest.feature_schema.items()),
+        "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
     for name, value in lines.items():
         if value is not None:
             out.print(f"{name}: {value}", soft_wrap=True, markup=False)
-    for source in manifest.get("sources", []):
+    for source in manifest.sources:
         out.print(
-            f"{source['labels']} labels from {source['file']} ({source['source']})",
+            f"{source.labels} labels from {source.file} ({source.source})",
             soft_wrap=True,
             markup=False,
         )
@@ -79,20 +77,20 @@ def print_manifest(manifest: Manifest) -> None:
 
 def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """One row for each head: device, phase, metric, labels, and its errors where they are known."""
-    errors, rows = manifest.get("errors") or {}, []
-    for device, phases in manifest["heads"].items():
-        for phase, settings in phases.items():
-            of_device = errors.get(device, {})
-            of_phase = of_device.get(phase, of_device)
-            for metric in settings["metrics"]:
-                known = of_phase.get(metric) or {}
+    rows = []
+    for device, phases in manifest.heads.items():
+        errors = manifest.errors_by_phase(device)
+        for phase, head in phases.items():
+            by_metric = errors.get(phase) or errors.get(None, {})
+            for metric in head.metrics:
+                known = by_metric.get(metric)
                 rows.append(
                     {
                         "device": device,
                         "phase": phase,
                         "metric": metric,
-                        "labels": settings["label_count"],
-                        **{number: known.get(number) for number in _NUMBERS},
+                        "labels": head.label_count,
+                        **{name: known.number(name) if known else None for name in _NUMBERS},
                     }
                 )
     return rows
@@ -122,38 +120,38 @@ _COLUMNS = ("id", "aliases", "campaign", "devices", "training_labels", "created_
 
 def _row(manifest: Manifest, aliases: list[str]) -> dict[str, Any]:
     return {
-        "id": manifest["id"],
+        "id": manifest.id,
         "aliases": aliases,
-        "campaign": manifest.get("campaign"),
-        "devices": sorted(manifest["heads"]),
+        "campaign": manifest.campaign,
+        "devices": sorted(manifest.heads),
         "training_labels": _by_provenance(manifest),
-        "created_at": manifest["created_at"],
+        "created_at": manifest.created_at,
     }
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "id": manifest["id"],
-        "made": manifest["created_at"],
-        "campaign": manifest.get("campaign"),
+        "id": manifest.id,
+        "made": manifest.created_at,
+        "campaign": manifest.campaign,
         "labels": _provenances(manifest),
-        "label set": manifest["training_labels"]["sha256"][:16],
-        "source device": manifest["source_device"],
-        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
+        "label set": manifest.training_labels.sha256[:16],
+        "source device": manifest.source_device,
+        "features": ", ".join(f"{k} {v}" for k, v in manifest.feature_schema.items()),
     }
     errors = mean_errors(manifest)
-    for device, phases in manifest["heads"].items():
-        for phase, settings in phases.items():
-            for metric in settings["metrics"]:
+    for device, phases in manifest.heads.items():
+        for phase, head in phases.items():
+            for metric in head.metrics:
                 error = errors.get((device, phase, metric))
                 known = "error not told" if error is None else f"{error:.3g} % off"
                 facts[f"head {device} {phase} {metric}"] = known
-    return facts | {f"version of {name}": v for name, v in manifest["versions"].items()}
+    return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
 
 
 def _by_provenance(manifest: Manifest) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for counts in manifest.get("training_labels", {}).get("counts", {}).values():
+    for counts in manifest.training_labels.counts.values():
         total.update(counts)
     return dict(total)
 
