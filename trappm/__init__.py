@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.label_frames import labels
     from trappm.prediction.lookup import Answer, lookup
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
-    from trappm.reports.label_frames import labels
 
     __version__: str
 
@@ -26,7 +26,7 @@ _HOMES = {
     "Answer": "trappm.prediction.lookup",
     "Prediction": "trappm.prediction.prediction",
     "TrappmError": "trappm.profiler.errors",
-    "labels": "trappm.reports.label_frames",
+    "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",
 }

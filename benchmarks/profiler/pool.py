@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trappm.cluster.profiles.pool_file import build, load_pool_file
+from trappm.cluster.pool_file import build, load_pool_file
 from trappm.cluster.profiles.static_profiles import profile_graph
 from trappm.profiler.models.pool import build_pool
 from trappm.reports.pools import pool_facts

@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.actors.learner_actor import LearnerActor
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.ray_runtime import first_line, here
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.interfaces import (
     Choice,
     ChoiceRequest,

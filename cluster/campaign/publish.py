@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
 from trappm.cluster.campaign.news import CampaignStopped, News
-from trappm.cluster.learning.learner_thread import LearnerThread, training_labels
 from trappm.cluster.workers.rehearsal import unfit_to_publish
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.host.environment import utc_now

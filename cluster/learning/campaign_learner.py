@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
-from trappm.cluster.learning.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.scheduler.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.workers.interfaces import (
     Choice,
     ChoiceRequest,

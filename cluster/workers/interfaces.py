@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.fair_share import Claim
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import Assignment, Store
+from trappm.store import Assignment
 
 if TYPE_CHECKING:
     from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+    from trappm.cluster.profiles.static_profiles import ProfiledGraph
 
 
 @dataclass(frozen=True)
@@ -45,31 +46,6 @@ class Finished:
     measurement: Measurement | None
     loss: str | None = None
     """Why there is no measurement."""
-
-
-@dataclass(frozen=True)
-class ProfiledGraph:
-    """The static profile of an architecture at an input size, or why there is none."""
-
-    architecture: str
-    input_size: int
-    template: bytes | None
-    """As `GraphTemplate.to_bytes` gives it."""
-    refusal: str | None
-    step: bytes | None = None
-    """As `StepProfile.to_bytes` gives it."""
-    step_refusal: str | None = None
-    """Why a model with a graph has no step profile."""
-
-    def save(self, store: Store) -> None:
-        store.workloads.save_graph(
-            self.architecture,
-            self.input_size,
-            self.template,
-            self.refusal,
-            step=self.step,
-            step_refusal=self.step_refusal,
-        )
 
 
 class Workers(Protocol):

@@ -15,15 +15,15 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
 from trappm.cluster.workers.interfaces import (
     CanaryCheck,
     Choice,
     Finished,
-    ProfiledGraph,
     PublishedSnapshot,
 )
 from trappm.profiler.host.environment import utc_now

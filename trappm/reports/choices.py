@@ -21,7 +21,7 @@ from trappm.terminal.png_figures import new_figure, save_png
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
-    from trappm.cluster.campaign.spec import CampaignSpec
+    from trappm.cluster.spec import CampaignSpec
     from trappm.profiler.records import Configuration
     from trappm.store import Assignment, CampaignRecord, Home, Store
 
@@ -108,7 +108,7 @@ def explain(
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
-    from trappm.cluster.campaign.spec import spec_of
+    from trappm.cluster.spec import spec_of
 
     campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
@@ -149,9 +149,9 @@ def _next(
     count: int,
 ) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
     """What the strategy would pick now, and the embeddings of the pool."""
+    from trappm.cluster.campaign.learner_thread import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
-    from trappm.cluster.learning.learner_thread import training_labels
     from trappm.cluster.profiles.kernel_profiles import KernelCache
 
     cache = home.campaigns / campaign.id

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.campaign.spec import parse_spec
 from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.spec import parse_spec
 from trappm.cluster.workers.interfaces import ChoiceRequest
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError

@@ -63,7 +63,7 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
-    from trappm.reports.label_frames import labels, store_to_read
+    from trappm.label_frames import labels, store_to_read
 
     if sql is not None:
         shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}

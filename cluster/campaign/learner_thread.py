@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
-from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
 from trappm.cluster.workers.interfaces import (
     Choice,
     ChoiceRequest,
