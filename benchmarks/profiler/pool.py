@@ -59,7 +59,7 @@ def main() -> None:
         facts = timed("pool counted by family", lambda: pool_facts(store, file.name))
         templates = timed("graph templates read", lambda: store.workloads.graph_templates(pairs))
         steps = timed("step profiles read", lambda: store.workloads.step_profiles(pairs))
-        assert len(pool) == facts["total"]["usable"] >= 25_000
+        assert len(pool) == facts.total.usable >= 25_000
         assert len(templates) == len(steps) == len(pairs)
         print(f"{len(pool)} configurations, {len(pairs)} static profiles")
 

@@ -71,6 +71,6 @@ def status(
     with store_or_none_yet(Home.find()) as store:
         facts = pool_facts(store, name)
     if as_json:
-        print_json(facts)
+        print_json(facts and facts.to_json())
     else:
         print_pool(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,7 @@ def list_snapshots(registry: Here = None, as_json: AsJson = False) -> None:
 
     rows = snapshot_rows(_registry(registry), shipped=registry is None)
     if as_json:
-        print_json(rows)
+        print_json([row.to_json() for row in rows])
     else:
         print_snapshots(rows)
 
@@ -162,7 +163,7 @@ def diff(
 
     rows = differences(_manifest(first, registry), _manifest(second, registry))
     if as_json:
-        print_json(rows)
+        print_json([asdict(row) for row in rows])
     else:
         print_differences(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def rows() -> list[dict[str, Any]]:
     """One row for each snapshot, the latest first, the shipped one last."""
-    return snapshot_rows(local_registry(), shipped=True)
+    return [row.to_json() for row in snapshot_rows(local_registry(), shipped=True)]
 
 
 def facts(store: Store, name: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def facts(store: Store, name: str) -> dict[str, Any]:
         "id": manifest.id,
         "aliases": called,
         "manifest": manifest.to_json(),
-        "heads": head_rows(manifest),
+        "heads": [asdict(row) for row in head_rows(manifest)],
         "families": _families(store, manifest),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
@@ -16,7 +18,51 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.registry import Registry
 
 
-def snapshot_rows(registry: Registry, *, shipped: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class SnapshotListing:
+    """A snapshot in a list; of a damaged one only its id and names are known."""
+
+    id: str
+    aliases: list[str]
+    campaign: str | None = None
+    devices: list[str] | None = None
+    training_labels: Mapping[str, int] | None = None
+    """Counts by provenance."""
+    created_at: str | None = None
+    damage: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.damage else {k: v for k, v in values.items() if k != "damage"}
+
+
+@dataclass(frozen=True)
+class HeadErrors:
+    """A head of a snapshot, with its errors (in percent) where they are known."""
+
+    device: str
+    phase: str
+    metric: str
+    labels: int
+    count: float | None
+    mape: float | None
+    median_ape: float | None
+    coverage: float | None
+    within_10_percent: float | None
+    rmse: float | None
+    """In the metric's unit."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two manifests say differently; None where one lacks it."""
+
+    what: str
+    first: object
+    second: object
+
+
+def snapshot_rows(registry: Registry, *, shipped: bool) -> list[SnapshotListing]:
     """One row for each whole snapshot, the latest first; the shipped one last."""
     aliases = registry.aliases()
     rows = []
@@ -25,23 +71,22 @@ def snapshot_rows(registry: Registry, *, shipped: bool) -> list[dict[str, Any]]:
         try:
             rows.append(_row(registry.manifest(name), called))
         except SnapshotError as error:
-            rows.append({**dict.fromkeys(_COLUMNS), "id": name, "aliases": called,
-                         "damage": str(error)})  # fmt: skip
-    rows.sort(key=lambda row: str(row["created_at"]), reverse=True)
+            rows.append(SnapshotListing(name, called, damage=str(error)))
+    rows.sort(key=lambda row: str(row.created_at), reverse=True)
     if shipped:
         rows.append(_row(read_manifest(SHIPPED), [DEFAULT]))
     return rows
 
 
-def print_snapshots(rows: list[dict[str, Any]]) -> None:
+def print_snapshots(rows: Sequence[SnapshotListing]) -> None:
     shown = [
         (
-            row["id"],
-            ", ".join(row["aliases"]),
-            row["campaign"],
-            ", ".join(row["devices"] or ()),
-            ", ".join(f"{n} {name}" for name, n in (row["training_labels"] or {}).items()),
-            row.get("damage") or str(row["created_at"])[:16].replace("T", " "),
+            row.id,
+            ", ".join(row.aliases),
+            row.campaign,
+            ", ".join(row.devices or ()),
+            ", ".join(f"{n} {name}" for name, n in (row.training_labels or {}).items()),
+            row.damage or str(row.created_at)[:16].replace("T", " "),
         )
         for row in rows
     ]
@@ -51,7 +96,7 @@ def print_snapshots(rows: list[dict[str, Any]]) -> None:
 def print_manifest(manifest: Manifest) -> None:
     """Heads with their errors, labels, and where it comes from."""
     shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
-    rows = [tuple(row[name] for name in shown) for row in head_rows(manifest)]
+    rows = [tuple(getattr(row, name) for name in shown) for row in head_rows(manifest)]
     out = console()
     out.print(f"snapshot [bold]{manifest.id}[/], made {manifest.created_at}")
     columns = ("device", "phase", "metric", "labels", "MAPE, %", "median, %", "in interval, %")
@@ -75,8 +120,8 @@ def print_manifest(manifest: Manifest) -> None:
         )
 
 
-def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """One row for each head: device, phase, metric, labels, and its errors where they are known."""
+def head_rows(manifest: Manifest) -> list[HeadErrors]:
+    """One row for each head."""
     rows = []
     for device, phases in manifest.heads.items():
         errors = manifest.errors_by_phase(device)
@@ -85,52 +130,53 @@ def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
             for metric in head.metrics:
                 known = by_metric.get(metric)
                 rows.append(
-                    {
-                        "device": device,
-                        "phase": phase,
-                        "metric": metric,
-                        "labels": head.label_count,
+                    HeadErrors(
+                        device,
+                        phase,
+                        metric,
+                        head.label_count,
                         **{name: known.number(name) if known else None for name in _NUMBERS},
-                    }
+                    )
                 )
     return rows
 
 
-def differences(first: Manifest, second: Manifest) -> list[dict[str, Any]]:
-    """What two manifests say differently: one row each, missing values None."""
+def differences(first: Manifest, second: Manifest) -> list[Difference]:
+    """What two manifests say differently."""
     sides = [_facts(manifest) for manifest in (first, second)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [
-        {"what": name, "first": sides[0].get(name), "second": sides[1].get(name)}
+        Difference(name, sides[0].get(name), sides[1].get(name))
         for name in names
         if sides[0].get(name) != sides[1].get(name)
     ]
 
 
-def print_differences(rows: list[dict[str, Any]]) -> None:
+def print_differences(rows: Sequence[Difference]) -> None:
     if not rows:
         console().print("they are the same snapshot")
         return
-    print_table("", ("what", "first", "second"), [list(row.values()) for row in rows])
+    print_table(
+        "", ("what", "first", "second"), [(row.what, row.first, row.second) for row in rows]
+    )
 
 
 _NUMBERS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
-_COLUMNS = ("id", "aliases", "campaign", "devices", "training_labels", "created_at")
 
 
-def _row(manifest: Manifest, aliases: list[str]) -> dict[str, Any]:
-    return {
-        "id": manifest.id,
-        "aliases": aliases,
-        "campaign": manifest.campaign,
-        "devices": sorted(manifest.heads),
-        "training_labels": _by_provenance(manifest),
-        "created_at": manifest.created_at,
-    }
+def _row(manifest: Manifest, aliases: list[str]) -> SnapshotListing:
+    return SnapshotListing(
+        id=manifest.id,
+        aliases=aliases,
+        campaign=manifest.campaign,
+        devices=sorted(manifest.heads),
+        training_labels=_by_provenance(manifest),
+        created_at=manifest.created_at,
+    )
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _facts(manifest: Manifest) -> dict[str, str | None]:
+    facts = {
         "id": manifest.id,
         "made": manifest.created_at,
         "campaign": manifest.campaign,
