@@ -28,9 +28,9 @@ SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
 BYTES_PER_ELEMENT = 4
 AMP_SHARE = 0.6
 """Under autocast, where no step was traced in it, of what an fp32 step keeps beside its weights:
-most activations are halved, norms and losses are not, and half-precision copies of weights are added
-(Micikevicius et al. 2018, section 4, report about a half for whole models). Not fitted; labels
-correct it."""
+most activations are halved, norms and losses are not, and half-precision copies of weights are
+added (Micikevicius et al. 2018, section 4, report about a half for whole models). Not fitted;
+labels correct it."""
 
 KEPT_SHARE = 0.5
 """Of the bytes that operators other than views write, what a step keeps, where none was traced;
