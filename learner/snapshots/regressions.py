@@ -16,7 +16,8 @@ from trappm.profiler.records import Phase
 BOUND_PERCENT = 20.0
 """A mean error that is this much larger is a regression ..."""
 LEAST_POINTS = 1.0
-"""... if it is also larger by so many percentage points."""
+"""... if it is also larger by so many percentage points. Round numbers: evaluation sets of two
+campaigns are different draws, which scatter (docs/accuracy.md)."""
 
 HeadName = tuple[str, str, str]
 """Device, phase, metric."""

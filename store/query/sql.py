@@ -40,7 +40,7 @@ MAX_ROWS = 10_000
 
 _PORTION = 200
 """Rows fetched at once at most; one after another where they are large."""
-_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 
 _CURSOR = "answer"
 _WEIGH = f"""
@@ -158,7 +158,7 @@ def _fetched(
             raise _refused(f"it gives more than {MAX_ANSWER_BYTES >> 20} MiB")
         if len(fetched) < portion:
             break
-        portion = min(2 * portion, _PORTION) if fetched_size < _LARGE else 1
+        portion = min(2 * portion, _PORTION) if fetched_size < _LARGE_BYTES else 1
     return rows
 
 
