@@ -33,7 +33,7 @@ P = TypeVar("P", bound=Prior)
 
 TRANSFER_TIGHTNESS = 0.15
 """On a new device single constants of the prior move this much less than on an unknown one. What
-the transfer from the RTX 3090 to the 4090 reaches with it, `benchmarks/learner/step_time.py` prints."""
+the transfer from the RTX 3090 to the 4090 reaches, `benchmarks/learner/step_time.py` prints."""
 SHARE_STEP = 0.05
 """Shares of the source's residual that are tried lie so far apart."""
 RESIDUAL_DEVIATION = 0.08

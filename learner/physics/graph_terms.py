@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 BYTES_PER_ELEMENT = 4
 
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
-# passes, and each multiply-accumulate is two operations; 20 us for a node are its kernels' launches.
+# passes, and each multiply-accumulate is two operations; 20 us for a node are for launches.
 # Round numbers: labels move all of them.
 MS_PER_MAC = 3 * 2 / 1e12 * 1e3
 MS_PER_BYTE = 3 / 1e11 * 1e3

@@ -38,7 +38,7 @@ BOUND = 6.0
 """How sharply a kernel's slowdown ends at the peak of the device; as round as `SHARPNESS`."""
 SHARPNESS = 8.0
 """Of the choice among tiles, and of the larger of device's and host's time: the power in the
-formula of docs/step_time.md. Large enough for a maximum, small enough to have a slope on both sides."""
+formula of docs/step_time.md. Large enough for a maximum, and with a slope on both sides."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Group:
 
 
 # Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
-# Spreads were chosen with the formula on folds of all published rows (docs/step_time.md, "How wide").
+# Spreads were chosen with the formula, on folds of all published rows (docs/step_time.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),

@@ -190,7 +190,7 @@ def _facts(manifest: Manifest) -> dict[str, str | None]:
         for phase, head in phases.items():
             for metric in head.metrics:
                 error = errors.get((device, phase, metric))
-                known = "error not told" if error is None else f"{error:.3g} % off"
+                known = "error not known" if error is None else f"{error:.3g} % off"
                 facts[f"head {device} {phase} {metric}"] = known
     return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
 

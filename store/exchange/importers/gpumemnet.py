@@ -124,7 +124,7 @@ def _judged(
         elif died and (out_of_memory or needs_mib >= CAPACITY_MIB):
             kind, outcome, reason = "censored", Outcome.OOM, "died early, needs more than the card"
         elif died:
-            kind, outcome, reason = "failed", Outcome.ERROR, "died early, for no reason told"
+            kind, outcome, reason = "failed", Outcome.ERROR, "died early, for no known reason"
         elif doubt is not None:
             kind, outcome, reason = "failed", Outcome.ERROR, doubt
         else:
