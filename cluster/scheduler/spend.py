@@ -53,7 +53,7 @@ class Spend:
 
     @property
     def awaits_first(self) -> bool:
-        """Whether what runs might use a budget up, and no measurement tells yet that it will not.
+        """Whether the first measurements, whose duration is not known yet, might use up a budget.
 
         Never while nothing runs, or a budget below one measurement's limit would not be used.
         """
@@ -74,7 +74,7 @@ class Spend:
         self._running[device] -= 1
 
     def spend(self, device: str, seconds: float) -> None:
-        """A measurement took so long."""
+        """Counts a measurement that took so long."""
         self.seconds += seconds
         mean = self.mean_s.get(device, seconds)
         self.mean_s[device] = mean + _NEWEST_WEIGHT * (seconds - mean)

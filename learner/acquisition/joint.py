@@ -64,7 +64,7 @@ class PoolPoints:
 
     @classmethod
     def of(cls, prior: Prior, workloads: Sequence[Workload]) -> PoolPoints:
-        """On the scale of this pool; the prior is the one without labels, so none are needed."""
+        """A scale for points, fitted to the workloads of a pool; needs no labels."""
         return cls(Coordinates.fit(prior.features(workloads), prior.feature_groups))
 
     def points(self, prior: Prior, workloads: Sequence[Workload]) -> Array:
@@ -97,7 +97,7 @@ class _Smooth:
 
 @dataclass(frozen=True, eq=False)
 class JointModel:
-    """A fitted process."""
+    """A fitted Gaussian process of prior and residual."""
 
     start: Prior
     """Without labels, by whose features the pool has its scale."""
@@ -140,7 +140,7 @@ class JointModel:
     def covariance(
         self, workloads: Sequence[Workload], generator: np.random.Generator
     ) -> Covariance:
-        """Of a pool before any label, with the constants as they are now."""
+        """The covariance of a pool before any label, with the constants as they are now."""
         points = self.pool.points(self.start, workloads)
         chosen = np.sort(generator.permutation(len(points))[:LANDMARKS])
         root = nystroem_root(self.smooth.between(points[chosen], points[chosen]))

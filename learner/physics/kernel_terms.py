@@ -128,7 +128,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What n workloads do."""
+    """The kernels of n workloads, as the terms of the formula."""
 
     streams: Streams
     products: Products

@@ -43,7 +43,7 @@ formula of docs/step_time.md. Large enough for a maximum, and with a slope on bo
 
 @dataclass(frozen=True)
 class Group:
-    """Constants of one meaning."""
+    """A group of constants of the same meaning, with their Gaussian prior."""
 
     name: str
     shape: tuple[int, ...]

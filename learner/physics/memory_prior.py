@@ -87,7 +87,7 @@ class MemoryPrior(TermPrior):
 
     @classmethod
     def on(cls, device: DeviceSpec | None) -> Self:
-        """Where the constants start from on this device; None for one that nobody has listed."""
+        """The prior of a device before any label; None is a device without a data sheet."""
         constants = np.zeros(len(SPEC.terms))
         training_mib = CONTEXT_MIB[Phase.TRAIN] if device is None else device.process_mib
         constants[0] = np.log(training_mib / PROCESS_MIB)

@@ -1,4 +1,4 @@
-"""Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
+"""Moves an alias to a new snapshot, unless that is worse than the one it means now.
 
 Errors are those in the manifests, each on architectures that its own heads had not seen.
 They are of different draws where campaigns differ, so only a clear step back counts.
@@ -25,7 +25,7 @@ HeadName = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Promotion:
-    """Whether a name was moved."""
+    """The outcome of moving an alias: whether it was moved, and a message."""
 
     moved: bool
     message: str

@@ -70,7 +70,7 @@ _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 def query_sql(
     url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
 ) -> tuple[pd.DataFrame, bool]:
-    """What one reading statement gives, as `store.Store.query_sql` describes."""
+    """The rows that one reading SQL statement returns; see `store.Store.query_sql`."""
     if "\0" in statement:  # where the server would take it to end
         raise _refused("it has a NUL in it")
     engine = engine_to_read(url.render_as_string(hide_password=False))

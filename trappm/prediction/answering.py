@@ -42,7 +42,7 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
 
 
 class Question:
-    """Everything that is asked but the model and the device."""
+    """A question apart from its model and device: settings, snapshot, the length of a run."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Question:
         return answers([(self, subject, device)])[0]
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first one with heads of the device; the last one, which then refuses, if none has."""
+        """The first snapshot with heads of the device; else the last, which then refuses."""
         return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
@@ -126,7 +126,7 @@ class Question:
         return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """Those of the question; the rest as in most labels that agree with it."""
+        """The question's settings of a step, the rest as in most labels that agree with it."""
         agreeing = [
             row
             for row in trained.settings

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one step, by the names of `Prediction`; None where it is not known."""
+    """What one step costs, by the names of `Prediction`; None where it is not known."""
 
     step_time_ms: float | None
     memory_mib: float | None

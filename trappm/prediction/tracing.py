@@ -87,7 +87,7 @@ class Tracer(ABC):
 
     @abstractmethod
     def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        """The kernels of its steps; the batch size is that of a file that has but one.
+        """The kernels of the model's steps; the batch size is that of a file with a single one.
 
         Raises:
             TrappmError: why they cannot be traced.
@@ -199,7 +199,7 @@ class TracingRequest:
     """That of a file that has but one, for its kernels."""
 
     def tracer(self) -> NameTracer | FileTracer:
-        """Does it in this process."""
+        """The tracer that does what is requested in this process."""
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
 
 

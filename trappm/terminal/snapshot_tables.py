@@ -121,7 +121,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def head_rows(manifest: Manifest) -> list[HeadErrors]:
-    """One row for each head."""
+    """The heads of a snapshot with their errors, one row for each."""
     rows = []
     for device, phases in manifest.heads.items():
         errors = manifest.errors_by_phase(device)
