@@ -111,7 +111,7 @@ class Machine:
 
     @property
     def to_come(self) -> dict[str, int]:
-        """Assignments by device that are still to begin, planned or not; 0 once nothing more may."""
+        """Assignments by device that are still to begin, planned or not; 0 if none may."""
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
         return {d: len(queue) + self._rounds.unplanned(d) for d, queue in self._queues.items()}
