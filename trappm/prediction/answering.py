@@ -117,13 +117,14 @@ class Question:
         return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Those that a model's kernels are needed in, for heads that see kernels.
+        """Those that a model's steps are traced in, beside fp32 and contiguous.
 
         Raises:
             SnapshotError: there are no heads for a device and the phase.
         """
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
+        asked = dict.fromkeys(map(self.settings, trained))
+        return [row for row in asked if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
         """The question's settings of a step, the rest as in most labels that agree with it."""
@@ -338,20 +339,20 @@ class _Inquiry:
         return remarks
 
     def _workload(self, batch_size: int) -> Workload:
-        kernels = None
-        if self._trained.heads.needs_kernels:
-            traced = self._subject.kernels(self._settings)
-            if isinstance(traced, str):
-                self._no_kernels = traced
-            else:
-                kernels = traced
+        step, kernels = self._profile.step, None
+        traced = self._subject.step(self._settings)
+        if isinstance(traced, str):
+            self._no_kernels = traced if self._trained.heads.needs_kernels else None
+        else:
+            step = traced
+            kernels = traced.kernels if self._trained.heads.needs_kernels else None
         return Workload(
             graph=self._profile.graph.at(batch_size),
             precision=self._settings.precision,
             memory_format=self._settings.memory_format,
             optimizer=self._settings.optimizer,
             phase=self._phase,
-            step=self._profile.step,
+            step=step,
             kernels=kernels,
         )
 
