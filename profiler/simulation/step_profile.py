@@ -30,6 +30,9 @@ _TRACE: dict[str, npt.DTypeLike] = {
     "buffer_bytes": np.int64,
 }
 """The arrays of a trace in an archive, and their types."""
+TRACE_VERSION = 2
+"""Counted up when the recorder sees something else of the same step: what is stored with an earlier
+one is made anew. The first knew training steps in fp32 alone, and no kernels."""
 _INFER = {f"infer.{name}": kind for name, kind in _TRACE.items()}
 _KERNELS = "kernels"
 """One more array: the archive of a kernel profile."""
