@@ -240,6 +240,11 @@ def _record(
     graph = None
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
+    hooks = [
+        p.register_post_accumulate_grad_hook(allocations.accumulated)
+        for p in model.parameters()
+        if p.requires_grad
+    ]
     try:
         with grad, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
@@ -264,5 +269,7 @@ def _record(
                 del loss
         return _Recorded(allocations, kernels, None)
     finally:
+        for hook in hooks:
+            hook.remove()
         allocations.closed = True
         model.zero_grad(set_to_none=True)
