@@ -241,7 +241,7 @@ def _record(
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
     hooks = [
-        p.register_post_accumulate_grad_hook(allocations.accumulated)
+        p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
         for p in model.parameters()
         if p.requires_grad
     ]
