@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
-from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
@@ -88,17 +88,30 @@ class StepProfile:
         key = loop, batch_size, phase
         memory = self._known.get(key)
         if memory is None:
-            trace = self.trace if phase is Phase.TRAIN else self.infer_trace
-            if trace is None:
-                raise TrappmError(
-                    "the profile is of an earlier version and has no inference step; profile the "
-                    "model again (`trappm store upgrade`)"
-                )
-            memory = simulate_memory(trace, batch_size, loop)
+            memory = simulate_memory(self.trace_of(phase), batch_size, loop)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = memory
         return memory
+
+    def trace_of(self, phase: Phase) -> StepTrace:
+        """Allocations of the step of this phase.
+
+        Raises:
+            TrappmError: an inference step, of which a profile of an earlier version has none.
+        """
+        trace = self.trace if phase is Phase.TRAIN else self.infer_trace
+        if trace is None:
+            raise TrappmError(
+                "the profile is of an earlier version and has no inference step; `trappm store "
+                "upgrade` makes it anew"
+            )
+        return trace
+
+    @property
+    def precision(self) -> Precision:
+        """In which it was traced; profiles of earlier versions are all of fp32."""
+        return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
     def _known(self) -> dict[tuple[TrainingLoop, int, Phase], SimulatedMemory]:
