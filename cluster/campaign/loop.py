@@ -72,7 +72,7 @@ SHOWN = 4
 
 
 class Campaign:
-    """One campaign on its way; `run` returns when it is finished."""
+    """Runs one campaign, from its first measurement to its snapshot."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from trappm.profiler.simulation.step_profile import StepProfile
 
 @dataclass(frozen=True, eq=False)
 class EncodedPool:
-    """Of n configurations."""
+    """A pool of n configurations with their workloads and embeddings, in one order."""
 
     configurations: Sequence[Configuration]
     encoder: Encoder

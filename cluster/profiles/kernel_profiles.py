@@ -79,7 +79,7 @@ class TracedKernels:
 
 @dataclass(frozen=True)
 class KernelCache:
-    """The folder of one data folder."""
+    """Kernel profiles in a folder: bytes by key, and the reasons of refusals."""
 
     folder: Path
 
@@ -149,7 +149,7 @@ def trace_kernels(keys: Sequence[KernelKey]) -> list[TracedKernels]:
 
 
 def alike(keys: Iterable[KernelKey]) -> list[list[KernelKey]]:
-    """Keys that are traced together: those of one architecture and input size."""
+    """Groups keys of the same architecture and input size, which are traced together."""
     by_graph = groupby(sorted(keys), lambda key: (key.architecture, key.input_size))
     return [list(part) for _, part in by_graph]
 

@@ -1,4 +1,4 @@
-"""What the campaign loop asks of whoever does the work, free of Ray.
+"""The interfaces of workers and learner as the campaign loop uses them, free of Ray.
 
 The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
 Ray actors; tests drive the same loop with workers of their own.
@@ -60,7 +60,7 @@ class Workers(Protocol):
         ...
 
     def joined(self) -> Sequence[Worker]:
-        """Those that have joined."""
+        """The workers that have joined."""
         ...
 
     def awaited(self) -> Sequence[str]:
@@ -76,7 +76,7 @@ class Workers(Protocol):
         ...
 
     def want(self, to_come: Mapping[str, int]) -> None:
-        """How much is to be measured on each device: where nothing is, nobody needs to join."""
+        """Announces how much is to be measured on each device; at 0, no worker need join."""
         ...
 
     def campaigns(self) -> Sequence[str]:

@@ -114,7 +114,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
 
 
 def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
-    """All heads as one snapshot."""
+    """Publishes all heads as one snapshot."""
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []

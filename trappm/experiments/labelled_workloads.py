@@ -53,7 +53,7 @@ def prepare(
     usable: Mapping[tuple[str, int], bool] | None = None,
     watch: Watch = lambda done, total, what: None,
 ) -> Prepared:
-    """The labels of one metric with their workloads.
+    """Prepares the labels of one metric with their workloads.
 
     Args:
         measurements: of one device; those without the metric are left out.

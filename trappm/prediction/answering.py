@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedH
 from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
-from trappm.prediction.prediction import Prediction
+from trappm.prediction.prediction import Figures, Fit, Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
@@ -41,31 +41,8 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Figures:
-    """Of one step, by the names of `Prediction`; None where it is not known."""
-
-    step_time_ms: float | None
-    memory_mib: float | None
-    power_w: float | None
-    energy_j: float | None
-    samples_per_s: float | None
-    intervals: Mapping[str, tuple[float, float]]
-    unfamiliar: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """What the device's memory holds, by the names of `Prediction`; None where it is not known."""
-
-    capacity_mib: float | None
-    out_of_memory: float | None
-    largest_batch_size: int | None = None
-    mig_profile: str | None = None
-
-
 class Question:
-    """Everything that is asked but the model and the device."""
+    """A question apart from its model and device: settings, snapshot, the length of a run."""
 
     def __init__(
         self,
@@ -136,7 +113,7 @@ class Question:
         return answers([(self, subject, device)])[0]
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first one with heads of the device; the last one, which then refuses, if none has."""
+        """The first snapshot with heads of the device; else the last, which then refuses."""
         return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
@@ -150,7 +127,7 @@ class Question:
         return [row for row in asked if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """Those of the question; the rest as in most labels that agree with it."""
+        """The question's settings of a step, the rest as in most labels that agree with it."""
         agreeing = [
             row
             for row in trained.settings
@@ -159,7 +136,7 @@ class Question:
         usual = (*agreeing, *trained.settings, _PLAIN)[0]
         return usual._replace(**self._given)
 
-    def run(self, device: str, batch: int, figures: _Figures) -> Run | None:
+    def run(self, device: str, batch: int, figures: Figures) -> Run | None:
         step_time_ms = figures.step_time_ms
         if self.epochs is None or self._samples is None or step_time_ms is None:
             return None
@@ -278,7 +255,7 @@ class _Inquiry:
             **vars(fit),
         )
 
-    def _figures(self, output: Predictions, row: int) -> _Figures:
+    def _figures(self, output: Predictions, row: int) -> Figures:
         """What the heads predict in this row, and what follows from it."""
         medians = {m: float(output.median[row, at]) for at, m in enumerate(output.metrics)}
         intervals = {
@@ -296,7 +273,7 @@ class _Inquiry:
                 energy_j = power_w * step_time_ms / 1000
                 power = intervals["power_w"]
                 intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
-        return _Figures(
+        return Figures(
             step_time_ms=step_time_ms,
             memory_mib=medians.get("memory_mib"),
             power_w=power_w,
@@ -308,12 +285,12 @@ class _Inquiry:
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
-    ) -> tuple[_Fit, dict[str, str]]:
+    ) -> tuple[Fit, dict[str, str]]:
         """What fits into the device's memory, and why what is None of it is not known.
 
         `memory` is the interval of the memory at this batch size, where it is known.
         """
-        fit = _Fit(capacity_mib=capacity, out_of_memory=risk)
+        fit = Fit(capacity_mib=capacity, out_of_memory=risk)
         if memory is None or capacity is None:
             unknown = f"the memory of a {self.device} is not known"
             reason = self._no_head("memory_mib") if memory is None else unknown
@@ -334,7 +311,7 @@ class _Inquiry:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
         return fit, missing
 
-    def _missing(self, figures: _Figures) -> dict[str, str]:
+    def _missing(self, figures: Figures) -> dict[str, str]:
         """Why figures are None."""
         reasons = {}
         for metric in METRICS:

@@ -29,8 +29,8 @@ from trappm.profiler.simulation.training_loop import Algorithm, TrainingLoop
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from trappm.profiler.simulation.origins import Origin
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.simulation.step_trace import Origin
+    from trappm.profiler.tracing.tracer import StepOptions
 
 LARGEST_BATCH = 1 << 24
 """Where the search for the largest batch gives up."""
@@ -68,8 +68,8 @@ def estimate(
         InputError, UnknownArchitectureError: what is wrong with the arguments.
         UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
     """
-    from trappm.profiler.simulation.losses import default_loss
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.tracing.losses import default_loss
+    from trappm.profiler.tracing.tracer import StepOptions
 
     options = StepOptions(
         precision=member("precision", Precision, precision),
@@ -225,7 +225,7 @@ def _traced(
 
     from trappm.profiler.models.on_meta import on_meta
     from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
-    from trappm.profiler.simulation.tracing import Tracer
+    from trappm.profiler.tracing.tracer import Tracer
 
     module = on_meta(model, _size(model, input_size) if isinstance(model, str) else inputs)
     if options.memory_format is MemoryFormat.CHANNELS_LAST:

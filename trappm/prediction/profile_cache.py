@@ -34,7 +34,7 @@ _STEP_REFUSED = b"refused\n"
 
 @dataclass(frozen=True)
 class ProfileCache:
-    """One folder of entries."""
+    """Profiles of single models in a folder, one file for each."""
 
     folder: Path
 

@@ -28,8 +28,8 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.simulation.tracing import StepOptions
     from trappm.profiler.static_profile import StaticProfile
+    from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
@@ -88,7 +88,7 @@ class Tracer(ABC):
 
     @abstractmethod
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        """Its steps in these settings; the batch size is that of a file that has but one.
+        """The model's steps in these settings; the batch size is that of a file with a single one.
 
         Raises:
             TrappmError: why they cannot be traced.
@@ -96,7 +96,7 @@ class Tracer(ABC):
 
 
 def _options(settings: StepSettings) -> StepOptions:
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.tracing.tracer import StepOptions
 
     return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
 
@@ -197,7 +197,7 @@ class TracingRequest:
     """That of a file that has but one, for its steps."""
 
     def tracer(self) -> NameTracer | FileTracer:
-        """Does it in this process."""
+        """The tracer that does what is requested in this process."""
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
 
 

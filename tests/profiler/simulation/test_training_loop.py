@@ -20,8 +20,8 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event
-from trappm.profiler.simulation.tracing import StepOptions, Tracer
 from trappm.profiler.simulation.training_loop import Algorithm, Implementation, Loop, TrainingLoop
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 UNIT = 512
 WIDTH = 301
