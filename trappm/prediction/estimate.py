@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.step_trace import Origin
     from trappm.profiler.tracing.tracer import StepOptions
 
-LARGEST_BATCH = 1 << 24
-"""Where the search for the largest batch gives up."""
+LARGEST_BATCH = 65_536
+"""Nobody trains with more on one device: where the search for the largest batch ends."""
 
 
 def estimate(
@@ -148,16 +148,7 @@ class Estimate:
                 f"{self.name} runs another step at every batch size (it loops over its samples), "
                 f"so only batch {self.only_batch} is known; estimate again at another one"
             )
-        fitting, beyond = 0, 1
-        while beyond < LARGEST_BATCH and self.fits(device, beyond):
-            fitting, beyond = beyond, beyond * 2
-        while beyond - fitting > 1:
-            middle = (fitting + beyond) // 2
-            if self.fits(device, middle):
-                fitting = middle
-            else:
-                beyond = middle
-        return fitting
+        return largest_batch(lambda size: self.fits(device, size))
 
     def breakdown(
         self, device: str | None = None, batch_size: int | None = None
@@ -210,6 +201,17 @@ class Estimate:
         card = card_of(device)
         workspace_mib = 0.0 if card is None else card.library_workspace_mib(self.phase)
         return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
+
+
+def largest_batch(fits: Callable[[int], bool]) -> int:
+    """The largest batch size that fits, of at most `LARGEST_BATCH`; 0 if none does."""
+    fitting, beyond = 0, 1
+    while beyond <= LARGEST_BATCH and fits(beyond):
+        fitting, beyond = beyond, 2 * beyond
+    while fitting and beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
+    return min(fitting, LARGEST_BATCH)
 
 
 def _traced(
