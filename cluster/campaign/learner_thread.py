@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
-from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.step_profiles import StepKey
 from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
 from trappm.cluster.workers.interfaces import (
     Choice,
@@ -78,7 +78,7 @@ class LearnerThread:
         self,
         store: Store,
         pool: Sequence[tuple[Configuration, bool]],
-        kernels: Mapping[KernelKey, bytes],
+        traced: Mapping[StepKey, bytes],
     ) -> None:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
@@ -88,7 +88,7 @@ class LearnerThread:
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
             self._news.on_progress("encoder"),
             steps=store.workloads.step_profiles(pairs),
-            kernels=kernels,
+            traced=traced,
         )
         self._news.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 

@@ -21,8 +21,8 @@ from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.store import Assignment
 
 if TYPE_CHECKING:
-    from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
     from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Workers(Protocol):
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
         ...
 
-    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
-        """Kernel profiles, in the order of completion."""
+    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
+        """Steps in settings of their own, in the order of completion."""
         ...
 
     def joined(self) -> Sequence[Worker]:
@@ -170,7 +170,7 @@ class Learner(Protocol):
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
         """Takes the pool with its graph templates, step profiles by architecture and input size,
         and kernel profiles; pre-trains the encoder on all of it."""

@@ -5,6 +5,8 @@ The record needs NumPy only, so that a stored one can be used without PyTorch.
 
 from __future__ import annotations
 
+import io
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
-from trappm.profiler.records import Optimizer, Phase, Precision
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
@@ -37,6 +39,15 @@ _NUMBER_COUNT = 6
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 _MAX_KNOWN = 4096
 """Simulations that are remembered; a server runs for long."""
+
+
+def has_kernel_profile(data: bytes) -> bool:
+    """Whether this step profile has kernels: those of earlier versions have not."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return f"{_KERNELS}.npy" in archive.namelist()
+    except zipfile.BadZipFile:
+        return False
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,15 @@ class StepProfile:
                 "upgrade` makes it anew"
             )
         return trace
+
+    def kernels_in(self, precision: Precision, memory_format: MemoryFormat) -> KernelProfile | None:
+        """The kernels, if they were traced in these settings."""
+        kernels = self.kernels
+        if kernels is None or (kernels.precision, kernels.memory_format) != (
+            precision, memory_format
+        ):  # fmt: skip
+            return None
+        return kernels
 
     @property
     def precision(self) -> Precision:

@@ -15,11 +15,12 @@ from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedH
 from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
+from trappm.prediction.estimate import largest_batch
 from trappm.prediction.prediction import Figures, Fit, Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
-from trappm.profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, member
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
 """DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
 MIB_PER_GB = 1e9 / 2**20
-LARGEST_BATCH = 65_536
-"""The search for the largest batch size ends here."""
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "precision": Precision,
@@ -64,10 +63,10 @@ class Question:
             InputError: a setting that there is not, or a run that cannot be.
         """
         self.batch_size = batch_size
-        self.phase = Phase(_member("phase", Phase, phase))
+        self.phase = Phase(member("phase", Phase, phase))
         given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
         self._given: dict[str, Any] = {
-            name: _member(name, _FAMILIES[name], value)
+            name: member(name, _FAMILIES[name], value)
             for name, value in given.items()
             if value is not None
         }
@@ -356,40 +355,19 @@ class _Inquiry:
             kernels=kernels,
         )
 
-    def _upper_mib(self, batch_size: int) -> float:
-        output = self.predict([self._workload(batch_size)])
-        return float(output.high[0, output.metrics.index("memory_mib")])
-
     def _largest(self, limit_mib: float) -> int:
         """The largest batch size whose upper bound stays below the limit."""
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings)
         if key not in known:
-            known[key] = self._bisected(limit_mib)
+            known[key] = largest_batch(lambda size: self._upper_mib(size) <= limit_mib)
         return known[key]
 
-    def _bisected(self, limit_mib: float) -> int:
-        fits, too_large = 0, 1
-        while too_large <= LARGEST_BATCH and self._upper_mib(too_large) <= limit_mib:
-            fits, too_large = too_large, 2 * too_large
-        while too_large - fits > 1 and fits:
-            middle = (fits + too_large) // 2
-            if self._upper_mib(middle) <= limit_mib:
-                fits = middle
-            else:
-                too_large = middle
-        return min(fits, LARGEST_BATCH, MAX_SIZE)
+    def _upper_mib(self, batch_size: int) -> float:
+        output = self.predict([self._workload(batch_size)])
+        return float(output.high[0, output.metrics.index("memory_mib")])
 
 
 def mig_profile(upper_mib: float) -> str | None:
     """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
     return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
-
-
-def _member(name: str, kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InputError(
-            f"{name.replace('_', ' ')} is {value!r}; it must be one of: {', '.join(kind)}"
-        ) from None

@@ -165,8 +165,8 @@ class _Module(Subject):
         return self._profile
 
     def step(self, settings: StepSettings) -> StepProfile | str:
-        from trappm.profiler.simulation.tracing import StepOptions
         from trappm.profiler.static_profile import step_profile
+        from trappm.profiler.tracing.tracer import StepOptions
 
         try:
             options = StepOptions(

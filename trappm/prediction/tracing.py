@@ -28,8 +28,8 @@ from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.simulation.tracing import StepOptions
     from trappm.profiler.static_profile import StaticProfile
+    from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
@@ -96,7 +96,7 @@ class Tracer(ABC):
 
 
 def _options(settings: StepSettings) -> StepOptions:
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.tracing.tracer import StepOptions
 
     return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
 
