@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.macs import VIEWS
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.simulation.memory_simulation import MIB
 from trappm.profiler.simulation.step_profile import StepProfile
@@ -26,7 +27,6 @@ Array = npt.NDArray[np.float64]
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
-BYTES_PER_ELEMENT = 4
 AMP_SHARE = 0.6
 """Under autocast, where no step was traced in it, of what an fp32 step keeps beside its weights:
 most activations are halved, norms and losses are not, and half-precision copies of weights are
