@@ -264,6 +264,28 @@ def test_a_prediction_tells_all_devices_with_intervals(page, server):
     assert "fastest" in page.locator(".result").inner_text()
 
 
+def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
+    page.set_viewport_size({"width": 400, "height": 800})
+    show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
+    memory = page.locator("section.card", has_text="What takes the memory")
+    memory.locator(".treemap").wait_for()
+    text = memory.inner_text()
+    assert "The peak is in the backward pass" in text
+    assert "timm/models/resnet.py:" in text
+    label = memory.locator("svg.stack").get_attribute("aria-label")
+    assert "a100-40gb fits: " in label
+    assert memory.locator("svg.stack .stack-capacity").count() == label.count("fits: ")
+    assert memory.locator(".treemap .inner").count() > 2
+    for summary in memory.locator("figure summary").all():
+        summary.press("Enter")
+    assert "CUDA context" in memory.locator("figure table").first.inner_text()
+    assert "layer1.0" in memory.locator("figure table").last.inner_text()
+    memory.get_by_label("Optimizer").select_option("adamw")
+    memory.get_by_text("optimizer state").wait_for()
+    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_an_uploaded_file_is_asked_about(page, server, tmp_path):
     file = tmp_path / "small.onnx"
     samples.write_model(file)
