@@ -1,11 +1,10 @@
 """The static profile of a model: all that is known of it without running a training step.
 
     timm name or module ----> graph template (every batch size) + step profile
-    ONNX file --------------> graph template + step profile of a module rebuilt from it
+    ONNX file --> a module rebuilt from it --> the same of this one
 
-Two ways lead to a graph: `profiler.graphs.module_graph` for models that PyTorch can run, and
-`profiler.onnx_files.reader` for files. Both give the same graph of the same model, up to the
-differences listed in docs/static_profile.md. The step profile has what a graph cannot have: the
+A model by its name and as a file have the same graph, up to the differences listed in
+docs/static_profile.md. The step profile has what a graph cannot have: the
 allocations of a whole training step, the bytes that autograd keeps, and which parameters are
 trained.
 """
@@ -17,6 +16,7 @@ import enum
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_recorder import step_profile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+
+if TYPE_CHECKING:
+    from trappm.profiler.onnx_files.module import RebuiltModule
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 
@@ -100,20 +103,19 @@ def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticPr
 
 
 def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
-    """The static profile of an ONNX file; its step is traced on a module rebuilt from it.
+    """The static profile of an ONNX file: that of a module rebuilt from it.
 
-    A file with a fixed batch size has a step for that one only.
+    A file with a fixed batch size has a graph and a step for that one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+        ModelFileError, InputError, UnsupportedModelError: as `rebuilt`, and as `module_template`.
     """
-    from trappm.profiler.onnx_files.reader import read_onnx
-
-    graph = read_onnx(path, input_size=input_size)
+    module, sample, batch_size = rebuilt(path, input_size)
+    graph = module_template(module, sample, batch_size)
     try:
-        module, sample = rebuilt(path, input_size)
-        fixed = graph.fixed_batch_size
-        step = step_profile(module, sample, (fixed, fixed) if fixed else TRACED_BATCH_SIZES)
+        step = step_profile(
+            module, sample, (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
+        )
     except TrappmError as error:
         return _without_step(graph, error)
     return StaticProfile(
@@ -125,19 +127,28 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     )
 
 
-def rebuilt(path: Path, input_size: int | None = None) -> tuple[nn.Module, Sample]:
-    """A trainable module rebuilt from an ONNX file, and what one sample of its input is.
+def rebuilt(
+    path: Path, input_size: int | None = None
+) -> tuple[RebuiltModule, Sample, int | None]:
+    """A trainable module rebuilt from an ONNX file, one sample of its input, its only batch size.
+
+    The batch size is None if the file leaves it open.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+        ModelFileError: as `onnx_files.opening.load_checked`, or the image's size is left open.
+        InputError: `input_size` contradicts the file.
+        UnsupportedModelError: valid ONNX that no module can be made of.
     """
     from trappm.profiler.onnx_files.module import RebuiltModule
-    from trappm.profiler.onnx_files.opening import load_checked
+    from trappm.profiler.onnx_files.opening import image_sizes, load_checked
 
     model = load_checked(path)
-    module = RebuiltModule(model)
-    sizes = [input_size if size is None else size for size in model.image_shape[1:]]
-    return module, Sample(tuple(filter(None, sizes)), module.image_type)
+    try:
+        module = RebuiltModule(model, str(path))
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
+    sizes = image_sizes(path, model, input_size)
+    return module, Sample(sizes, module.image_type), model.image_shape[0]
 
 
 def _may_be_folded(graph: GraphTemplate) -> bool:

@@ -28,7 +28,9 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, GraphTemplate
 
 
-def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
+def module_template(
+    model: str | nn.Module, input_size: int | Sample, batch_size: int | None = None
+) -> GraphTemplate:
     """The graph of a timm architecture, or of a module that maps one tensor to tensors.
 
     A module stays as it is: what runs is a copy of it without weights, in evaluation mode.
@@ -36,6 +38,7 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
     Args:
         model: a timm architecture, or a module whose input has the batch first.
         input_size: height and width of square images, in pixels; or the sample of a module.
+        batch_size: the only one that the module knows; None if it takes every one.
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
@@ -43,10 +46,12 @@ def module_template(model: str | nn.Module, input_size: int | Sample) -> GraphTe
         UnsupportedModelError: no graph can be made of the model; with the reason.
     """
     sample = Sample.of(input_size)
-    name = model if isinstance(model, str) else type(model).__name__
+    name = model if isinstance(model, str) else model._get_name()
     module = on_meta(model, input_size).eval()
     recorder = _Recorder(module.parameters())
     try:
+        if batch_size is not None:
+            return GraphTemplate.fixed(_trace(module, recorder, sample.batch(batch_size)))
         graphs = [_trace(module, recorder, sample.batch(b)) for b in BATCH_SIZES]
         return GraphTemplate.from_graphs(*graphs)
     except TrappmError as error:
@@ -106,8 +111,8 @@ def _trace(module: nn.Module, recorder: _Recorder, images: torch.Tensor) -> Grap
             f"its forward pass does not run without values: {one_line(error)}"
         ) from error
     outputs = [value for value in map(recorder.value, results) if value.depends]
-    if not outputs:
-        raise UnsupportedModelError("no output of its forward pass depends on the images")
+    if all(value.producer is None for value in outputs):
+        raise UnsupportedModelError("no output depends on the images, but as a copy")
     for value in outputs:
         if value.shape[:1] != (batch_size,):
             raise UnsupportedModelError(

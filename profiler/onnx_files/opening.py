@@ -132,6 +132,26 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     )
 
 
+def image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tuple[int, ...]:
+    """Channels, height and width (or height, width and channels, if the file has them so).
+
+    Raises:
+        ModelFileError: the file leaves one open, and so does `input_size`.
+        InputError: `input_size` contradicts the file.
+    """
+    sizes = []
+    for size in model.image_shape[1:]:
+        chosen = input_size if size is None else size
+        if chosen is None:
+            raise ModelFileError(
+                f"{path} leaves its image size open {model.image_shape}; give an input size"
+            )
+        sizes.append(chosen)
+    if input_size is not None and input_size not in sizes:
+        raise InputError(f"{path} takes images of {model.image_shape[1:]}, not {input_size} px")
+    return tuple(sizes)
+
+
 def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:
     """Elements of the stored weights of these types; stored scalars are constants, not weights."""
     return {
@@ -324,7 +344,7 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
                 f"{one_line(error)}"
             ) from error
         full_name = f"{domain}.{operator}" if domain else operator
-        yield Operation(full_name, domain, inputs, outputs, attributes, node, node.name)
+        yield Operation(full_name, inputs, outputs, attributes, node)
 
 
 def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
-    "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
+    "trappm.profiler.onnx_files.module",
     "trappm.profiler.simulation.kernel_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
@@ -145,7 +145,7 @@ class FileTracer(Tracer):
         from trappm.profiler.simulation.kernel_recorder import kernel_profile
         from trappm.profiler.static_profile import rebuilt
 
-        module, sample = rebuilt(Path(self.model), self.input_size)
+        module, sample, _ = rebuilt(Path(self.model), self.input_size)
         return kernel_profile(
             module,
             sample,

@@ -27,7 +27,11 @@ def _flatten(call: Call) -> Tensor:
     x = call.tensor()
     axis = call.axis(1)
     axis += x.dim() if axis < 0 else 0
-    return x.flatten(1) if axis == 1 else x.reshape(math.prod(x.shape[:axis]), -1)
+    if axis == 1:
+        return x.flatten(1)
+    if axis == x.dim() - 1:
+        return x.flatten(0, -2)
+    return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
 def _transpose(call: Call) -> Tensor:
@@ -92,8 +96,6 @@ def _pad(call: Call) -> Tensor:
         axes or range(rank), pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True
     )}  # fmt: skip
     flat = [amount for axis in reversed(range(rank)) for amount in amounts.get(axis, (0, 0))]
-    if not any(flat):
-        return x
     mode = str(call.attributes.get("mode", "constant"))
     mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
     if mode == "constant":
@@ -160,9 +162,13 @@ def _one_hot(call: Call) -> Sequence[Value]:
 
 
 def _written_into(call: Call) -> Tensor:
-    """What assigning to a slice does; where the slice lies makes no difference to memory."""
+    """What assigning to a slice does; where the slice lies makes no difference."""
     x, part = call.tensor(0).clone(), call.tensor(1)
-    x.view(-1)[: part.numel()].copy_(part.reshape(-1))
+    if x.dim() == part.dim():
+        place = x[tuple(slice(None) if n == m else slice(n) for n, m in zip(part.shape, x.shape))]
+    else:
+        place, part = x.view(-1)[: part.numel()], part.reshape(-1)
+    place.copy_(part)
     return x
 
 

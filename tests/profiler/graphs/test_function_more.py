@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.module_graph import module_template
-from trappm.profiler.onnx_files.reader import read_onnx
 
 
 class Function(nn.Module):
@@ -39,7 +38,7 @@ EXPORTED = {
 def test_the_graph_is_that_of_the_file(tmp_path, name):
     module = Function(EXPORTED[name])
     export_onnx(module, 8, tmp_path / "m.onnx")
-    file, graph = read_onnx(tmp_path / "m.onnx"), module_template(module, 8)
+    file, graph = file_graph(tmp_path / "m.onnx"), module_template(module, 8)
     assert graph.operators == file.operators
     assert graph.content_hash == file.content_hash
 
@@ -94,7 +93,7 @@ def test_a_rebatched_template_is_a_fresh_export_at_that_batch(tmp_path, architec
     template = module_template(architecture, 32)
     for batch_size in (1, 7):
         export_onnx(architecture, 32, tmp_path / "m.onnx", batch_size=batch_size)
-        file = read_onnx(tmp_path / "m.onnx")
+        file = file_graph(tmp_path / "m.onnx")
         assert file.fixed_batch_size == batch_size
         ours, theirs = template.at(batch_size), file.at(batch_size)
         assert ours.operators == theirs.operators

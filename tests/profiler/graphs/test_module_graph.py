@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
 from trappm.profiler.graphs.module_graph import _Recorder, _trace, module_template, on_meta
 from trappm.profiler.models import zoo
-from trappm.profiler.onnx_files.reader import read_onnx
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 
@@ -53,7 +52,7 @@ TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit2", "te
 
 def from_file(architecture, input_size, folder):
     export_onnx(architecture, input_size, folder / "m.onnx")
-    return read_onnx(folder / "m.onnx")
+    return file_graph(folder / "m.onnx")
 
 
 @pytest.mark.parametrize(("architecture", "input_size"), SAME_BY_BOTH_WAYS)
@@ -223,7 +222,7 @@ def test_an_lstm_is_a_node_a_layer_as_in_the_file(tmp_path, layers):
         model, images, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
     )
     template = module_template(model, 4)
-    assert template.content_hash == read_onnx(file).content_hash
+    assert template.content_hash == file_graph(file).content_hash
     assert collections.Counter(template.operators)["LSTM"] == layers
     assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
 

@@ -6,11 +6,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 
 from trappm.profiler.graphs.module_graph import module_template
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.onnx_files.reader import read_onnx
 from trappm.profiler.records.content_hash import graph_hash
 
 
@@ -27,7 +26,7 @@ def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
     )
     opsets = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return read_onnx(path).content_hash
+    return file_graph(path).content_hash
 
 
 node = onnx.helper.make_node
@@ -118,7 +117,7 @@ def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
     assert hashes[0] != hashes[1]
     for module, known in zip(modules, hashes, strict=True):
         export_onnx(module.eval(), 8, tmp_path / "m.onnx")
-        assert read_onnx(tmp_path / "m.onnx").content_hash == known
+        assert file_graph(tmp_path / "m.onnx").content_hash == known
 
 
 def test_a_half_precision_module_is_not_its_float_twin():

@@ -15,7 +15,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.features import OPERATORS, node_features
 from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
-from trappm.profiler.onnx_files.reader import read_onnx
 
 DATA = Path(__file__).with_name("data")
 LATEST = onnx.defs.onnx_opset_version()
@@ -82,7 +81,7 @@ def test_the_older_exporter_gives_the_same_graph_at_every_opset(tmp_path, opset)
             keep_initializers_as_inputs=True,
         )  # fmt: skip
     assert onnx.load(tmp_path / "m.onnx").opset_import[0].version == opset
-    theirs, ours = read_onnx(tmp_path / "m.onnx"), read_onnx(tmp_path / "ours.onnx")
+    theirs, ours = file_graph(tmp_path / "m.onnx"), file_graph(tmp_path / "ours.onnx")
     assert theirs.content_hash == ours.content_hash
 
 
@@ -108,7 +107,7 @@ def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, ba
     proto = onnx.load(DATA / f"dynamo_opset{opset}.onnx")
     if batch is not None:
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
-    template = read_onnx(saved(proto, tmp_path / "m.onnx", place))
+    template = file_graph(saved(proto, tmp_path / "m.onnx", place))
     assert template.fixed_batch_size == batch
     graph = template.at(3)
     macs, parameters = reference(Small(), 3)
@@ -145,13 +144,13 @@ def test_todays_exporter_still_gives_these_graphs(tmp_path, opset, batch):
         logging.disable(logging.NOTSET)
     program.save(path)
     assert onnx.load(path).opset_import[0].version == opset
-    template = read_onnx(path)
+    template = file_graph(path)
     graph, (macs, parameters) = template.at(3), reference(Small(), 3)
     assert linear_macs(graph) == macs
     assert graph.parameters.sum() == parameters + (5 if opset < 21 else 0)
     kept = DATA / f"dynamo_opset{opset}.onnx"
     if batch is None and kept.exists():
-        assert template.content_hash == read_onnx(kept).content_hash
+        assert template.content_hash == file_graph(kept).content_hash
 
 
 # One node of each newer operator: images (2, 8, 4, 4) or a sequence (2, 16, 8) made of them.
@@ -217,7 +216,7 @@ def test_newer_operators_have_a_shape_macs_and_a_place(tmp_path, case, batch):
     graph = helper.make_graph(nodes, "g", [image, *weights], [result], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    found = read_onnx(tmp_path / "m.onnx").at(2)
+    found = file_graph(tmp_path / "m.onnx").at(2)
     assert found.operators[-1] == operator
     assert found.output_shapes[-1].tolist() == [*shape, *(0,) * (6 - len(shape))]
     assert found.macs[-1] == macs
