@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx_export import file_graph
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 

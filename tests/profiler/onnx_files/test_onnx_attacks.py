@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx_export import file_graph
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.onnx_files.module import MAX_STEPS
+from trappm.profiler.onnx_files.module import MAX_TRAINED_OPERATIONS
 from trappm.profiler.static_profile import file_profile
 
 SHAPE = ["n", 3, 8, 8]
@@ -111,7 +111,7 @@ def test_a_weight_of_a_million_axes_is_refused_before_they_are_multiplied(write)
 
 @pytest.mark.parametrize("operator", ["Conv", "Relu"])
 def test_the_step_of_a_very_long_chain_is_not_traced(write, operator):
-    names = ["x", *(f"t{i}" for i in range(MAX_STEPS)), "y"]
+    names = ["x", *(f"t{i}" for i in range(MAX_TRAINED_OPERATIONS)), "y"]
     weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0] * 9)
     more = ["w"] if operator == "Conv" else []
     chain = [
@@ -120,7 +120,7 @@ def test_the_step_of_a_very_long_chain_is_not_traced(write, operator):
     ]
     profile = file_profile(write(*chain, initializers=[weight]))
     assert profile.step_source is None
-    assert f"at most {MAX_STEPS:,}" in (profile.step_refusal or "")
+    assert f"at most {MAX_TRAINED_OPERATIONS:,}" in (profile.step_refusal or "")
 
 
 def test_a_very_wide_sum_is_not_added_up(write):
