@@ -4,31 +4,31 @@
     ONNX file --> a module rebuilt from it --> the same of this one
 
 A model by its name and as a file have the same graph, up to the differences listed in
-docs/static_profile.md. The step profile has what a graph cannot have: the
-allocations of a whole training step, the bytes that autograd keeps, and which parameters are
-trained.
+docs/static_profile.md. The step profile comes from the same trace and has
+what a graph cannot have: allocations and kernels of whole steps, the bytes that autograd keeps, and
+which parameters are trained.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
-from trappm.profiler.errors import TrappmError
-from trappm.profiler.graphs.module_graph import module_template
-from trappm.profiler.models.model_input import Sample
-from trappm.profiler.records import GraphTemplate, Optimizer
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
+from trappm.profiler.models.model_input import Inputs, Sample
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Precision
+from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.simulation.step_recorder import step_profile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.simulation.tracing import StepOptions, Tracer
 
 if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule
@@ -83,23 +83,111 @@ class StaticProfile:
         return None if self.step is None else self.step.memory(batch_size, optimizer, loop)
 
 
-def static_profile(model: str | nn.Module, input_size: int | Sample) -> StaticProfile:
+def static_profile(model: str | nn.Module, input_size: int | Inputs) -> StaticProfile:
     """The static profile of a timm architecture (or a module) at one input size.
 
     A model whose graph is known but whose step cannot be traced has a refusal for the step.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `graph_template`.
     """
-    # What a module of anyone makes in its forward pass, it may make without naming a device.
-    place = contextlib.nullcontext() if isinstance(model, str) else torch.device("meta")
-    with place:
-        graph = module_template(model, input_size)
-        try:
-            step = step_profile(model, input_size)
-        except TrappmError as error:
-            return _without_step(graph, error)
+    tracer = _tracer(model, input_size)
+    graph = _graph(tracer, model, input_size)
+    try:
+        step = tracer.step()
+    except TrappmError as error:
+        return _without_step(graph, error)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
+
+
+def graph_template(
+    model: str | nn.Module, input_size: int | Inputs, batch_size: int | None = None
+) -> GraphTemplate:
+    """The graph alone of a timm architecture (or a module), for every batch size.
+
+    A module stays as it is: what runs is a copy of it without weights.
+
+    Args:
+        model: a timm architecture, or a module whose inputs have the batch first.
+        input_size: height and width of square images, in pixels; or the inputs of a module.
+        batch_size: the only one that the model knows; the graph then is for that one.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
+            size that the module does not take.
+        UnsupportedModelError: no graph can be made of the model; with the reason.
+    """
+    tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))
+    return _graph(tracer, model, input_size)
+
+
+def step_profile(
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    options: StepOptions | None = None,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> StepProfile:
+    """Allocations and kernels of the steps of a timm architecture, or of a copy of a module.
+
+    Args:
+        model, input_size: as `graph_template`.
+        options: how the steps are run; by default in fp32, contiguous, with cross-entropy.
+        batch_sizes: two different ones at which the steps are traced; twice the same for a model
+            that knows one only.
+
+    Raises:
+        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
+        UnsupportedModelError: a step cannot be traced; with the reason.
+    """
+    return _tracer(model, input_size, options, batch_sizes).step()
+
+
+def kernel_profile(
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    *,
+    precision: Precision = Precision.FP32,
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    fused_attention: bool = True,
+    batch_size: int | None = None,
+) -> KernelProfile:
+    """The kernels of both steps alone; as `step_profile`.
+
+    Args:
+        batch_size: the only one that the model knows; the profile then holds for that one.
+    """
+    options = StepOptions(
+        precision=precision, memory_format=memory_format, fused_attention=fused_attention
+    )
+    step = step_profile(model, input_size, options, _traced(batch_size))
+    return cast(KernelProfile, step.kernels)
+
+
+def _traced(batch_size: int | None) -> tuple[int, int]:
+    """The batch sizes to trace at: twice the only one that there is, if there is one."""
+    return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
+
+
+def _tracer(
+    model: str | nn.Module,
+    input_size: int | Inputs,
+    options: StepOptions | None = None,
+    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+) -> Tracer:
+    module = on_meta(model, input_size)
+    if options is not None and options.memory_format is MemoryFormat.CHANNELS_LAST:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    inputs = Sample.of(input_size) if isinstance(input_size, int) else input_size
+    return Tracer(module, inputs, options, batch_sizes)
+
+
+def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> GraphTemplate:
+    try:
+        return tracer.graph()
+    except TrappmError as error:
+        name = model if isinstance(model, str) else model._get_name()
+        what = f"{inputs} px" if isinstance(inputs, int) else str(inputs)
+        raise UnsupportedModelError(f"{name} at {what}: {error}") from error
 
 
 def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
@@ -108,14 +196,13 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     A file with a fixed batch size has a graph and a step for that one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `rebuilt`, and as `module_template`.
+        ModelFileError, InputError, UnsupportedModelError: as `rebuilt`, and as `graph_template`.
     """
     module, sample, batch_size = rebuilt(path, input_size)
-    graph = module_template(module, sample, batch_size)
+    tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
+    graph = _graph(tracer, module, sample)
     try:
-        step = step_profile(
-            module, sample, (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
-        )
+        step = tracer.step()
     except TrappmError as error:
         return _without_step(graph, error)
     return StaticProfile(
@@ -127,9 +214,7 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     )
 
 
-def rebuilt(
-    path: Path, input_size: int | None = None
-) -> tuple[RebuiltModule, Sample, int | None]:
+def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, Sample, int | None]:
     """A trainable module rebuilt from an ONNX file, one sample of its input, its only batch size.
 
     The batch size is None if the file leaves it open.
@@ -165,12 +250,3 @@ _NO_NORM = (
 
 def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:
     return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
-
-
-def graph_template(model: str | nn.Module, input_size: int | Sample) -> GraphTemplate:
-    """The graph alone of a timm architecture (or a module), for every batch size.
-
-    Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `module_template`.
-    """
-    return module_template(model, input_size)

@@ -24,10 +24,9 @@ from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_s
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
-from trappm.profiler.graphs.module_graph import module_template
 from trappm.profiler.onnx_files.opening import BUFFERS_KEY
 from trappm.profiler.records import GraphTemplate
-from trappm.profiler.static_profile import rebuilt
+from trappm.profiler.static_profile import graph_template, rebuilt
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -87,7 +86,7 @@ def export_onnx(
 
 def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
     """The graph alone of an ONNX file: that of `file_profile`, without its training step."""
-    return module_template(*rebuilt(path, input_size))
+    return graph_template(*rebuilt(path, input_size))
 
 
 class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]

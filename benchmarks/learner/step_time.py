@@ -34,7 +34,7 @@ from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
+from trappm.profiler.static_profile import kernel_profile
 
 Array = npt.NDArray[np.float64]
 

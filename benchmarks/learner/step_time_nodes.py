@@ -26,7 +26,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
+from trappm.profiler.static_profile import kernel_profile
 
 
 @dataclass(frozen=True)

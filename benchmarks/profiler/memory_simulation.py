@@ -42,7 +42,7 @@ def trace(architecture: str) -> dict[str, object]:
 
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models.zoo import native_input_size
-    from trappm.profiler.simulation.step_recorder import step_profile
+    from trappm.profiler.static_profile import step_profile
 
     torch.set_num_threads(1)
     started = time.process_time()

@@ -68,8 +68,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
     from trappm.learner.workload import Workload
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models import zoo
-    from trappm.profiler.simulation.step_recorder import step_profile
-    from trappm.profiler.static_profile import file_profile
+    from trappm.profiler.static_profile import file_profile, step_profile
 
     input_size = zoo.native_input_size(name) or 224
     path = folder / f"{name}.onnx"

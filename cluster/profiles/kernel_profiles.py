@@ -160,7 +160,7 @@ def _versions() -> tuple[str, str]:
 
 
 def _trace(key: KernelKey) -> TracedKernels:
-    from trappm.profiler.simulation.kernel_recorder import kernel_profile
+    from trappm.profiler.static_profile import kernel_profile
 
     try:
         with limited_cpu_time():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,12 @@ def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def unpack(
-    data: bytes, kinds: Mapping[str, npt.DTypeLike], max_array_bytes: int
+    data: bytes,
+    kinds: Mapping[str, npt.DTypeLike],
+    max_array_bytes: int,
+    optional: Mapping[str, npt.DTypeLike] = MappingProxyType({}),
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of these names and types from what `pack` wrote.
+    """The arrays of these names and types from what `pack` wrote, and the optional ones it has.
 
     Raises:
         Exception: of many kinds, as zipfile, zlib and NumPy find damage; ValueError for an archive
@@ -35,7 +39,9 @@ def unpack(
     if len(data) > MAX_ARCHIVE_BYTES:
         raise ValueError(f"{len(data)} bytes, of at most {MAX_ARCHIVE_BYTES}")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: _read(archive, name, kind, max_array_bytes) for name, kind in kinds.items()}
+        there = {name.removesuffix(".npy") for name in archive.namelist()}
+        wanted = {**kinds, **{name: optional[name] for name in optional.keys() & there}}
+        return {name: _read(archive, name, kind, max_array_bytes) for name, kind in wanted.items()}
 
 
 def _read(

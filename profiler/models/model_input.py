@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.records import MemoryFormat
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +66,26 @@ class Sample:
             ) from error
         return cls(tuple(example.shape[1:]), example.dtype)
 
-    def batch(self, batch_size: int) -> torch.Tensor:
-        """So many samples on the meta device, batch first."""
+    def batch(
+        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """So many samples on the meta device, batch first, as the one argument."""
         import torch
 
-        return torch.empty((batch_size, *self.shape), dtype=self.dtype, device="meta")
+        images = torch.empty((batch_size, *self.shape), dtype=self.dtype, device="meta")
+        if memory_format is MemoryFormat.CHANNELS_LAST and images.dim() == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return (images,), {}
 
     def __str__(self) -> str:
         square = len(self.shape) == 3 and self.shape[1] == self.shape[2] and self.shape[0] == 3
         return f"{self.shape[-1]} px" if square else "x".join(map(str, self.shape)) or "one number"
+
+
+class Inputs(Protocol):
+    """What a model is called with, for any batch size."""
+
+    def batch(
+        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments, with tensors on the meta device."""

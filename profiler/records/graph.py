@@ -120,17 +120,13 @@ class GraphTemplate:
         )
 
     @classmethod
-    def from_graphs(cls, first: Graph, second: Graph, check: Graph) -> Self:
-        """The template through two graphs of one model, verified on a third.
+    def from_graphs(cls, first: Graph, second: Graph, third: Graph | None = None) -> Self:
+        """The template through two graphs of one model, verified on a third if there is one.
 
         Raises:
-            TrappmError: the three are not of one structure, or not affine in the batch size.
+            TrappmError: they are not of one structure, or not affine in the batch size.
         """
-        same = all(
-            getattr(g, name) == getattr(first, name) for g in (second, check) for name in _STRUCTURE
-        )
-        if not same or not all(np.array_equal(g.edges, first.edges) for g in (second, check)):
-            raise TrappmError("the graph's structure changes with the batch size")
+        _check_structure(first, second)
         step = second.batch_size - first.batch_size
         slope, constant = {}, {}
         for name in _SCALED:
@@ -150,9 +146,12 @@ class GraphTemplate:
             signatures=first.signatures,
             edge_slots=first.edge_slots,
         )
-        again = template.at(check.batch_size)
+        if third is None:
+            return template
+        again = template.at(third.batch_size)
+        _check_structure(again, third)
         for name in _SCALED:
-            if not np.array_equal(getattr(again, name), getattr(check, name)):
+            if not np.array_equal(getattr(again, name), getattr(third, name)):
                 raise TrappmError(
                     f"{name} is not affine in the batch size; it mixes the samples of a batch"
                 )
@@ -219,6 +218,12 @@ class GraphTemplate:
             signatures=self.signatures,
             edge_slots=self.edge_slots,
         )
+
+
+def _check_structure(first: Graph, second: Graph) -> None:
+    same = all(getattr(first, name) == getattr(second, name) for name in _STRUCTURE)
+    if not same or not np.array_equal(first.edges, second.edges):
+        raise TrappmError("the graph's structure changes with the batch size")
 
 
 def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:

@@ -83,6 +83,10 @@ class Autocast:
             kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
         return args, kwargs
 
+    def forget(self) -> None:
+        """Gives up the cast weights, as PyTorch does where autocast ends."""
+        self._weights.clear()
+
     def _cast(self, value: Any, kind: torch.dtype) -> Any:
         if isinstance(value, Tensor):
             known = value.dtype in (torch.float32, self._half)

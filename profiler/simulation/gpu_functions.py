@@ -1,28 +1,70 @@
-"""How a GPU runs the functions for which the meta device would allocate something else, or slowly.
+"""How a GPU runs the functions that the meta device would take apart, or run in other types.
 
 Attention is one fused kernel on a GPU and a product of matrices on the meta device; dropout is one
-kernel and not three. Normalisations and a few more allocate the same on both, but PyTorch finds
-their shapes through Python decompositions that take milliseconds a call.
+kernel and not three; a recurrent layer is cuDNN's products and not one operator for each time step;
+autocast casts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
-_ATEN = torch.ops.aten
+from trappm.profiler.simulation.autocast import Autocast
+from trappm.profiler.simulation.kernel_log import HALVES, KernelLog
+from trappm.profiler.simulation.recurrent import recurrent
+
+_CONSTRUCTORS = frozenset(_device_constructors())
+
+
+def _unchecked(function: Any) -> Any:
+    """A function of PyTorch written in Python without its first lines, which ask for modes."""
+    never = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *_: False)
+    body = FunctionType(
+        function.__code__,
+        {**function.__globals__, **never},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+_BODIES = {F.multi_head_attention_forward: _unchecked(F.multi_head_attention_forward)}
+"""Functions within which others are replaced; PyTorch runs them with all modes switched off."""
 
 
 class GpuFunctions(TorchFunctionMode):
-    """Within, attention and dropout of tensors on the meta device run as on a GPU.
+    """Within, functions of tensors on the meta device run as on a GPU, and make tensors there.
 
     A mode holds for its own thread only.
+
+    Args:
+        kernels: told of the kernels that no operator stands for.
+        half: the type that autocast casts to; None without autocast.
+        fused_attention: whether the software stack has a kernel for attention.
     """
+
+    def __init__(
+        self, kernels: KernelLog, half: torch.dtype | None = None, fused_attention: bool = True
+    ) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._fused = fused_attention
+        self._autocast = None if half is None else Autocast(half)
+
+    def end_forward(self) -> None:
+        """Autocast ends: what it cast the weights to is no longer its own."""
+        if self._autocast is not None:
+            self._autocast.forget()
 
     def __torch_function__(
         self,
@@ -31,51 +73,133 @@ class GpuFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        replacement = _REPLACEMENTS.get(func)
-        if replacement is not None:
-            return replacement(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _CONSTRUCTORS and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": "meta"}
+        name = getattr(func, "__name__", "")
+        if self._autocast is not None:
+            args, kwargs = self._autocast.arguments(name, args, kwargs)
+        # In inference mode operators reach the recorder whole.
+        if torch.is_inference_mode_enabled():
+            return func(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            output = self.attention(*args, **kwargs)
+            return func(*args, **kwargs) if output is NotImplemented else output
+        if name == "linear":
+            output = linear(*args, **kwargs)
+            return func(*args, **kwargs) if output is NotImplemented else output
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) == 9:
+            return recurrent(self._kernels, name, *args)
+        if name == "dropout":
+            return _dropout(*args, **kwargs)
+        if name == "softmax" and args[0].dtype != (kwargs.get("dtype") or args[0].dtype):
+            # The meta device would cast first, a GPU casts on the way.
+            return torch._softmax(
+                args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), True
+            )
+        if func in _BODIES:
+            with self:
+                return _BODIES[func](*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """`scaled_dot_product_attention`, by the kernel that PyTorch chooses on a GPU.
+
+        NotImplemented where it chooses none and computes it of parts.
+        """
+        if not self._fused:  # as models wrote it before there was a kernel
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            if attn_mask is not None:
+                scores = scores + attn_mask
+            return F.dropout(scores.softmax(dim=-1), dropout_p) @ value
+        flash = _runs_flash(query, value, attn_mask)
+        grouped = key.shape[-3] != query.shape[-3] if query.dim() == 4 else False
+        if query.is_meta and (flash or (_fits_efficient(query, value) and not grouped)):
+            output = _FusedAttention.apply(  # type: ignore[no-untyped-call]
+                self._kernels, flash, is_causal, query, key, value, attn_mask
+            )
+            return cast(Tensor, output)
+        return NotImplemented
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    # The kernels take (batch, heads, length, width) in steps of 16 bytes.
-    fused = query.dim() == 4 and query.shape[-1] % 4 == 0 and value.shape[-1] % 4 == 0
-    if not (fused and query.is_meta):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
-    return cast(Tensor, _FusedAttention.apply(query, key, value, attn_mask))  # type: ignore[no-untyped-call]
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A product of tokens that do not lie next to each other (aten/src/ATen/native/Linear.cpp).
+
+    They are copied into one matrix, as the weights want a gradient, and the bias is added in place;
+    neither happens while a dispatch mode is watching. NotImplemented for all other products.
+    """
+    if x.dim() < 3 or (bias is not None and x.is_contiguous()) or not weight.requires_grad:
+        return NotImplemented
+    product = x.reshape(-1, x.shape[-1]) @ weight.t()
+    product = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], weight.shape[0]))
+    return product if bias is None else product.add_(bias)
+
+
+def _runs_flash(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Flash attention comes first, but takes 16 bits and no mask (sdp_utils.cpp)."""
+    widest = max(query.shape[-1], value.shape[-1])
+    return query.dim() == 4 and query.dtype in HALVES and mask is None and widest <= 256
+
+
+def _fits_efficient(query: Tensor, value: Tensor) -> bool:
+    """The memory-efficient kernel takes widths in steps of 16 bytes (sdp_utils.cpp)."""
+    step = 16 // query.element_size()
+    return query.dim() == 4 and query.shape[-1] % step == 0 and value.shape[-1] % step == 0
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Allocates what the memory-efficient kernel does: output and log-sum-exp, then gradients."""
+    """Allocates what the kernels do: output and log-sum-exp, then gradients."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        kernels: KernelLog,
+        flash: bool,
+        causal: bool,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
         batch, heads, length, _ = query.shape
         # Laid out so that joining the heads again copies nothing.
         output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-        padded = (length + 31) // 32 * 32
+        if torch.is_inference_mode_enabled():
+            kernels.attention(query, key, value, mask, output, causal)
+            return output
+        padded = length if flash else (length + 31) // 32 * 32
         log_sum_exp = query.new_empty((batch, heads, padded), dtype=torch.float32)
+        ctx.kernels, ctx.flash, ctx.causal = kernels, flash, causal
         ctx.save_for_backward(query, key, value, mask, output, log_sum_exp)
+        kernels.attention(query, key, value, mask, output, causal)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, output, _ = ctx.saved_tensors
-        delta = query.new_empty(output.shape[:3], dtype=torch.float32)
+        ctx.kernels.attention(query, key, value, mask, output, ctx.causal)
+        batch, heads, length, width = query.shape
+        passing = [query.new_empty((batch, heads, length), dtype=torch.float32)]
+        if ctx.flash:  # the queries' gradient is summed in 32 bits (flash_api.cpp, mha_bwd)
+            rounded = (batch, heads, -(-length // 128) * 128, -(-width // 32) * 32)
+            passing.append(query.new_empty(rounded, dtype=torch.float32))
         gradients = [torch.empty_like(t) for t in (query, key, value)]
         mask_gradient = None
-        if mask is not None and ctx.needs_input_grad[3]:
+        if mask is not None and ctx.needs_input_grad[6]:
             full = query.new_empty(*query.shape[:3], key.shape[-2])
             mask_gradient = full.sum_to_size(mask.shape)
-        del delta
-        return (*gradients, mask_gradient)
+        del passing
+        return (None, None, None, *gradients, mask_gradient)
 
 
 def _dropout(
@@ -87,106 +211,3 @@ def _dropout(
     if not training or p == 0.0 or inplace or not input.is_meta:
         return F.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
-
-
-_REPLACEMENTS: Mapping[Any, Callable[..., Tensor]] = {
-    F.scaled_dot_product_attention: _attention,
-    F.dropout: _dropout,
-}
-
-
-def _new(like: Tensor, *shape: Any) -> Tensor:
-    return torch.empty(*shape, dtype=like.dtype, device=like.device)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """As `torch.empty_like`, which is slow on the meta device."""
-    if tensor.is_contiguous():
-        return _new(tensor, tensor.shape)
-    return torch.empty_like(tensor)
-
-
-def _batch_norm(
-    images: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
-) -> Sequence[Tensor]:
-    channels = images.shape[1] if training else 0
-    return _like(images), _new(images, channels), _new(images, channels)
-
-
-def _batch_norm_backward(
-    gradient: Tensor, images: Tensor, *args: Any, output_mask: Sequence[bool] = ()
-) -> Sequence[Tensor | None]:
-    wanted = output_mask or args[-1]
-    channels = images.shape[1]
-    return (
-        _like(images) if wanted[0] else None,
-        _new(images, channels) if wanted[1] else None,
-        _new(images, channels) if wanted[2] else None,
-    )
-
-
-def _layer_norm(
-    tokens: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
-) -> Sequence[Tensor]:
-    statistics = (*tokens.shape[: -len(shape)], *(1 for _ in shape))
-    output = _like(tokens.contiguous())
-    return output, _new(tokens, statistics), _new(tokens, statistics)
-
-
-def _layer_norm_backward(
-    gradient: Tensor,
-    tokens: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    deviation: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    wanted: Sequence[bool],
-) -> Sequence[Tensor | None]:
-    copies = gradient.contiguous(), tokens.contiguous()
-    return (
-        _like(copies[1]) if wanted[0] else None,
-        _new(tokens, shape) if wanted[1] and weight is not None else None,
-        _new(tokens, shape) if wanted[2] and bias is not None else None,
-    )
-
-
-def _like_the_input(gradient: Tensor, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _like(tensor)
-
-
-def _like_itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _like(tensor)
-
-
-def _binary(left: Tensor, right: Any, **_: Any) -> Any:
-    """The usual case: the right side is like the left, or broadcast to it."""
-    if not isinstance(right, Tensor):
-        return _like(left) if left.is_floating_point() else NotImplemented
-    fits = right.dim() <= left.dim() and all(
-        have in (1, want) for have, want in zip(right.shape[::-1], left.shape[::-1], strict=False)
-    )
-    return _like(left) if fits and left.dtype == right.dtype else NotImplemented
-
-
-def _linear(bias: Tensor, left: Tensor, right: Tensor, **_: Any) -> Tensor:
-    return _new(left, left.shape[0], right.shape[1])
-
-
-ALLOCATIONS: Mapping[Any, Callable[..., Any]] = {
-    _ATEN.native_batch_norm.default: _batch_norm,
-    _ATEN.native_batch_norm_backward.default: _batch_norm_backward,
-    _ATEN.native_layer_norm.default: _layer_norm,
-    _ATEN.native_layer_norm_backward.default: _layer_norm_backward,
-    _ATEN.gelu.default: _like_itself,
-    _ATEN.gelu_backward.default: _like_the_input,
-    _ATEN.threshold_backward.default: _like_the_input,
-    _ATEN.sigmoid_backward.default: _like_the_input,
-    _ATEN.add.Tensor: _binary,
-    _ATEN.mul.Tensor: _binary,
-    _ATEN.div.Scalar: _binary,
-    _ATEN.mul.Scalar: _binary,
-    _ATEN.addmm.default: _linear,
-}
-"""What an operator of PyTorch allocates on a GPU, results and copies; called in its place. One that
-does not know returns NotImplemented."""

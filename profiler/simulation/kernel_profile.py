@@ -1,6 +1,6 @@
 """The kernels of a training step and of an inference step, for every batch size.
 
-`kernel_recorder` writes them, `step_time` says how long each takes. A kernel is one launch
+`kernel_log` writes them, `step_time` says how long each takes. A kernel is one launch
 on a GPU, or one loop over tensors on a CPU. Whatever has a size is affine in the batch size, and
 equal kernels are one row with a count. The record needs NumPy only.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -61,21 +61,27 @@ def convolution(
     return Product(*shape, groups, window, max(stride, default=1), pixels)
 
 
-def product_of(name: str, args: Sequence[Any]) -> Product | None:
-    """Of an operator that multiplies matrices; None for any other."""
-    if name in ("mm", "bmm"):
-        left, right = args[0], args[1]
-    elif name in ("addmm", "baddbmm"):
-        left, right = args[1], args[2]
-    else:
+_FACTORS = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+}
+
+
+def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
+    """Of an operator that multiplies matrices, with these arguments; None for any other."""
+    if name not in _FACTORS:
         return None
+    left, right = (call[factor] for factor in _FACTORS[name])
     products = left.shape[0] if left.dim() == 3 else 1
     return Product(left.shape[-2], right.shape[-1], left.shape[-1], products)
 
 
-def shape_of(kind: KernelKind, name: str, args: Sequence[Any], written: Tensor) -> Product:
+def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tensor) -> Product:
     """What decides how well a kernel without a product uses a device; its other sizes are 0."""
-    first = args[0] if args and isinstance(args[0], Tensor) else written
+    first = next(iter(call.values()), None)
+    first = first if isinstance(first, Tensor) else written
     if not first.dim():
         return _SHAPELESS
     if kind is KernelKind.BATCH_NORM:
@@ -85,13 +91,13 @@ def shape_of(kind: KernelKind, name: str, args: Sequence[Any], written: Tensor) 
         width = first.shape[1 if "group" in name else -1]
         return replace(_SHAPELESS, columns=width, depth=width)
     if kind is KernelKind.SOFTMAX:
-        axis = next((a for a in args if isinstance(a, int)), -1)
+        axis = -1 if call.get("dim") is None else call["dim"]
         return replace(_SHAPELESS, columns=first.shape[axis], depth=first.shape[axis])
     if kind is KernelKind.REDUCTION:
         kept = max(written.numel(), 1)
         return replace(_SHAPELESS, columns=kept, depth=max(first.numel() // kept, 1))
     if kind is KernelKind.POOLING and "adaptive" not in name:
-        sizes = next((a for a in args if isinstance(a, list | tuple)), ())
+        sizes = call.get("kernel_size", ())
         return replace(_SHAPELESS, window=max(math.prod(sizes), 1))
     return _SHAPELESS
 

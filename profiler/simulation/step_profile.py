@@ -1,5 +1,4 @@
-"""What a training step does to memory, for every batch size: the part of the static profile that a
-graph of the forward pass cannot tell.
+"""What the steps of a model do, for every batch size: their allocations and their kernels.
 
 The record needs NumPy only, so that a stored one can be used without PyTorch.
 """
@@ -15,7 +14,8 @@ import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
-from trappm.profiler.records import Optimizer
+from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
 
@@ -28,6 +28,9 @@ _TRACE: dict[str, npt.DTypeLike] = {
     "buffer_bytes": np.int64,
 }
 """The arrays of a trace in an archive, and their types."""
+_INFER = {f"infer.{name}": kind for name, kind in _TRACE.items()}
+_KERNELS = "kernels"
+"""One more array: the archive of a kernel profile."""
 _NUMBERS = "numbers"
 """One more array: batch sizes, saved bytes, parameters."""
 _NUMBER_COUNT = 6
@@ -49,32 +52,48 @@ class SavedBytes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProfile:
-    """The allocations of one training step in fp32 and what follows from them."""
+    """Both steps of a model in one way of running it."""
 
     trace: StepTrace
+    """Allocations of a training step."""
     saved_bytes: SavedBytes
     """Bytes that autograd keeps between forward and backward pass."""
     trainable_parameters: int
     frozen_parameters: int
+    infer_trace: StepTrace | None = None
+    """Allocations of an inference step; None in profiles of earlier versions."""
+    kernels: KernelProfile | None = None
+    """Of both steps; None in profiles of earlier versions."""
 
     def memory(
         self,
         batch_size: int,
         optimizer: Optimizer = Optimizer.SGD,
         loop: Loop = Loop.PLAIN,
+        phase: Phase = Phase.TRAIN,
     ) -> SimulatedMemory:
-        """GPU memory of the step at this batch size in fp32; see `simulate_memory`."""
-        key = batch_size, optimizer, loop
+        """GPU memory of a step at this batch size; see `simulate_memory`.
+
+        Raises:
+            TrappmError: an inference step, of which a profile of an earlier version has none.
+        """
+        key = batch_size, optimizer, loop, phase
         memory = self._known.get(key)
         if memory is None:
-            memory = simulate_memory(self.trace, *key)
+            trace = self.trace if phase is Phase.TRAIN else self.infer_trace
+            if trace is None:
+                raise TrappmError(
+                    "the profile is of an earlier version and has no inference step; profile the "
+                    "model again (`trappm store upgrade`)"
+                )
+            memory = simulate_memory(trace, batch_size, optimizer, loop)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = memory
         return memory
 
     @cached_property
-    def _known(self) -> dict[tuple[int, Optimizer, Loop], SimulatedMemory]:
+    def _known(self) -> dict[tuple[int, Optimizer, Loop, Phase], SimulatedMemory]:
         """What was simulated before: an answer needs it more than once."""
         return {}
 
@@ -89,6 +108,10 @@ class StepProfile:
         )
         arrays: dict[str, Any] = {name: getattr(self.trace, name) for name in _TRACE}
         arrays[_NUMBERS] = np.array(numbers, dtype=np.int64)
+        if self.infer_trace is not None:
+            arrays |= {f"infer.{name}": getattr(self.infer_trace, name) for name in _TRACE}
+        if self.kernels is not None:
+            arrays[_KERNELS] = np.frombuffer(self.kernels.to_bytes(), dtype=np.uint8)
         return pack(arrays)
 
     @classmethod
@@ -99,13 +122,21 @@ class StepProfile:
             TrappmError: the bytes are damaged, or ask for more memory than a step profile takes.
         """
         try:
-            arrays = unpack(data, {**_TRACE, _NUMBERS: np.int64}, _MAX_ARRAY_BYTES)
-            numbers = arrays.pop(_NUMBERS).tolist()
+            needed, added = {**_TRACE, _NUMBERS: np.int64}, {**_INFER, _KERNELS: np.uint8}
+            arrays = unpack(data, needed, _MAX_ARRAY_BYTES, added)
+            numbers = arrays[_NUMBERS].tolist()
             if len(numbers) != _NUMBER_COUNT or min(numbers[2:]) < 0:
                 raise ValueError(f"the numbers {numbers}")
             first, second, constant, slope, trainable, frozen = numbers
+            train, infer = (
+                {name: arrays[prefix + name] for name in _TRACE if prefix + name in arrays}
+                for prefix in ("", "infer.")
+            )
+            kernels = arrays.get(_KERNELS)
             return cls(
-                trace=StepTrace(batch_sizes=(first, second), **arrays),
+                trace=StepTrace(batch_sizes=(first, second), **train),
+                infer_trace=StepTrace(batch_sizes=(first, second), **infer) if infer else None,
+                kernels=None if kernels is None else KernelProfile.from_bytes(kernels.tobytes()),
                 saved_bytes=SavedBytes(constant, slope),
                 trainable_parameters=trainable,
                 frozen_parameters=frozen,

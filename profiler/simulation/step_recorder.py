@@ -1,240 +1,164 @@
-"""Traces one training step without memory, weights or arithmetic.
+"""Watches a step run on the meta device: one stream of operators, of which logs make records.
 
-    model on the meta device --forward, loss, backward--> every tensor's birth and death, in order
+    operators as PyTorch runs them --> allocations (`allocation_log`)
+                                   --> kernels (`kernel_log`)
+                                   --> nodes of the graph (`graphs.graph_log`), in inference
 
-Where the meta device would take another path than a GPU, the trace imitates the GPU: fused
-attention, fused dropout, gradients that accumulate in place.
+In inference mode PyTorch hands each operator over whole (a linear layer, an attention), before it
+takes it apart: the graph is made of these, allocations and kernels of their parts. Where the meta
+device would take another path than a GPU, the recorder imitates the GPU (`gpu_functions`,
+`gpu_operators`): fused attention and dropout, cuDNN's layouts, gradients that meet in place.
 """
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from trappm.profiler.errors import UnsupportedModelError, one_line
-from trappm.profiler.graphs.module_graph import on_meta
-from trappm.profiler.models.model_input import Sample
-from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.gpu_functions import ALLOCATIONS, GpuFunctions
-from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_trace import (
-    TRACED_BATCH_SIZES,
-    ConvolutionKind,
-    Event,
-    Pass,
-    StepTrace,
-)
+from trappm.profiler.graphs.graph_log import GraphLog
+from trappm.profiler.simulation.allocation_log import AllocationLog
+from trappm.profiler.simulation.gpu_functions import GpuFunctions, linear
+from trappm.profiler.simulation.gpu_operators import RESULTS, bound
+from trappm.profiler.simulation.kernel_log import KernelLog, channels_last, tensors_of
+from trappm.profiler.simulation.recurrent import recurrent
+from trappm.profiler.simulation.step_trace import Pass
 
 _ATEN = torch.ops.aten
+_RECURRENT = {getattr(_ATEN, name).input: name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
-def trace_step(
-    model: nn.Module,
-    input_size: int | Sample,
-    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> tuple[StepTrace, SavedBytes]:
-    """Traces forward, cross-entropy and backward of a model that lives on the meta device.
-
-    Args:
-        model: maps (B, 3, H, W) to class scores; made under `torch.device("meta")`.
-        input_size: height and width of the images, in pixels; or the sample of another input.
-        batch_sizes: two different ones, at which the step is traced; twice the same for a model
-            that knows one only, whose trace then holds for that one.
-
-    Returns:
-        The allocations, and those of them that autograd keeps between forward and backward pass,
-        by its own hooks: every storage once and whole; parameters and buffers do not count.
-
-    Raises:
-        UnsupportedModelError: the step cannot run without data, or its order of allocations
-            depends on the batch size; with the reason.
-    """
-    sample = Sample.of(input_size)
-    first, second = (_record(model, sample, batch_size) for batch_size in batch_sizes)
-    events, other = first.events(), second.events()
-    if not _same_order(events, other):
-        # Some models keep what their first step makes, such as ConViT its table of positions.
-        first = _record(model, sample, batch_sizes[0])
-        events = first.events()
-        if not _same_order(events, other):
-            raise UnsupportedModelError("the order of allocations changes with the batch size")
-    span = max(batch_sizes[1] - batch_sizes[0], 1)
-    slope, rest = divmod(second.saved - first.saved, span)
-    if rest:
-        raise UnsupportedModelError("what autograd keeps does not grow evenly with the batch size")
-    parameters = [p for p in model.parameters() if id(p) in first.trained]
-    fixed = [*(p for p in model.parameters() if id(p) not in first.trained), *model.buffers()]
-    trace = StepTrace(
-        kinds=events[:, 0].astype(np.int8),
-        blocks=events[:, 1].astype(np.int32),
-        sizes=np.stack([events[:, 2], other[:, 2]], axis=1),
-        gradients=np.array(sorted(first.gradients), dtype=np.int32),
-        parameter_bytes=_storage_bytes(parameters),
-        buffer_bytes=_storage_bytes(fixed),
-        batch_sizes=(batch_sizes[0], batch_sizes[0] + span),
-    )
-    return trace, SavedBytes(first.saved - slope * batch_sizes[0], slope)
-
-
-def _same_order(first: IntArray, second: IntArray) -> bool:
-    return np.array_equal(first[:, :2], second[:, :2])
-
-
-def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
-    return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
-
-
-def _record(model: nn.Module, sample: Sample, batch_size: int) -> _Recorder:
-    """Runs one step and returns what was recorded of it."""
-    model.train()
-    model.zero_grad(set_to_none=True)
-    recorder = _Recorder(model)
-    keeping = torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor)
-    try:
-        with torch.device("meta"):
-            images = sample.batch(batch_size)
-            target = torch.empty(batch_size, dtype=torch.long)
-        with recorder, GpuFunctions(), torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-            recorder.see(images)
-            recorder.see(target)
-            with keeping:
-                output = model(images)
-            loss = loss_of(output, target)
-            del output
-            recorder.end_forward()
-            loss.backward()  # type: ignore[no-untyped-call]
-            recorder.note_gradients(model)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"the training step cannot be traced: {one_line(error)}"
-        ) from error
-    finally:
-        recorder.closed = True
-        model.zero_grad(set_to_none=True)
-    return recorder
-
-
-def loss_of(output: Any, target: Tensor) -> Tensor:
-    """Cross-entropy of class scores (distilled models give those of two heads); else the mean."""
-    parts = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
-    if not parts:
-        raise UnsupportedModelError("no output depends on a trainable parameter")
-    scores = (F.cross_entropy(p, target) if p.dim() == 2 else p.mean() for p in parts)
-    return torch.stack(list(scores)).sum()
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Numbers every storage at its birth and logs its death."""
+class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator, and tells the logs."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Not to be wrapped for torch.compile, which would take a tenth of the time."""
         return False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        allocations: AllocationLog,
+        kernels: KernelLog,
+        functions: GpuFunctions,
+        graph: GraphLog | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.closed = False
-        self.gradients: set[int] = set()
-        self.trained: set[int] = set()
-        """Ids of the parameters that got a gradient."""
-        self.saved = 0
-        """Bytes that autograd keeps, once the forward pass has ended."""
+        self._allocations = allocations
+        self._kernels = kernels
+        self._functions = functions
+        self._graph = graph
         self._backward = False
         self._last = _references_to_the_last()
-        self._events: list[tuple[int, int, int]] = []
-        self._live: dict[int, int] = {}
-        self._kept: dict[int, int] = {}
-        self._watchers: dict[int, weakref.ref[Any]] = {}
         self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
-        self._count = 0
-        # Parameters and buffers are there before the step begins.
-        self._static = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-
-    def events(self) -> IntArray:
-        """Kind, block and size of every event (E, 3)."""
-        return np.array(self._events, dtype=np.int64).reshape(-1, 3)
 
     def end_forward(self) -> None:
-        alive = set(self._live.values())
-        self.saved = sum(size for number, size in self._kept.items() if number in alive)
-        self._events.append((Event.END_OF_FORWARD, 0, 0))
-        self._backward = True
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Notes what autograd keeps; the hook of the same name in PyTorch is called `pack`."""
-        storage = tensor.untyped_storage()
-        number = self._live.get(storage._cdata)
-        if number is not None:
-            self._kept[number] = storage.nbytes()
-        return tensor
-
-    def see(self, tensor: Tensor) -> None:
-        """Logs an allocation if this tensor's storage is new."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live or key in self._static:
-            return
-        number = self._count
-        self._count += 1
-        self._live[key] = number
-        size = storage.nbytes()
-
-        def died(_: Any) -> None:
-            self._watchers.pop(number, None)
-            if self._live.get(key) == number:
-                del self._live[key]
-            if not self.closed:
-                self._events.append((Event.FREE, number, size))
-
-        self._watchers[number] = weakref.ref(storage, died)
-        self._events.append((Event.ALLOCATE, number, size))
-
-    def note_gradients(self, model: nn.Module) -> None:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                self.trained.add(id(parameter))
-                number = self._live.get(parameter.grad.untyped_storage()._cdata)
-                if number is not None:
-                    self.gradients.add(number)
+        self._backward = self._kernels.backward = True
+        self._functions.end_forward()
+        self._allocations.end_forward()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        graph = self._graph
+        if graph is None:
+            return self._run(func, args, kwargs)
+        tensors = tensors_of((*args, *kwargs.values()))
+        rule = graph.rule(func, args, tensors)
+        if rule is None and _is_composite(func):  # its parts are nodes
+            return self._taken_apart(func, args, kwargs)
+        self._graph = None
+        try:
+            result = self._run(func, args, kwargs)
+        finally:
+            self._graph = graph
+        graph.note(rule, func, args, kwargs, tensors, result)
+        return result
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the operator returns on a GPU; its allocations and kernels are logged."""
         if self._backward and func is _ATEN.add.Tensor and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
+            self._kernels.accumulated(args[0], args[1])
             return args[0]
+        if _is_composite(func):
+            whole = self._whole(func, args, kwargs)
+            if whole is not NotImplemented:
+                return whole
+            return self._taken_apart(func, args, kwargs)
+        call = bound(func, args, kwargs)
         if func is _ATEN.convolution.default:
-            (output,) = self._convolved(func, args)
-            self.see(output)
-            self._workspace(Pass.FORWARD, args[0], args[1], output, args[8])
-            return output
+            return self._convolution(func, args, call)
         if func is _ATEN.convolution_backward.default:
-            return self._convolution_backward(func, args)
-        allocations = ALLOCATIONS.get(func)
-        if allocations is not None:
-            with self:
-                output = allocations(*args, **kwargs)
-            if output is not NotImplemented:
-                return output
-        output = func(*args, **kwargs)
-        for tensor in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(tensor, Tensor):
-                self.see(tensor)
+            return self._convolution_backward(func, args, call)
+        output = NotImplemented
+        result = RESULTS.get(func)
+        if result is not None:
+            with self:  # so that what it makes is seen
+                output = result(call)
+        if output is NotImplemented:
+            output = func(*args, **kwargs)
+        for tensor in tensors_of((output,)):
+            self._allocations.see(tensor)
+        self._kernels.operator(func, call, output)
         return output
 
-    def _convolved(self, func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a GPU does not take apart as the meta device would; else NotImplemented."""
+        with self:
+            if func is _ATEN.scaled_dot_product_attention.default:
+                return self._functions.attention(*args, **kwargs)
+            if func is _ATEN.linear.default:
+                return linear(*args, **kwargs)
+            if func in _RECURRENT:
+                return recurrent(self._kernels, _RECURRENT[func], *args, **kwargs)
+        return NotImplemented
+
+    def _taken_apart(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """As `OpOverload.decompose`, but by C++ where decompositions in Python copy more."""
+        with self:
+            return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    def _convolution(self, func: Any, args: Sequence[Any], call: Mapping[str, Any]) -> Tensor:
+        images, weight = call["input"], call["weight"]
+        layout = _layout(images, weight)
+        images = self._as_read(images, layout)
+        output = _as_written(self._convolved(func, args)[0], layout)
+        self._allocations.see(output)
+        self._allocations.workspace(Pass.FORWARD, images, weight, output, call["groups"])
+        self._kernels.convolution(call, images, output)
+        return output
+
+    def _convolution_backward(
+        self, func: Any, args: Sequence[Any], call: Mapping[str, Any]
+    ) -> tuple[Tensor | None, ...]:
+        images, weight, groups = call["input"], call["weight"], call["groups"]
+        layout = _layout(images, weight)
+        gradient = self._as_read(call["grad_output"], layout)
+        gradients = list(self._convolved(func, args))
+        if gradients[0] is not None:
+            gradients[0] = _as_written(gradients[0], layout)
+        for which, result in zip(
+            (Pass.DATA_GRADIENT, Pass.WEIGHT_GRADIENT), gradients, strict=False
+        ):
+            if result is not None:
+                self._allocations.see(result)
+                self._allocations.workspace(which, images, weight, gradient, groups)
+        if gradients[2] is not None:
+            self._allocations.see(gradients[2])
+        self._kernels.convolution_backward(call, gradient, gradients)
+        return tuple(gradients)
+
+    def _convolved(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """What a convolution gives; PyTorch's slow search for its shape is done once for each kind.
 
         Networks repeat theirs, and so do files that are long to cost time.
@@ -243,36 +167,46 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._convolutions.get(kind)
         if known is None:
             output = func(*args)
-            several = output if isinstance(output, tuple) else (output,)
+            several = list(output) if isinstance(output, tuple) else [output]
             self._convolutions[kind] = [
                 None if t is None else (t.shape, t.stride(), t.dtype) for t in several
             ]
             return several
         make = args[0].new_empty_strided
-        return tuple(t and make(t[0], t[1], dtype=t[2]) for t in known)
+        return [t and make(t[0], t[1], dtype=t[2]) for t in known]
 
-    def _convolution_backward(self, func: Any, args: Sequence[Any]) -> Any:
-        gradients = self._convolved(func, args)
-        groups, wanted = args[9], args[10]
-        for index, kind in ((0, Pass.DATA_GRADIENT), (1, Pass.WEIGHT_GRADIENT)):
-            if wanted[index]:
-                self.see(gradients[index])
-                self._workspace(kind, args[1], args[2], args[0], groups)
-        if wanted[2]:
-            self.see(gradients[2])
-        return gradients
+    def _as_read(self, images: Tensor, layout: torch.memory_format) -> Tensor:
+        """The images as cuDNN takes them: copied if they have another layout."""
+        if images.dim() != 4 or images.is_contiguous(memory_format=layout):
+            return images
+        with self:
+            return images.contiguous(memory_format=layout)
 
-    def _workspace(
-        self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
-    ) -> None:
-        if groups == 1:
-            pointwise = all(k == 1 for k in weight.shape[2:])
-            kind = ConvolutionKind.POINTWISE if pointwise else ConvolutionKind.DENSE
-        else:
-            depthwise = weight.shape[1] == 1
-            kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
-        touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
-        self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
+
+def _layout(images: Tensor, weight: Tensor) -> torch.memory_format:
+    """In which a convolution runs on a GPU: channels-last if its images or its weights are."""
+    last = channels_last(images) or channels_last(weight)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _as_written(result: Tensor, layout: torch.memory_format) -> Tensor:
+    """A convolution's result in its layout; the meta device goes by the weights alone.
+
+    But windows of one pixel are in both layouts, and weights that are computed anew in each step
+    (standardised ones) are contiguous.
+    """
+    if result.dim() != 4 or result.is_contiguous(memory_format=layout):
+        return result
+    return torch.empty_like(result, memory_format=layout)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether PyTorch takes the operator apart on every device; some have one of their own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = torch._C.DispatchKey
+    whole = has_kernel(func.name(), keys.CPU)
+    return not whole and bool(has_kernel(func.name(), keys.CompositeImplicitAutograd))
 
 
 def _as_key(value: Any) -> Any:
@@ -314,35 +248,9 @@ def _references_to_the_last() -> tuple[int, int]:
                 seen.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
 
-    leaf = torch.empty(1, device="meta", requires_grad=True)
-    both = leaf * 2 + leaf * 3
-    with Watch():  # type: ignore[no-untyped-call]
-        both.backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.empty(1, device="meta", requires_grad=True)
+        both = leaf * 2 + leaf * 3
+        with Watch():  # type: ignore[no-untyped-call]
+            both.backward()  # type: ignore[no-untyped-call]
     return seen[0]
-
-
-def step_profile(
-    model: str | nn.Module,
-    input_size: int | Sample,
-    batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> StepProfile:
-    """Traces a training step of a timm architecture, or of a copy of a module.
-
-    Args:
-        model: a timm architecture, or a module of one input, batch first.
-        input_size: height and width of square images, in pixels; or the sample of a module.
-        batch_sizes: as `trace_step`.
-
-    Raises:
-        UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`.
-        UnsupportedModelError: the step cannot be traced; with the reason.
-    """
-    module = on_meta(model, input_size)
-    parameters = list(module.parameters())
-    trace, saved_bytes = trace_step(module, input_size, batch_sizes)
-    return StepProfile(
-        trace=trace,
-        saved_bytes=saved_bytes,
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
-    )

@@ -1,4 +1,4 @@
-"""The allocations of one training step: `step_recorder` writes them, `memory_simulation` replays.
+"""The allocations of one training step: `allocation_log` writes them, `memory_simulation` replays.
 
 Each event's size is affine in the batch size, so the sizes at two batch sizes give the trace at
 every one. The record needs NumPy only.

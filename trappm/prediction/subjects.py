@@ -162,7 +162,7 @@ class _Module(Subject):
         return self._profile
 
     def kernels(self, settings: StepSettings) -> KernelProfile | str:
-        from trappm.profiler.simulation.kernel_recorder import kernel_profile
+        from trappm.profiler.static_profile import kernel_profile
 
         try:
             return kernel_profile(

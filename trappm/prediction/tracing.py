@@ -110,7 +110,7 @@ class NameTracer(Tracer):
 
     def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
         from trappm.profiler.models.zoo import check
-        from trappm.profiler.simulation.kernel_recorder import kernel_profile
+        from trappm.profiler.static_profile import kernel_profile
 
         name = check(self.model)
         return kernel_profile(
@@ -142,8 +142,7 @@ class FileTracer(Tracer):
         return Path(self.model).name, file_profile(Path(self.model), self.input_size)
 
     def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        from trappm.profiler.simulation.kernel_recorder import kernel_profile
-        from trappm.profiler.static_profile import rebuilt
+        from trappm.profiler.static_profile import kernel_profile, rebuilt
 
         module, sample, _ = rebuilt(Path(self.model), self.input_size)
         return kernel_profile(

@@ -152,7 +152,7 @@ def _judged(
 
 def _doubt(architecture: str, input_size: int, runs: list[_Run]) -> str | None:
     """Why the rows are not about timm's model; by the largest batch."""
-    from trappm.profiler.simulation.step_recorder import step_profile
+    from trappm.profiler.static_profile import step_profile
 
     largest = runs[-1]
     try:

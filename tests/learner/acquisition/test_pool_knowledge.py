@@ -10,8 +10,7 @@ from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Precision
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.static_profile import graph_template, kernel_profile
 
 SETTINGS = {"precision": Precision.FP32, "memory_format": MemoryFormat.CONTIGUOUS}
 ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")

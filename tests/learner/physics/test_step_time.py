@@ -25,7 +25,7 @@ from trappm.profiler.simulation.kernel_profile import (
     Pass,
     Size,
 )
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
+from trappm.profiler.static_profile import kernel_profile
 
 torch.set_num_threads(1)
 

@@ -22,8 +22,7 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.static_profile import kernel_profile, static_profile
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHECK = read_configurations(EXAMPLES / "gpu_check.yaml")

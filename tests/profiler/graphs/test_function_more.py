@@ -7,7 +7,7 @@ from onnx_export import export_onnx, file_graph
 from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.module_graph import module_template
+from trappm.profiler.static_profile import graph_template
 
 
 class Function(nn.Module):
@@ -38,7 +38,7 @@ EXPORTED = {
 def test_the_graph_is_that_of_the_file(tmp_path, name):
     module = Function(EXPORTED[name])
     export_onnx(module, 8, tmp_path / "m.onnx")
-    file, graph = file_graph(tmp_path / "m.onnx"), module_template(module, 8)
+    file, graph = file_graph(tmp_path / "m.onnx"), graph_template(module, 8)
     assert graph.operators == file.operators
     assert graph.content_hash == file.content_hash
 
@@ -54,15 +54,15 @@ def test_what_is_filled_forgets_what_it_was_but_for_the_rest_of_its_memory():
         y.flatten().fill_(2.0)
         return x + y
 
-    assert module_template(Function(by_a_view), 8).operators == ("Add",)
-    assert module_template(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
+    assert graph_template(Function(by_a_view), 8).operators == ("Add",)
+    assert graph_template(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
     with pytest.raises(UnsupportedModelError, match="no output"):
-        module_template(Function(lambda x: x.relu().zero_()), 8)
+        graph_template(Function(lambda x: x.relu().zero_()), 8)
 
 
 def test_a_bilinear_layer_is_counted_by_hand():
     module = Function(lambda x, layer: layer(x, x), nn.Bilinear(8, 8, 5))
-    graph = module_template(module, 8).at(2)
+    graph = graph_template(module, 8).at(2)
     assert graph.operators == ("Einsum", "Add")
     assert graph.parameters.tolist() == [5 * 8 * 8, 5]
     assert graph.macs.tolist() == [2 * 3 * 8 * 5 * 8 * 8, 2 * 3 * 8 * 5]
@@ -73,7 +73,7 @@ def test_a_bilinear_layer_is_counted_by_hand():
 )
 def test_an_embedding_bag_gathers_and_reduces(mode, last):
     module = Function(lambda x, bag: bag(x.flatten(1).long()), nn.EmbeddingBag(10, 5, mode=mode))
-    graph = module_template(module, 8).at(2)
+    graph = graph_template(module, 8).at(2)
     assert graph.operators[-2:] == ("Gather", last)
     assert graph.parameters.sum() == 50
     assert graph.macs[-1] == 2 * 192 * 5
@@ -83,14 +83,14 @@ def test_an_embedding_bag_gathers_and_reduces(mode, last):
 def test_lazy_layers_are_told_to_be_run_once():
     module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(UnsupportedModelError, match=r"lazy layers.* run the module once"):
-        module_template(module, 8)
+        graph_template(module, 8)
     module(torch.zeros(1, 3, 8, 8))
-    assert module_template(module, 8).parameters.sum() == 192 * 3 + 3
+    assert graph_template(module, 8).parameters.sum() == 192 * 3 + 3
 
 
 @pytest.mark.parametrize("architecture", ["test_resnet", "test_vit"])
 def test_a_rebatched_template_is_a_fresh_export_at_that_batch(tmp_path, architecture):
-    template = module_template(architecture, 32)
+    template = graph_template(architecture, 32)
     for batch_size in (1, 7):
         export_onnx(architecture, 32, tmp_path / "m.onnx", batch_size=batch_size)
         file = file_graph(tmp_path / "m.onnx")

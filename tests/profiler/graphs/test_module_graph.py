@@ -15,8 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.errors import InputError, UnknownArchitectureError, UnsupportedModelError
-from trappm.profiler.graphs.module_graph import _Recorder, _trace, module_template, on_meta
 from trappm.profiler.models import zoo
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.simulation.tracing import Tracer
+from trappm.profiler.static_profile import graph_template
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 
@@ -56,7 +59,7 @@ def from_file(architecture, input_size, folder):
 
 @pytest.mark.parametrize(("architecture", "input_size"), SAME_BY_BOTH_WAYS)
 def test_the_graph_is_that_of_the_onnx_file(tmp_path, architecture, input_size):
-    graph = module_template(architecture, input_size)
+    graph = graph_template(architecture, input_size)
     file = from_file(architecture, input_size, tmp_path)
     assert graph.operators == file.operators
     for name in COLUMNS:
@@ -66,7 +69,7 @@ def test_the_graph_is_that_of_the_onnx_file(tmp_path, architecture, input_size):
 
 @pytest.mark.parametrize(("model", "more"), MORE_IN_THE_FILE.items())
 def test_documented_differences_move_data_only(tmp_path, model, more):
-    graph, file = module_template(*model), from_file(*model, tmp_path)
+    graph, file = graph_template(*model), from_file(*model, tmp_path)
     ours, theirs = collections.Counter(graph.operators), collections.Counter(file.operators)
     assert theirs - ours == more
     assert not ours - theirs
@@ -86,7 +89,7 @@ def test_documented_differences_move_data_only(tmp_path, model, more):
     ],
 )
 def test_macs_and_parameters_are_those_of_pytorch(architecture, input_size):
-    graph = module_template(architecture, input_size).at(3)
+    graph = graph_template(architecture, input_size).at(3)
     with torch.device("meta"):
         model = zoo.create_model(architecture, input_size).eval()
         images = torch.empty(3, 3, input_size, input_size)
@@ -97,15 +100,15 @@ def test_macs_and_parameters_are_those_of_pytorch(architecture, input_size):
     assert graph.parameters.sum() == sum(p.numel() for p in model.parameters())
 
 
-_template = functools.cache(module_template)
+_template = functools.cache(graph_template)
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
 def test_a_rebatched_template_is_the_graph_at_that_batch(architecture, input_size, batch_size):
     module = on_meta(architecture, input_size).eval()
-    images = torch.empty(batch_size, 3, input_size, input_size, device="meta")
-    fresh = _trace(module, _Recorder(module.parameters()), images)
+    tracer = Tracer(module, Sample.of(input_size), batch_sizes=(batch_size, batch_size))
+    fresh = tracer.graph().at(batch_size)
     graph = _template(architecture, input_size).at(batch_size)
     assert graph.operators == fresh.operators
     for name in COLUMNS:
@@ -130,7 +133,7 @@ class Custom(nn.Module):
 def test_a_module_of_anyone_is_traced_and_left_as_it_is():
     module = Custom().train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    graph = module_template(module, 8).at(4)
+    graph = graph_template(module, 8).at(4)
     assert graph.operators == ("Conv", "Relu", "Conv", "BatchNormalization", "Mul", "ReduceMean")
     assert graph.parameters.tolist() == [81, 0, 0, 6, 3, 0]
     assert graph.macs.tolist() == [4 * 64 * 81, 768, 4 * 64 * 81, 768, 768, 768]
@@ -143,8 +146,8 @@ def test_a_module_of_anyone_is_traced_and_left_as_it_is():
 
 def test_a_module_and_its_name_have_one_graph():
     module = zoo.create_model("test_vit", 64)
-    by_name = module_template("test_vit", 64)
-    assert module_template(module, 64).content_hash == by_name.content_hash
+    by_name = graph_template("test_vit", 64)
+    assert graph_template(module, 64).content_hash == by_name.content_hash
 
 
 class InPlace(nn.Module):
@@ -155,7 +158,7 @@ class InPlace(nn.Module):
 
 
 def test_what_is_written_into_a_slice_is_followed():
-    graph = module_template(InPlace(), 4).at(2)
+    graph = graph_template(InPlace(), 4).at(2)
     assert graph.operators == ("Slice", "Relu", "ScatterND", "Add", "Flatten")
     assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
 
@@ -183,13 +186,13 @@ def function(body):
 )
 def test_refusals_tell_why(body, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
-        module_template(function(body), 8)
+        graph_template(function(body), 8)
 
 
 def test_places_given_as_numbers_gather_and_overlapping_windows_are_taken_out_one_by_one():
     places = torch.tensor([2, 0])
-    assert module_template(function(lambda x: x[:, places]), 8).at(2).operators == ("Gather",)
-    graph = module_template(function(lambda x: x.unfold(2, 4, 2)), 8).at(3)
+    assert graph_template(function(lambda x: x[:, places]), 8).at(2).operators == ("Gather",)
+    graph = graph_template(function(lambda x: x.unfold(2, 4, 2)), 8).at(3)
     assert collections.Counter(graph.operators) == {
         "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
     }  # fmt: skip
@@ -214,7 +217,7 @@ def test_an_lstm_is_a_node_a_layer_as_in_the_file(tmp_path, layers):
     torch.onnx.export(
         model, images, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
     )
-    template = module_template(model, 4)
+    template = graph_template(model, 4)
     assert template.content_hash == file_graph(file).content_hash
     assert collections.Counter(template.operators)["LSTM"] == layers
     assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
@@ -222,13 +225,13 @@ def test_an_lstm_is_a_node_a_layer_as_in_the_file(tmp_path, layers):
 
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(InputError, match="input size is 0"):
-        module_template("resnet18", 0)
+        graph_template("resnet18", 0)
     with pytest.raises(UnknownArchitectureError, match="resnet18"):
-        module_template("resnet_18", 64)
+        graph_template("resnet_18", 64)
 
 
 def test_an_operator_without_a_rule_of_its_own_is_a_node_if_it_is_elementwise():
-    graph = module_template(function(lambda x: torch.special.i0(x.asinh())), 8).at(2)
+    graph = graph_template(function(lambda x: torch.special.i0(x.asinh())), 8).at(2)
     assert len(graph.operators) == 2
     assert graph.macs.tolist() == [2 * 3 * 64] * 2
 
@@ -238,7 +241,7 @@ def test_attention_of_a_transformer_is_counted_by_hand():
         q = x.flatten(2).transpose(1, 2).unsqueeze(1)  # (B, 1, 16, 3)
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-    graph = module_template(function(body), 4).at(2)
+    graph = graph_template(function(body), 4).at(2)
     products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
     assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
     assert collections.Counter(graph.operators)["Softmax"] == 1

@@ -8,9 +8,9 @@ import pytest
 import torch
 from onnx_export import export_onnx, file_graph
 
-from trappm.profiler.graphs.module_graph import module_template
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records.content_hash import graph_hash
+from trappm.profiler.static_profile import graph_template
 
 
 def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
@@ -113,7 +113,7 @@ DIFFERENT_MODULES = {
 
 @pytest.mark.parametrize("modules", DIFFERENT_MODULES.values(), ids=DIFFERENT_MODULES)
 def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
-    hashes = [module_template(module, 8).content_hash for module in modules]
+    hashes = [graph_template(module, 8).content_hash for module in modules]
     assert hashes[0] != hashes[1]
     for module, known in zip(modules, hashes, strict=True):
         export_onnx(module.eval(), 8, tmp_path / "m.onnx")
@@ -122,7 +122,7 @@ def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
 
 def test_a_half_precision_module_is_not_its_float_twin():
     half, relu = Sample((3, 8, 8), torch.float16), torch.nn.ReLU()
-    assert module_template(relu, half).content_hash != module_template(relu, 8).content_hash
+    assert graph_template(relu, half).content_hash != graph_template(relu, 8).content_hash
 
 
 def test_a_template_without_signatures_keeps_the_hash_it_was_stored_under():

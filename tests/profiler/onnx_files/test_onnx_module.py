@@ -15,7 +15,7 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.onnx_files.module import RebuiltModule
 from trappm.profiler.onnx_files.opening import load_checked
-from trappm.profiler.simulation.step_recorder import step_profile
+from trappm.profiler.static_profile import step_profile
 
 # Norms, attention, squeeze and excitation, activations of every kind.
 ARCHITECTURES = (

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trappm.profiler.simulation.gpu_functions import GpuFunctions
+from trappm.profiler.simulation.kernel_log import KernelLog
 
 TOKENS = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
 FUSED = "_FusedAttentionBackward"
@@ -18,7 +19,7 @@ def attention():
 def test_attention_and_dropout_are_those_of_a_gpu_within():
     plain = attention()
     assert plain != FUSED
-    with GpuFunctions():
+    with GpuFunctions(KernelLog()):
         assert attention() == FUSED
         assert F.dropout(TOKENS).grad_fn.name() == "NativeDropoutBackward0"
         odd = torch.empty(2, 4, 6, 7, device="meta", requires_grad=True)
@@ -32,13 +33,13 @@ def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other
     barrier = threading.Barrier(3, timeout=30)
 
     def first():
-        with GpuFunctions():
+        with GpuFunctions(KernelLog()):
             barrier.wait()  # all have begun
             seen["first"] = attention()
         barrier.wait()  # the first has ended, the second has not
 
     def second():
-        with GpuFunctions():
+        with GpuFunctions(KernelLog()):
             barrier.wait()
             barrier.wait()
             seen["second"] = attention()

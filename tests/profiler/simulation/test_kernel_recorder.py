@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-from trappm.profiler.simulation.kernel_recorder import kernel_profile
+from trappm.profiler.static_profile import kernel_profile
 
 
 class Tiny(nn.Module):
@@ -99,7 +99,7 @@ def test_an_optimizer_works_on_what_gets_a_gradient():
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
 def test_operations_of_inference_are_those_of_the_flop_counter(name):
-    from trappm.profiler.graphs.module_graph import on_meta
+    from trappm.profiler.models.on_meta import on_meta
 
     profile = kernel_profile(name, 96, fused_attention=False)
     model = on_meta(name, 96).eval()
@@ -182,7 +182,7 @@ def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(
     assert table.channels_last[relu].any()
 
 
-def test_a_recurrent_layer_is_products_of_all_time_steps():
+def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -192,7 +192,10 @@ def test_a_recurrent_layer_is_products_of_all_time_steps():
             return self.layer(x.mean(1))[0].mean(1)
 
     profile = kernel_profile(Recurrent(), 16)
-    assert rows(profile, KernelKind.LINEAR, Phase.INFER)[0].sum() == 4
+    # For each direction one product of all inputs, and one more for each of the 16 steps.
+    assert sorted(rows(profile, KernelKind.LINEAR, Phase.INFER)[0]) == [2, 2 * 16]
+    of_weights = rows(profile, KernelKind.LINEAR, which=Pass.WEIGHT_GRADIENT)[0]
+    assert of_weights.sum() == 4  # of all steps at once
     # Two directions, 16 steps, four gates.
     assert total_flops(profile, 4, Phase.INFER) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
 
@@ -218,7 +221,7 @@ def test_a_step_that_hangs_on_values_is_refused_with_the_reason():
         def forward(self, x):
             return x.flatten(1) if x.sum() > 0 else -x.flatten(1)
 
-    with pytest.raises(UnsupportedModelError, match="train step cannot be traced"):
+    with pytest.raises(UnsupportedModelError, match="does not run without values"):
         kernel_profile(Choosy(), 8)
 
 

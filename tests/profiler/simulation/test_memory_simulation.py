@@ -23,10 +23,17 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
-from trappm.profiler.simulation.step_recorder import trace_step
 from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.simulation.tracing import Tracer
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+def trace_step(model, inputs, batch_sizes=(8, 32)):
+    """Allocations of a training step, and the bytes that autograd keeps."""
+    inputs = Sample.of(inputs) if isinstance(inputs, int) else inputs
+    step = Tracer(model, inputs, batch_sizes=batch_sizes).step()
+    return step.trace, step.saved_bytes
 
 
 def meta(architecture, input_size=64):

@@ -19,8 +19,7 @@ from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelErro
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.simulation.step_recorder import step_profile
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.static_profile import static_profile, step_profile
 
 
 class Tiny(nn.Module):

@@ -8,11 +8,19 @@ import torch
 from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.graphs.module_graph import on_meta
 from trappm.profiler.models import zoo
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.simulation import step_recorder
-from trappm.profiler.simulation.step_recorder import trace_step
 from trappm.profiler.simulation.step_trace import Event
+from trappm.profiler.simulation.tracing import Tracer
+
+
+def trace_step(model, inputs, batch_sizes=(8, 32)):
+    """Allocations of a training step, and the bytes that autograd keeps."""
+    inputs = Sample.of(inputs) if isinstance(inputs, int) else inputs
+    step = Tracer(model, inputs, batch_sizes=batch_sizes).step()
+    return step.trace, step.saved_bytes
 
 
 def meta(architecture, input_size=64):

@@ -22,8 +22,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import DeviceError, InputError, SnapshotError, TrappmError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Phase, Protocol
-from trappm.profiler.simulation.step_recorder import step_profile
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.static_profile import static_profile, step_profile
 from trappm.store import Home, LabelFilter, Store
 
 torch.set_num_threads(1)

@@ -1,0 +1,142 @@
+"""The graph of one forward pass as it is traced: tensors by identity, operators as ONNX nodes.
+
+Each call becomes the ONNX nodes that PyTorch's exporter would have written for it
+(`operators.table`), so that a model by its name and the same model as a file have one graph;
+docs/static_profile.md lists where they differ. Only what depends on the inputs is in the graph: the
+rest is folded away, and its weights count at the node that uses the result.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.graphs.builder import Call, GraphBuilder, Value
+from trappm.profiler.graphs.operators.table import RULES, Rule, elementwise
+from trappm.profiler.records import Graph
+
+Run = Callable[[], Any]
+
+
+class GraphLog:
+    """Turns operators into nodes; it holds no tensor, so each lives as long as in the model."""
+
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        parameters = {id(p): p for p in module.parameters()}
+        self._builder = GraphBuilder({key: p.numel() for key, p in parameters.items()})
+        self._values: dict[int, Value] = {}
+        self._watchers: dict[int, weakref.ref[Tensor]] = {}
+        self._views: dict[int, set[int]] = {}
+        """Identities of the tensors that lie in each storage."""
+        for key, parameter in parameters.items():
+            weights = frozenset([key])
+            self._set(parameter, Value(tuple(parameter.shape), weights=weights))
+        for tensor in inputs:
+            self._set(tensor, Value(tuple(tensor.shape), depends=True))
+        self._input_type = str(inputs[0].dtype).removeprefix("torch.")
+
+    def graph(self, output: Any, batch_size: int) -> Graph:
+        """What the forward pass amounts to, which returned this.
+
+        Raises:
+            UnsupportedModelError: no output depends on the inputs, or one has no batch axis.
+        """
+        results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = [value for value in map(self._value, results) if value.depends]
+        if all(value.producer is None for value in outputs):
+            raise UnsupportedModelError("no output depends on the images, but as a copy")
+        for value in outputs:
+            if value.shape[:1] != (batch_size,):
+                raise UnsupportedModelError(
+                    f"at batch size {batch_size} an output has shape {value.shape}; the batch size "
+                    "is written into the model, or the output has no batch axis"
+                )
+        return self._builder.graph(outputs, batch_size, self._input_type)
+
+    def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
+        """Which nodes a call stands for; None if none, or if its parts will tell.
+
+        Raises:
+            UnsupportedModelError: the call depends on values.
+        """
+        if not any(self._value(t).depends for t in tensors):
+            return _folded
+        if _needs_values(func, args):
+            raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
+        name = func._schema.name.removeprefix("aten::")
+        return RULES.get(name) or RULES.get(name.removesuffix("_"))
+
+    def note(
+        self, rule: Rule | None, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+        tensors: Sequence[Tensor], result: Any,
+    ) -> None:  # fmt: skip
+        """Adds the nodes of a call that has run; without a rule one goes by the operator's tags."""
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        if rule is _folded:
+            weights = frozenset[int]().union(*(self._value(t).weights for t in tensors))
+            values = [Value(tuple(t.shape), weights=weights) for t in outputs]
+        else:
+            call = Call(func, args, kwargs, outputs, self._value, self._builder)
+            values = (rule or _rule_by_tag(func))(call)
+        written = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
+        for tensor, value in zip(outputs, values, strict=True):
+            (self._overwrite if written else self._set)(tensor, value)
+
+    def _value(self, tensor: Tensor) -> Value:
+        """The value of a tensor; one that no operator made is a buffer or a constant."""
+        return self._values.get(id(tensor)) or Value(tuple(tensor.shape))
+
+    def _set(self, tensor: Tensor, value: Value) -> None:
+        key = id(tensor)
+        if key not in self._watchers:
+            storage = _storage(tensor)
+
+            def died(_: Any) -> None:
+                del self._values[key], self._watchers[key]
+                self._views[storage].discard(key)
+
+            self._watchers[key] = weakref.ref(tensor, died)
+            self._views.setdefault(storage, set()).add(key)
+        self._values[key] = value
+
+    def _overwrite(self, tensor: Tensor, value: Value) -> None:
+        """After an in-place operator all views of the same memory are what it wrote."""
+        self._set(tensor, value)
+        for key in self._views[_storage(tensor)]:
+            self._values[key] = value.of_shape(self._values[key].shape)
+
+
+def _folded(call: Call) -> list[Value]:
+    """Stands for a call that does not depend on the inputs."""
+    raise AssertionError(call)
+
+
+def _needs_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a number or a shape hangs on values: by a mask it does, by whole numbers not."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(t is not None and t.dtype == torch.bool for t in args[1])
+    return bool(_NEEDS_VALUES & set(func.tags))
+
+
+_NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _rule_by_tag(func: Any) -> Rule:
+    """Any operator that computes element by element is one node under its own name."""
+    if torch.Tag.pointwise not in func.tags:
+        raise UnsupportedModelError(
+            f"no rule says which ONNX operators {func} stands for; export the model to ONNX and "
+            "use the file, or add a rule to profiler/graphs/operators/table.py"
+        )
+    words = func._schema.name.removeprefix("aten::").strip("_").split("_")
+    return elementwise("".join(word.capitalize() for word in words))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

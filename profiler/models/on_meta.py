@@ -1,0 +1,47 @@
+"""Models without weights: shapes and types only, on PyTorch's meta device."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+
+
+def on_meta(model: str | nn.Module, input_size: object) -> nn.Module:
+    """The timm model of this name, or a copy of this module, on the meta device.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`; or a
+            module that cannot be copied, or has no weights yet.
+    """
+    if isinstance(model, str):
+        from trappm.profiler.models.zoo import create_model
+
+        if not isinstance(input_size, int):
+            raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
+        with torch.device("meta"):
+            return create_model(model, input_size)
+    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has lazy layers, which do not know their sizes yet; run the "
+            "module once, on an input as it will get, and try again"
+        )
+    weights: dict[int, Any] = {
+        id(tensor): tensor.detach().to("meta")
+        for part in model.modules()
+        for tensor in (*part.buffers(recurse=False), *vars(part).values())
+        if isinstance(tensor, torch.Tensor)
+    }
+    weights |= {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
+    }
+    try:
+        return copy.deepcopy(model, weights)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied to be traced: {one_line(error)}"
+        ) from error

@@ -1,0 +1,103 @@
+"""The allocations of one step as it is traced: every storage's birth and death, in order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from trappm.profiler.records import IntArray
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
+
+
+class AllocationLog:
+    """Numbers the storages of one step at one batch size.
+
+    Args:
+        present: parameters, buffers and whatever else is there before the step begins.
+        origin: tells who allocates, if anybody wants to know.
+    """
+
+    def __init__(
+        self, present: Iterable[Tensor], origin: Callable[[], object] | None = None
+    ) -> None:
+        self.closed = False
+        self.gradients: set[int] = set()
+        """Blocks that are gradients of parameters."""
+        self.trained: set[int] = set()
+        """Ids of the parameters that got a gradient."""
+        self.saved_bytes = 0
+        """Bytes that autograd keeps, once the forward pass has ended."""
+        self.origins: list[object] = []
+        """Of each block, where `origin` is given."""
+        self._origin = origin
+        self._events: list[tuple[int, int, int]] = []
+        self._live: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._count = 0
+        self._present = {t.untyped_storage()._cdata for t in present}
+
+    def events(self) -> IntArray:
+        """Kind, block and size of every event (E, 3)."""
+        return np.array(self._events, dtype=np.int64).reshape(-1, 3)
+
+    def see(self, tensor: Tensor) -> None:
+        """Logs an allocation if this tensor's storage is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live or key in self._present:
+            return
+        number = self._count
+        self._count += 1
+        self._live[key] = number
+        size = storage.nbytes()
+
+        def died(_: Any) -> None:
+            self._watchers.pop(number, None)
+            if self._live.get(key) == number:
+                del self._live[key]
+            if not self.closed:
+                self._events.append((Event.FREE, number, size))
+
+        self._watchers[number] = weakref.ref(storage, died)
+        self._events.append((Event.ALLOCATE, number, size))
+        if self._origin is not None:
+            self.origins.append(self._origin())
+
+    def workspace(
+        self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
+    ) -> None:
+        """A convolution runs here, and needs scratch memory."""
+        if groups == 1:
+            pointwise = all(k == 1 for k in weight.shape[2:])
+            kind = ConvolutionKind.POINTWISE if pointwise else ConvolutionKind.DENSE
+        else:
+            depthwise = weight.shape[1] == 1
+            kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
+        touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
+        self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Notes what autograd keeps; the hook of the same name in PyTorch is called `pack`."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata)
+        if number is not None:
+            self._kept[number] = storage.nbytes()
+        return tensor
+
+    def end_forward(self) -> None:
+        alive = set(self._live.values())
+        self.saved_bytes = sum(size for number, size in self._kept.items() if number in alive)
+        self._events.append((Event.END_OF_FORWARD, 0, 0))
+
+    def note_gradients(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                self.trained.add(id(parameter))
+                number = self._live.get(parameter.grad.untyped_storage()._cdata)
+                if number is not None:
+                    self.gradients.add(number)

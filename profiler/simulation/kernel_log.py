@@ -1,0 +1,252 @@
+"""The kernels of one step as it is traced, and the table of them for every batch size.
+
+An operator without a rule is a kernel that reads its inputs and writes its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.records import IntArray
+from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
+from trappm.profiler.simulation.kernel_rules import (
+    Product,
+    convolution,
+    convolution_kind,
+    kind_of,
+    name_of,
+    product_of,
+    shape_of,
+)
+
+HALVES = frozenset((torch.float16, torch.bfloat16))
+_NOT_A_PRODUCT = Product(0, 0, 0, 0)
+_DESCRIPTION = 7
+"""Columns that say what a kernel is; the sizes follow."""
+
+
+class KernelLog:
+    """The kernels of one step at one batch size, in order."""
+
+    def __init__(self) -> None:
+        self.backward = False
+        """Whether the forward pass has ended."""
+        self._rows: list[tuple[int, ...]] = []
+        self._counts: list[int] = []
+
+    def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
+        """The kernel of an operator, if it runs any.
+
+        Args:
+            func: of ATen.
+            call: its arguments by name.
+            output: what it returned.
+        """
+        kind = kind_of(func)
+        if kind is None:
+            return
+        name = name_of(func)
+        read, written = tensors_of(call.values()), tensors_of((output,))
+        if not written or (name == "contiguous" and read[0].stride() == written[0].stride()):
+            return
+        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        product = product_of(name, call)
+        if product is not None:
+            pass
+        elif kind is KernelKind.ELEMENTWISE:
+            kind = _by_layout(read, written[0])
+        elif kind is KernelKind.CAST and read and read[0].dtype == written[0].dtype:
+            kind = KernelKind.COPY
+        elif kind is KernelKind.FILL:
+            read = []
+        elif kind is KernelKind.BATCH_NORM and (call.get("training") or call.get("train")):
+            read = read + read[: 2 if "backward" in name else 1]  # statistics first
+        if name == "copy":
+            read = read[1:]
+        self.add(kind, which, read, written, product or shape_of(kind, name, call, written[0]))
+
+    def accumulated(self, gradient: Tensor, other: Tensor) -> None:
+        """Adding one gradient to another, in place."""
+        kind = _by_layout([gradient, other], gradient)
+        self.add(kind, Pass.DATA_GRADIENT, [gradient, other], [gradient])
+
+    def convolution(self, call: Mapping[str, Any], images: Tensor, output: Tensor) -> None:
+        """The forward pass of a convolution; of images as the kernel takes them."""
+        weight, groups, stride = call["weight"], call["groups"], call["stride"]
+        if call["transposed"]:  # PyTorch runs the gradient of the other direction
+            product = convolution(Pass.DATA_GRADIENT, output, weight, images, stride, groups)
+        else:
+            product = convolution(Pass.FORWARD, images, weight, output, stride, groups)
+        kind = convolution_kind(weight, groups)
+        self.add(kind, Pass.FORWARD, [images, weight], [output], product)
+        if call["bias"] is not None:
+            self.add(KernelKind.BROADCAST, Pass.FORWARD, [output, call["bias"]], [output])
+
+    def convolution_backward(
+        self, call: Mapping[str, Any], gradient: Tensor, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """The other two passes; of the result's gradient as the kernel takes it."""
+        images, weight, groups, stride = (
+            call[name] for name in ("input", "weight", "groups", "stride")
+        )
+        kind = convolution_kind(weight, groups)
+        transposed = call["transposed"]
+        source, result = (gradient, images) if transposed else (images, gradient)
+        data = Pass.FORWARD if transposed else Pass.DATA_GRADIENT
+        of_images, of_weight, of_bias = gradients
+        if of_images is not None:
+            product = convolution(data, source, weight, result, stride, groups)
+            self.add(kind, Pass.DATA_GRADIENT, [gradient, weight], [of_images], product)
+        if of_weight is not None:
+            product = convolution(Pass.WEIGHT_GRADIENT, source, weight, result, stride, groups)
+            self.add(kind, Pass.WEIGHT_GRADIENT, [gradient, images], [of_weight], product)
+        if of_bias is not None:
+            self.add(KernelKind.REDUCTION, Pass.DATA_GRADIENT, [gradient], [of_bias])
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        output: Tensor,
+        causal: bool,
+    ) -> None:
+        """A fused attention; its backward pass computes five products where forward has two."""
+        products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
+        both = width + value.shape[-1]
+        read = [query, key, value] + ([] if mask is None else [mask])
+        written = [output]
+        if self.backward:
+            both = 3 * width + 2 * value.shape[-1]
+            read, written = [*read, output, output], [query, key, value]
+        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        keys = key.shape[-2]
+        if causal:  # the kernels leave out blocks above the diagonal
+            keys = (keys + 1) // 2
+        self.add(KernelKind.ATTENTION, which, read, written, Product(length, keys, both, products))
+
+    def add(
+        self,
+        kind: KernelKind,
+        which: Pass,
+        read: Sequence[Tensor],
+        written: Sequence[Tensor],
+        product: Product = _NOT_A_PRODUCT,
+        count: int = 1,
+    ) -> None:
+        """So many kernels that read and write these tensors."""
+        read_bytes, written_bytes = map(_bytes, (read, written))
+        if not (read_bytes or written_bytes):
+            return
+        self._counts.append(count)
+        self._rows.append(
+            (
+                int(kind),
+                int(which),
+                any(t.dtype in HALVES for t in (read[:2] or written)),
+                any(map(channels_last, (*read[:1], *written[:1]))),
+                product.window,
+                product.stride,
+                product.pixels,
+                read_bytes,
+                written_bytes,
+                product.flops,
+                product.rows,
+                product.columns,
+                product.depth,
+                product.products,
+            )
+        )
+
+    def rows(self) -> IntArray:
+        return np.array(self._rows, dtype=np.int64).reshape(-1, _DESCRIPTION + len(Size))
+
+    def counts(self) -> IntArray:
+        return np.array(self._counts, dtype=np.int64)
+
+
+def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
+    """The kernels for every batch size, from those at two; equal ones are one row.
+
+    Raises:
+        UnsupportedModelError: the kernels depend on the batch size by more than their sizes.
+    """
+    rows, others = first.rows(), second.rows()
+    if rows.shape != others.shape or (rows[:, :_DESCRIPTION] != others[:, :_DESCRIPTION]).any():
+        raise UnsupportedModelError("the order of its kernels changes with the batch size")
+    sizes, more = rows[:, _DESCRIPTION:], others[:, _DESCRIPTION:]
+    slope = (more - sizes) // max(batch_sizes[1] - batch_sizes[0], 1)
+    fixed = sizes - slope * batch_sizes[0]
+    linear = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.DATA_GRADIENT)
+    rows[linear & (slope[:, Size.DEPTH] > 0), 1] = Pass.WEIGHT_GRADIENT
+    # What mixes the samples of a batch (products of all pairs) grows faster than the line through
+    # both sizes, which ends below 0 at an empty batch.
+    bent = fixed < 0
+    slope[bent], fixed[bent] = sizes[bent] // batch_sizes[0], 0
+    whole = np.hstack([rows[:, :_DESCRIPTION], np.stack([fixed, slope], -1).reshape(len(rows), -1)])
+    _, at, inverse = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+    counts = np.bincount(inverse.ravel(), first.counts(), len(at)).astype(np.int32)
+    order = np.argsort(at)
+    once = whole[at[order]]
+    return KernelTable(
+        kinds=once[:, 0].astype(np.int8),
+        passes=once[:, 1].astype(np.int8),
+        half=once[:, 2].astype(np.bool_),
+        channels_last=once[:, 3].astype(np.bool_),
+        windows=once[:, 4].astype(np.int32),
+        strides=once[:, 5].astype(np.int32),
+        pixels=once[:, 6].astype(np.int32),
+        sizes=once[:, _DESCRIPTION:].reshape(-1, len(Size), 2),
+        counts=counts[order],
+    )
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among these values, and in the lists among them, in order."""
+    tensors: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple):
+            tensors += tensors_of(value)
+    return tensors
+
+
+def channels_last(tensor: Tensor) -> bool:
+    """Whether these are images whose channels lie next to each other, and nothing else too."""
+    return (
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _by_layout(read: Sequence[Tensor], written: Tensor) -> KernelKind:
+    """Of a kernel that works element by element."""
+    stride = written.stride()
+    if all(t.stride() == stride for t in read if t.dim()):
+        return KernelKind.ELEMENTWISE
+    whole = [t for t in read if t.shape == written.shape and 0 not in t.stride()]
+    same = all(t.stride() == stride for t in whole)
+    return KernelKind.BROADCAST if same else KernelKind.STRIDED
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(_elements(t) * t.element_size() for t in tensors)
+
+
+def _elements(tensor: Tensor) -> int:
+    """How many different elements it has; an expanded axis repeats the same."""
+    count = tensor.numel()
+    if count and not tensor.is_contiguous():
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            if stride == 0:
+                count //= size
+    return count

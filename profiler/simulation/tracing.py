@@ -1,0 +1,268 @@
+"""Traces a model's steps on the meta device: without memory, weights or arithmetic.
+
+    model + inputs --inference step at two batch sizes--> graph, allocations, kernels
+                   --training step at the same two------> allocations, kernels
+
+Every size is affine in the batch size, so two sizes give all; graphs are checked at a third.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.graphs.graph_log import GraphLog
+from trappm.profiler.models.model_input import Inputs
+from trappm.profiler.records import (
+    Graph,
+    GraphTemplate,
+    IntArray,
+    MemoryFormat,
+    Phase,
+    Precision,
+)
+from trappm.profiler.simulation.allocation_log import AllocationLog
+from trappm.profiler.simulation.gpu_functions import GpuFunctions
+from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
+from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
+from trappm.profiler.simulation.losses import Loss, default_loss
+from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
+from trappm.profiler.simulation.step_recorder import StepRecorder
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
+
+CHECKED_BATCH_SIZE = 3
+"""Where a graph is checked whose sizes look as if they were not affine in the batch size."""
+_HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a step is run, beside its batch size."""
+
+    precision: Precision = Precision.FP32
+    """What autocast does to types."""
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    """Of images and weights."""
+    fused_attention: bool = True
+    """Whether the software stack has a kernel for attention."""
+    loss: Loss = default_loss
+    """Of the output, and of the inputs that it came from."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """One step at one batch size."""
+
+    allocations: AllocationLog
+    kernels: KernelLog
+    graph: Graph | None
+
+    @property
+    def order(self) -> IntArray:
+        """Kind and block of every event (E, 2)."""
+        return self.allocations.events()[:, :2]
+
+
+class Tracer:
+    """Traces one model in one way of running it.
+
+    Args:
+        model: lies on the meta device; its mode changes.
+        inputs: what it is called with.
+        options: how its steps are run.
+        batch_sizes: two different ones, or twice the only one that the model knows.
+        origin: called at each allocation; what it returns is kept in `origins`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        options: StepOptions | None = None,
+        batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
+        origin: Callable[[], object] | None = None,
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._options = options or StepOptions()
+        self._batch_sizes = batch_sizes
+        self._origin = origin
+        self._known: dict[tuple[Phase, bool], tuple[_Recorded, _Recorded]] = {}
+        self.origins: Sequence[object] = ()
+        """Of each block of the phase that was traced last."""
+
+    def graph(self) -> GraphTemplate:
+        """The graph of the forward pass in inference.
+
+        Raises:
+            UnsupportedModelError: it does not run without values, or has an operator without rule.
+            TrappmError: its structure changes with the batch size, or it mixes samples.
+        """
+        recorded = self._record_twice(Phase.INFER, with_graph=True)
+        first, second = (cast(Graph, r.graph) for r in recorded)
+        if self._single:
+            return GraphTemplate.fixed(first)
+        template = GraphTemplate.from_graphs(first, second)
+        if any((constant < 0).any() for constant in template.constant.values()):
+            # Perhaps not affine in the batch size, but with the square of it.
+            third = self._record(Phase.INFER, CHECKED_BATCH_SIZE, with_graph=True).graph
+            template = GraphTemplate.from_graphs(first, second, third)
+        return template
+
+    def step(self) -> StepProfile:
+        """Allocations and kernels of both phases.
+
+        Raises:
+            UnsupportedModelError: a step cannot run without data, or its order hangs on the batch.
+        """
+        options, parameters = self._options, list(self._model.parameters())
+        infer_trace, infer_kernels = self._phase(Phase.INFER)
+        train_trace, train_kernels = self._phase(Phase.TRAIN)
+        first, second = (r.allocations for r in self._known[Phase.TRAIN, False])
+        slope, rest = divmod(second.saved_bytes - first.saved_bytes, self._span)
+        if rest:
+            raise UnsupportedModelError(
+                "what autograd keeps does not grow evenly with the batch size"
+            )
+        trained = [p for p in parameters if id(p) in first.trained]
+        kernels = KernelProfile(
+            train=train_kernels,
+            infer=infer_kernels,
+            parameter_tensors=len(trained),
+            parameters=sum(p.numel() for p in trained),
+            precision=options.precision,
+            memory_format=options.memory_format,
+            fused_attention=options.fused_attention,
+            batch_size=self._batch_sizes[0] if self._single else None,
+        )
+        return StepProfile(
+            trace=train_trace,
+            saved_bytes=SavedBytes(first.saved_bytes - slope * self._batch_sizes[0], slope),
+            trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+            frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
+            infer_trace=infer_trace,
+            kernels=kernels,
+        )
+
+    @property
+    def _single(self) -> bool:
+        return self._batch_sizes[0] == self._batch_sizes[1]
+
+    @property
+    def _span(self) -> int:
+        return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
+
+    def _phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
+        first, second = self._record_twice(phase)
+        if not np.array_equal(first.order, second.order):
+            raise UnsupportedModelError("the order of allocations changes with the batch size")
+        self.origins = tuple(first.allocations.origins)
+        log, parameters = first.allocations, list(self._model.parameters())
+        trained = [p for p in parameters if id(p) in log.trained]
+        fixed = [*(p for p in parameters if id(p) not in log.trained), *self._model.buffers()]
+        events = log.events()
+        trace = StepTrace(
+            kinds=events[:, 0].astype(np.int8),
+            blocks=events[:, 1].astype(np.int32),
+            sizes=np.stack([events[:, 2], second.allocations.events()[:, 2]], axis=1),
+            gradients=np.array(sorted(log.gradients), dtype=np.int32),
+            parameter_bytes=_storage_bytes(trained),
+            buffer_bytes=_storage_bytes(fixed),
+            batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
+        )
+        return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
+
+    def _record_twice(
+        self, phase: Phase, *, with_graph: bool = False
+    ) -> tuple[_Recorded, _Recorded]:
+        if (phase, True) in self._known:
+            with_graph = True
+        if (phase, with_graph) not in self._known:
+            first, second = (
+                self._record(phase, batch_size, with_graph=with_graph)
+                for batch_size in self._batch_sizes
+            )
+            if not np.array_equal(first.order, second.order):
+                # Some models keep what their first step makes, such as ConViT its table of
+                # positions.
+                first = self._record(phase, self._batch_sizes[0], with_graph=with_graph)
+            self._known[phase, with_graph] = first, second
+        return self._known[phase, with_graph]
+
+    def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
+        try:
+            return _record(
+                self._model, self._inputs, phase, self._options, batch_size, with_graph,
+                self._origin,
+            )  # fmt: skip
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            what = (
+                "the training step cannot be traced"
+                if phase is Phase.TRAIN
+                else "its forward pass does not run without values"
+            )
+            raise UnsupportedModelError(f"{what}: {one_line(error)}") from error
+
+
+def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
+    return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
+
+
+def _record(
+    model: nn.Module,
+    inputs: Inputs,
+    phase: Phase,
+    options: StepOptions,
+    batch_size: int,
+    with_graph: bool,
+    origin: Callable[[], object] | None,
+) -> _Recorded:
+    """Runs one step and returns what was recorded of it."""
+    training = phase is Phase.TRAIN
+    model.train(training)
+    model.zero_grad(set_to_none=True)
+    args, kwargs = inputs.batch(batch_size, options.memory_format)
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    allocations = AllocationLog((*model.parameters(), *model.buffers()), origin)
+    kernels = KernelLog()
+    functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
+    graph = None
+    grad: Any = torch.enable_grad() if training else torch.inference_mode()
+    keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
+    try:
+        with grad, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
+            if with_graph:
+                graph = GraphLog(model, tensors)
+            recorder = StepRecorder(allocations, kernels, functions, graph)
+            for tensor in tensors:
+                allocations.see(tensor)
+            with recorder, functions:
+                with keeping if training else contextlib.nullcontext():
+                    output = model(*args, **kwargs)
+                made = None if graph is None else graph.graph(output, batch_size)
+                if not training:
+                    allocations.end_forward()
+                    del output
+                    return _Recorded(allocations, kernels, made)
+                loss = options.loss(output, (args, kwargs))
+                del output
+                recorder.end_forward()
+                loss.backward()  # type: ignore[no-untyped-call]
+                allocations.note_gradients(model)
+                del loss
+        return _Recorded(allocations, kernels, None)
+    finally:
+        allocations.closed = True
+        model.zero_grad(set_to_none=True)
