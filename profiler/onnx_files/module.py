@@ -23,10 +23,10 @@ from trappm.profiler.onnx_files.folding import Array, fold, shape_value
 from trappm.profiler.onnx_files.opening import CheckedModel
 from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.operators.arithmetic import FUNCTIONS
-from trappm.profiler.onnx_files.operators.call import Call, Value, torch_type
+from trappm.profiler.onnx_files.operators.call import Call, Value, check_shape, torch_type
 from trappm.profiler.onnx_files.operators.patterns import put_together
 from trappm.profiler.onnx_files.operators.unknown import Dialect, run_unknown
-from trappm.profiler.onnx_files.stored import MAX_ELEMENTS, MAX_RANK, Kind, value_of
+from trappm.profiler.onnx_files.stored import Kind, value_of
 
 MAX_TRAINED_OPERATIONS = 12_000
 """Of a step that is run in PyTorch, a millisecond each; more than the largest timm model has."""
@@ -138,7 +138,8 @@ class RebuiltModule(nn.Module):
             outputs = self._run(operation, inputs)
             for name, value in zip(operation.outputs, outputs, strict=False):
                 if value is not None:
-                    values[name] = _bounded(name, value)
+                    check_shape(name, value.shape)
+                    values[name] = value
             for name in last:
                 values.pop(name, None)
         results = [values[name] for name in program.outputs if name in values]
@@ -194,21 +195,7 @@ def _value(operation: Operation, name: str, values: Mapping[str, Value]) -> Valu
     return values[name]
 
 
-def _bounded(name: str, value: Value) -> Value:
-    """The value, if it is no larger than a tensor may be."""
-    if isinstance(value, Tensor):
-        if value.dim() > MAX_RANK:
-            raise UnsupportedModelError(f"tensor {name!r} would have {value.dim()} axes")
-        if value.numel() > MAX_ELEMENTS:
-            raise UnsupportedModelError(
-                f"tensor {name!r} would have the shape {tuple(value.shape)}"
-            )
-    return value
-
-
-def _folded(
-    operations: Iterable[Operation], constants: dict[str, Array]
-) -> Iterator[Operation]:
+def _folded(operations: Iterable[Operation], constants: dict[str, Array]) -> Iterator[Operation]:
     """The operations but those on constants alone, whose results are added to the constants."""
     for operation in operations:
         if constants.keys() >= set(operation.inputs) - {""}:

@@ -20,6 +20,7 @@ from trappm.profiler.onnx_files.operators.call import Call, Function
 from trappm.profiler.onnx_files.operators.data_movement import MOVES
 from trappm.profiler.onnx_files.operators.patterns import IN_PLACE
 
+
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:
     return lambda call: function(call.tensor())
 
@@ -185,7 +186,9 @@ def _group_norm(call: Call) -> Tensor:
 
 
 def _instance_norm(call: Call) -> Tensor:
-    return F.instance_norm(call.tensor(), None, None, call.tensor(1), call.tensor(2), eps=_epsilon(call))
+    return F.instance_norm(
+        call.tensor(), None, None, call.tensor(1), call.tensor(2), eps=_epsilon(call)
+    )
 
 
 def _addition(call: Call) -> Tensor:

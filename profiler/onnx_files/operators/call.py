@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.onnx_files.folding import Array
+from trappm.profiler.onnx_files.stored import MAX_ELEMENTS, MAX_RANK
 
 Value = Tensor | Array | None
 """A tensor on the meta device, an array of known values, or None for an input left out."""
@@ -36,7 +38,7 @@ _TYPES: Mapping[int, torch.dtype] = {
     onnx.TensorProto.BFLOAT16: torch.float32,
     onnx.TensorProto.DOUBLE: torch.float32,
 }
-_ONNX_TYPES = {dtype: kind for kind, dtype in reversed(_TYPES.items())}
+_ONNX_TYPES = {dtype: kind for kind, dtype in reversed(list(_TYPES.items()))}
 
 
 def torch_type(element_type: int) -> torch.dtype:
@@ -54,7 +56,7 @@ def torch_type(element_type: int) -> torch.dtype:
 
 def onnx_type(dtype: torch.dtype) -> int:
     """The element type, of onnx.TensorProto, that stands for this one."""
-    return _ONNX_TYPES[dtype]
+    return int(_ONNX_TYPES[dtype])
 
 
 def as_tensor(value: Value) -> Tensor:
@@ -65,6 +67,14 @@ def as_tensor(value: Value) -> Tensor:
         raise UnsupportedModelError("a required input is left out")
     kind = torch_type(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
     return torch.empty(value.shape, dtype=kind, device="meta")
+
+
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Raises UnsupportedModelError: the tensor of this name is beyond all bounds."""
+    if len(shape) > MAX_RANK:
+        raise UnsupportedModelError(f"tensor {name!r} would have {len(shape)} axes")
+    if math.prod(shape) > MAX_ELEMENTS or min(shape, default=0) < 0:
+        raise UnsupportedModelError(f"tensor {name!r} would have the shape {tuple(shape)}")
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,11 @@ def _in_place(steps: Sequence[Operation], outputs: Set[str]) -> Iterator[Operati
 
 class _Matcher:
     def __init__(
-        self, steps: Sequence[Operation], constants: Mapping[str, Array], image: str, weights: Set[str]
+        self,
+        steps: Sequence[Operation],
+        constants: Mapping[str, Array],
+        image: str,
+        weights: Set[str],
     ) -> None:
         self._constants = constants
         self._maker = {name: step for step in steps for name in step.outputs}

@@ -18,9 +18,15 @@ from torch import Tensor
 
 from trappm.profiler.errors import UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.operation import Operation
-from trappm.profiler.onnx_files.operators.call import Value, as_tensor, onnx_type, torch_type
+from trappm.profiler.onnx_files.operators.call import (
+    Value,
+    as_tensor,
+    check_shape,
+    onnx_type,
+    torch_type,
+)
 
-_LIBRARY = torch.library.Library("trappm", "DEF")  # noqa: TOR901  # lives as long as the process
+_LIBRARY = torch.library.Library("trappm", "DEF")  # lives as long as the process
 _LIBRARY.define(
     "onnx(Tensor[] inputs, str operator, str attributes, int[] ranks, int[] sizes, ScalarType[] "
     "types) -> Tensor[]"
@@ -92,8 +98,10 @@ def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect)
         raise UnsupportedModelError(
             f"ONNX cannot infer the shape of {operation.operator} {node.name!r}: {one_line(error)}"
         ) from error
-    known = [(name, *_known(types[name])) for name in operation.outputs if name in types]
-    known = [(name, sizes, kind) for name, sizes, kind in known if sizes is not None]
+    inferred = [(name, *_inferred(types[name])) for name in operation.outputs if name in types]
+    known = [(name, sizes, kind) for name, sizes, kind in inferred if sizes is not None]
+    for name, sizes, _ in known:
+        check_shape(name, sizes)
     made = torch.ops.trappm.onnx(
         [torch.empty((), device="meta") if value is None else as_tensor(value) for value in inputs],
         operation.operator,
@@ -106,9 +114,9 @@ def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect)
     return [outputs.get(name) for name in operation.outputs]
 
 
-def _known(inferred: onnx.TypeProto) -> tuple[list[int] | None, int]:
+def _inferred(kind_and_shape: onnx.TypeProto) -> tuple[list[int] | None, int]:
     """Sizes, if all are known, and element type of an output."""
-    tensor = inferred.tensor_type
+    tensor = kind_and_shape.tensor_type
     axes = tensor.shape.dim
     if not tensor.HasField("shape") or not all(axis.HasField("dim_value") for axis in axes):
         return None, tensor.elem_type
