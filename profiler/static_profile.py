@@ -185,7 +185,7 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
     try:
         return tracer.graph()
     except TrappmError as error:
-        name = model if isinstance(model, str) else model._get_name()
+        name: str = model if isinstance(model, str) else model._get_name()  # type: ignore[no-untyped-call]
         what = f"{inputs} px" if isinstance(inputs, int) else str(inputs)
         raise UnsupportedModelError(f"{name} at {what}: {error}") from error
 

@@ -154,8 +154,8 @@ def _batch_norm(call: Call) -> Tensor:
     x, weight, bias, mean, variance = (call.tensor(i) for i in range(5))
     # Standardised weights are written as a norm whose statistics are made of the weights.
     made = call.training and (mean.requires_grad or variance.requires_grad)
-    statistics = (None, None) if made else (mean, variance)
-    return F.batch_norm(x, *statistics, weight, bias, call.training, eps=_epsilon(call))
+    running = (None, None) if made else (mean, variance)
+    return F.batch_norm(x, running[0], running[1], weight, bias, call.training, eps=_epsilon(call))
 
 
 def _epsilon(call: Call) -> float:
@@ -186,9 +186,8 @@ def _group_norm(call: Call) -> Tensor:
 
 
 def _instance_norm(call: Call) -> Tensor:
-    return F.instance_norm(
-        call.tensor(), None, None, call.tensor(1), call.tensor(2), eps=_epsilon(call)
-    )
+    x, weight, bias = (call.tensor(i) for i in range(3))
+    return F.instance_norm(x, weight=weight, bias=bias, eps=_epsilon(call))
 
 
 def _addition(call: Call) -> Tensor:

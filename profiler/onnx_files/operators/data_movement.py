@@ -165,7 +165,8 @@ def _written_into(call: Call) -> Tensor:
     """What assigning to a slice does; where the slice lies makes no difference."""
     x, part = call.tensor(0).clone(), call.tensor(1)
     if x.dim() == part.dim():
-        place = x[tuple(slice(None) if n == m else slice(n) for n, m in zip(part.shape, x.shape))]
+        pairs = zip(part.shape, x.shape, strict=True)
+        place = x[tuple(slice(None) if size == whole else slice(size) for size, whole in pairs)]
     else:
         place, part = x.view(-1)[: part.numel()], part.reshape(-1)
     place.copy_(part)

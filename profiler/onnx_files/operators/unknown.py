@@ -26,8 +26,8 @@ from trappm.profiler.onnx_files.operators.call import (
     torch_type,
 )
 
-_LIBRARY = torch.library.Library("trappm", "DEF")  # lives as long as the process
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("trappm", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "onnx(Tensor[] inputs, str operator, str attributes, int[] ranks, int[] sizes, ScalarType[] "
     "types) -> Tensor[]"
 )
@@ -48,7 +48,7 @@ def _make(
     ]
 
 
-_LIBRARY.impl("onnx", _make, "CompositeExplicitAutograd")
+_LIBRARY.impl("onnx", _make, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
