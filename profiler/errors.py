@@ -30,6 +30,10 @@ class UnsupportedModelError(TrappmError):
     """A model that is fine in itself, but of which no graph can be made; the message says why."""
 
 
+class BatchOrderError(UnsupportedModelError):
+    """A step that does other things at another batch size, such as a loop over its samples."""
+
+
 class DeviceError(InputError):
     """A device key that is unknown, or a device that is not on this machine."""
 

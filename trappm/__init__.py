@@ -12,21 +12,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.label_frames import labels
+    from trappm.prediction.estimate import Estimate, estimate
     from trappm.prediction.lookup import Answer, lookup
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
-    from trappm.reports.label_frames import labels
 
     __version__: str
 
-__all__ = ["Answer", "Prediction", "TrappmError", "__version__", "labels", "lookup", "predict"]
+__all__ = [
+    "Answer", "Estimate", "Prediction", "TrappmError", "__version__", "estimate", "labels",
+    "lookup", "predict",
+]  # fmt: skip
 
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
+    "Estimate": "trappm.prediction.estimate",
     "Prediction": "trappm.prediction.prediction",
     "TrappmError": "trappm.profiler.errors",
-    "labels": "trappm.reports.label_frames",
+    "estimate": "trappm.prediction.estimate",
+    "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",
 }

@@ -23,8 +23,8 @@ from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.interfaces import Learner, Workers
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 

@@ -10,10 +10,15 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.actors.learner_actor import LearnerActor
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
 from trappm.cluster.ray_runtime import first_line, here
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.workers.interfaces import (
+    Choice,
+    ChoiceRequest,
+    PublishedSnapshot,
+    TrainingLabel,
+)
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration
@@ -73,9 +78,9 @@ class LearnerProxy:
         choices: Sequence[Choice] = self._call("choose", request)
         return choices
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        info: dict[str, Any] = self._call("publish", registry, fields)
-        return info
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        published: PublishedSnapshot = self._call("publish", registry, fields)
+        return published
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         kept: str | None = self._call("promote", registry, snapshot_id)

@@ -14,9 +14,8 @@ from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
 from trappm.cluster.profiles import kernel_profiles, static_profiles
 from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels, alike, trace_kernels
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles.static_profiles import ProfiledGraph, profile_graph
 from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
-from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.records import Pair
 

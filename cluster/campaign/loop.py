@@ -22,16 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
 from trappm.cluster.campaign.news import CampaignStopped, News
 from trappm.cluster.campaign.planner import PURPOSES, Planner
 from trappm.cluster.campaign.progress import Pace, Progress, round_line
 from trappm.cluster.campaign.publish import publish
 from trappm.cluster.campaign.results import Results
 from trappm.cluster.campaign.resume import course_so_far, waiting
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.learning.learner_thread import LearnerThread, training_labels
-from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
@@ -52,6 +50,8 @@ from trappm.cluster.scheduler.messages import (
     Settled,
     Tick,
 )
+from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import Choice, Finished, Learner, Workers
 from trappm.cluster.workers.membership import CanaryStopError, Membership
@@ -107,7 +107,7 @@ class Campaign:
             self.protocol.name,
             workers,
             self._canary_gate,
-            self._stop_check,
+            lambda: self._stop_check.holds,
             self._taken,
         )
         self._results = Results(

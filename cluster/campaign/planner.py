@@ -8,8 +8,8 @@ import numpy as np
 
 from trappm.cluster.campaign.candidates import check_budget, pool_of, without_refused
 from trappm.cluster.campaign.news import News
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Workers
 from trappm.learner.physics.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.capacity import expected_memory_mib

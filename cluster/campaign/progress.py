@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec
 from trappm.profiler.records import Measurement, Outcome
 
 LINES_KEPT = 1_000

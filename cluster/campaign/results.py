@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace, measurement_line
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.scheduler.messages import (
     CanaryMeasured,
     Event,
@@ -22,6 +21,7 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Stopped,
 )
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished, Workers
 from trappm.store import Assignment, Store

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from trappm.cluster.campaign.spec import CampaignBudget, CampaignSpec
-from trappm.cluster.learning.training_report import Spent, TrainingReport
 from trappm.cluster.scheduler.stop_rules import (
     Stop,
     StopRules,
@@ -22,6 +20,8 @@ from trappm.cluster.scheduler.stop_rules import (
     result_of,
     stopped,
 )
+from trappm.cluster.scheduler.training_report import Spent, TrainingReport
+from trappm.cluster.spec import CampaignBudget, CampaignSpec
 from trappm.store import AssignmentState, CampaignRecord, Store
 
 ENOUGH = "enough"

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trappm.cluster.learning.training_report import Spent, TrainingReport
+from trappm.cluster.scheduler.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from trappm.cluster.campaign.spec import budget_of
+from trappm.cluster.spec import budget_of
 from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 

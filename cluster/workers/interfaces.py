@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.fair_share import Claim
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import Assignment, Store
+from trappm.store import Assignment
 
 if TYPE_CHECKING:
     from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+    from trappm.cluster.profiles.static_profiles import ProfiledGraph
 
 
 @dataclass(frozen=True)
@@ -45,31 +46,6 @@ class Finished:
     measurement: Measurement | None
     loss: str | None = None
     """Why there is no measurement."""
-
-
-@dataclass(frozen=True)
-class ProfiledGraph:
-    """The static profile of an architecture at an input size, or why there is none."""
-
-    architecture: str
-    input_size: int
-    template: bytes | None
-    """As `GraphTemplate.to_bytes` gives it."""
-    refusal: str | None
-    step: bytes | None = None
-    """As `StepProfile.to_bytes` gives it."""
-    step_refusal: str | None = None
-    """Why a model with a graph has no step profile."""
-
-    def save(self, store: Store) -> None:
-        store.workloads.save_graph(
-            self.architecture,
-            self.input_size,
-            self.template,
-            self.refusal,
-            step=self.step,
-            step_refusal=self.step_refusal,
-        )
 
 
 class Workers(Protocol):
@@ -175,6 +151,17 @@ class Choice:
     reason: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class PublishedSnapshot:
+    """A snapshot in the registry."""
+
+    id: str
+    folder: str
+    """Its name there."""
+    manifest: Mapping[str, Any]
+    """As JSON values."""
+
+
 class Learner(Protocol):
     """The learner: encodes the pool, trains heads, chooses what to measure next, publishes."""
 
@@ -197,8 +184,8 @@ class Learner(Protocol):
         """What to measure next, the most wanted first; without any label as well."""
         ...
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves a snapshot of encoder and heads; its id, folder and manifest."""
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        """Saves a snapshot of encoder and heads, with more fields for its manifest."""
         ...
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:

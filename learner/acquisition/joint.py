@@ -148,11 +148,12 @@ class JointModel:
 class Joint:
     """The estimator of joint models."""
 
-    def __init__(self, prior: Prior, pool: PoolPoints, name: str = "joint") -> None:
+    name = "joint"
+
+    def __init__(self, prior: Prior, pool: PoolPoints) -> None:
         """With the prior without labels, and the scale of the pool, which needs none either."""
         self.prior = prior
         self.pool = pool
-        self.name = name
 
     def fit(
         self,

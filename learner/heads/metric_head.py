@@ -139,10 +139,11 @@ class Head(Generic[P]):
 class Ours:
     """Our estimator: fits heads over one kind of prior."""
 
-    def __init__(self, prior: Prior, name: str = "ours") -> None:
+    name = "ours"
+
+    def __init__(self, prior: Prior) -> None:
         """With the prior as it is known without labels."""
         self.prior = prior
-        self.name = name
 
     def fit(
         self,

@@ -83,12 +83,12 @@ class Calibration:
         level = 1.0 - surviving - 0.5 * mass
         return cls(np.interp(LEVELS, level[mass > 0], ratios[order][mass > 0]))
 
-    def interval(self, coverage: float = COVERAGE) -> tuple[float, float]:
-        """How many deviations below and above the prediction this share of values lies between.
+    def interval(self) -> tuple[float, float]:
+        """How many deviations below and above the prediction a share `COVERAGE` of values lies.
 
         The prediction itself is always between them.
         """
-        rest = (1.0 - coverage) / 2
+        rest = (1.0 - COVERAGE) / 2
         low, high = np.interp([rest, 1.0 - rest], LEVELS, self.quantiles)
         return min(float(low), 0.0), max(float(high), 0.0)
 

@@ -82,6 +82,78 @@ class Sample:
         return f"{self.shape[-1]} px" if square else "x".join(map(str, self.shape)) or "one number"
 
 
+@dataclass(frozen=True)
+class ExampleInputs:
+    """Whatever a module is called with: tensors, lists and dictionaries of them, keywords.
+
+    The first axis of the first tensor is the batch; each tensor with as many entries there has the
+    same batch. Where the first argument is a list of samples, as torchvision's detectors want it,
+    the length of the lists is the batch.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batch_size: int
+    """Of the example."""
+    in_lists: bool
+    """Whether a batch is a list of samples."""
+
+    @classmethod
+    def of(cls, *args: Any, **kwargs: Any) -> Self:
+        """Inputs as in `model(*args, **kwargs)`; only shapes and types are read.
+
+        Raises:
+            InputError: there is no tensor in them, or an empty batch.
+        """
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not tensors:
+            raise InputError(
+                "no tensor among the inputs; give them as the model is called, such as "
+                "torch.empty(1, 3, 224, 224)"
+            )
+        first = next(iter((*args, *kwargs.values())))
+        in_lists = isinstance(first, list)
+        batch_size = len(first) if in_lists else (*tensors[0].shape, 0)[0]
+        if batch_size < 1:
+            raise InputError(
+                f"the first input has the shape {tuple(tensors[0].shape)}; its first axis is the "
+                "batch, and must not be empty"
+            )
+        return cls(args, kwargs, batch_size, in_lists)
+
+    def batch(
+        self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same inputs with so many samples, on the meta device."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        def spread(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            shape = list(value.shape)
+            if not self.in_lists and shape[:1] == [self.batch_size]:
+                shape[0] = batch_size
+            empty = torch.empty(shape, dtype=value.dtype, device="meta")
+            if memory_format is MemoryFormat.CHANNELS_LAST and empty.dim() == 4:
+                return empty.contiguous(memory_format=torch.channels_last)
+            return empty
+
+        def repeated(value: Any) -> Any:
+            if self.in_lists and isinstance(value, list) and len(value) == self.batch_size:
+                return [tree_map(spread, value[0]) for _ in range(batch_size)]
+            return tree_map(spread, value)
+
+        kwargs = {name: repeated(value) for name, value in self.kwargs.items()}
+        return tuple(map(repeated, self.args)), kwargs
+
+    def __str__(self) -> str:
+        return f"inputs of batch {self.batch_size}"
+
+
 class Inputs(Protocol):
     """What a model is called with, for any batch size."""
 

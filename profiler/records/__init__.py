@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.graph import SHAPE_LENGTH, Graph, GraphTemplate, IntArray
@@ -132,7 +132,7 @@ class Configuration:
             ("optimizer", Optimizer),
             ("phase", Phase),
         ):
-            object.__setattr__(self, name, _member(name, kind, getattr(self, name)))
+            object.__setattr__(self, name, member(name, kind, getattr(self, name)))
 
     @cached_property
     def id(self) -> str:
@@ -250,7 +250,7 @@ class Measurement:
 
     def __post_init__(self) -> None:
         for name, kind in (("outcome", Outcome), ("provenance", Provenance)):
-            object.__setattr__(self, name, _member(name, kind, getattr(self, name)))
+            object.__setattr__(self, name, member(name, kind, getattr(self, name)))
 
     @property
     def step_time_ms(self) -> float | None:
@@ -292,8 +292,15 @@ METRICS: Mapping[str, str] = {"step_time_ms": "ms", "memory_mib": "MiB", "power_
 """The metrics a label carries and a head predicts, with their units, in the paper's order."""
 
 
-def _member(name: str, kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
-    """The member that is meant, by itself or by its text."""
+Member = TypeVar("Member", bound=enum.StrEnum)
+
+
+def member(name: str, kind: type[Member], value: str) -> Member:
+    """The member of an enumeration that is meant, by itself or by its text.
+
+    Raises:
+        InputError: there is none; with all that there are.
+    """
     try:
         return kind(value)
     except ValueError as error:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from trappm.profiler.records import IntArray
+from trappm.profiler.simulation.origins import Origin
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
 
 
@@ -18,11 +19,11 @@ class AllocationLog:
 
     Args:
         present: parameters, buffers and whatever else is there before the step begins.
-        origin: tells who allocates, if anybody wants to know.
+        origin: tells where what an operator allocates comes from, if anybody wants to know.
     """
 
     def __init__(
-        self, present: Iterable[Tensor], origin: Callable[[], object] | None = None
+        self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None
     ) -> None:
         self.closed = False
         self.gradients: set[int] = set()
@@ -31,7 +32,9 @@ class AllocationLog:
         """Ids of the parameters that got a gradient."""
         self.saved_bytes = 0
         """Bytes that autograd keeps, once the forward pass has ended."""
-        self.origins: list[object] = []
+        self.operator: Any = None
+        """Which runs at present."""
+        self.origins: list[Origin] = []
         """Of each block, where `origin` is given."""
         self._origin = origin
         self._events: list[tuple[int, int, int]] = []
@@ -66,7 +69,7 @@ class AllocationLog:
         self._watchers[number] = weakref.ref(storage, died)
         self._events.append((Event.ALLOCATE, number, size))
         if self._origin is not None:
-            self.origins.append(self._origin())
+            self.origins.append(self._origin(self.operator))
 
     def workspace(
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
 from trappm.profiler.simulation.kernel_rules import (
@@ -176,11 +176,11 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     """The kernels for every batch size, from those at two; equal ones are one row.
 
     Raises:
-        UnsupportedModelError: the kernels depend on the batch size by more than their sizes.
+        BatchOrderError: the kernels depend on the batch size by more than their sizes.
     """
     rows, others = first.rows(), second.rows()
     if rows.shape != others.shape or (rows[:, :_DESCRIPTION] != others[:, :_DESCRIPTION]).any():
-        raise UnsupportedModelError("the order of its kernels changes with the batch size")
+        raise BatchOrderError("the order of its kernels changes with the batch size")
     sizes, more = rows[:, _DESCRIPTION:], others[:, _DESCRIPTION:]
     slope = (more - sizes) // max(batch_sizes[1] - batch_sizes[0], 1)
     fixed = sizes - slope * batch_sizes[0]

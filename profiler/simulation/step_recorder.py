@@ -53,6 +53,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._functions = functions
         self._graph = graph
         self._backward = False
+        self._inside: Any = None
+        """An operator whose result is being made by others."""
         self._last = _references_to_the_last()
         self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
 
@@ -95,6 +97,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if whole is not NotImplemented:
                 return whole
             return self._taken_apart(func, args, kwargs)
+        self._allocations.operator = self._inside or func
         call = bound(func, args, kwargs)
         if func is _ATEN.convolution.default:
             return self._convolution(func, args, call)
@@ -103,10 +106,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = NotImplemented
         result = RESULTS.get(func)
         if result is not None:
+            self._inside = func
             with self:  # so that what it makes is seen
                 output = result(call)
+            self._inside = None
         if output is NotImplemented:
             output = func(*args, **kwargs)
+        self._allocations.operator = self._inside or func
         for tensor in tensors_of((output,)):
             self._allocations.see(tensor)
         self._kernels.operator(func, call, output)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from trappm.profiler.errors import UnsupportedModelError, one_line
+from trappm.profiler.errors import BatchOrderError, UnsupportedModelError, one_line
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import (
@@ -35,6 +35,7 @@ from trappm.profiler.simulation.gpu_functions import GpuFunctions
 from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.losses import Loss, default_loss
+from trappm.profiler.simulation.origins import Origin, OriginLog
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_recorder import StepRecorder
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
@@ -80,7 +81,7 @@ class Tracer:
         inputs: what it is called with.
         options: how its steps are run.
         batch_sizes: two different ones, or twice the only one that the model knows.
-        origin: called at each allocation; what it returns is kept in `origins`.
+        with_origins: whether to find out where each tensor comes from, which takes longer.
     """
 
     def __init__(
@@ -89,16 +90,17 @@ class Tracer:
         inputs: Inputs,
         options: StepOptions | None = None,
         batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-        origin: Callable[[], object] | None = None,
+        *,
+        with_origins: bool = False,
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._options = options or StepOptions()
         self._batch_sizes = batch_sizes
-        self._origin = origin
+        self._origin_log = OriginLog() if with_origins else None
         self._known: dict[tuple[Phase, bool], tuple[_Recorded, _Recorded]] = {}
-        self.origins: Sequence[object] = ()
-        """Of each block of the phase that was traced last."""
+        self.origins: dict[Phase, Sequence[Origin]] = {}
+        """Of each block of the phases that were traced."""
 
     def graph(self) -> GraphTemplate:
         """The graph of the forward pass in inference.
@@ -125,8 +127,8 @@ class Tracer:
             UnsupportedModelError: a step cannot run without data, or its order hangs on the batch.
         """
         options, parameters = self._options, list(self._model.parameters())
-        infer_trace, infer_kernels = self._phase(Phase.INFER)
-        train_trace, train_kernels = self._phase(Phase.TRAIN)
+        infer_trace, infer_kernels = self.phase(Phase.INFER)
+        train_trace, train_kernels = self.phase(Phase.TRAIN)
         first, second = (r.allocations for r in self._known[Phase.TRAIN, False])
         slope, rest = divmod(second.saved_bytes - first.saved_bytes, self._span)
         if rest:
@@ -161,11 +163,16 @@ class Tracer:
     def _span(self) -> int:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
-    def _phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
+    def phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
+        """Allocations and kernels of one phase.
+
+        Raises:
+            UnsupportedModelError: as `step`.
+        """
         first, second = self._record_twice(phase)
         if not np.array_equal(first.order, second.order):
-            raise UnsupportedModelError("the order of allocations changes with the batch size")
-        self.origins = tuple(first.allocations.origins)
+            raise BatchOrderError("the order of allocations changes with the batch size")
+        self.origins[phase] = tuple(first.allocations.origins)
         log, parameters = first.allocations, list(self._model.parameters())
         trained = [p for p in parameters if id(p) in log.trained]
         fixed = [*(p for p in parameters if id(p) not in log.trained), *self._model.buffers()]
@@ -202,7 +209,7 @@ class Tracer:
         try:
             return _record(
                 self._model, self._inputs, phase, self._options, batch_size, with_graph,
-                self._origin,
+                self._origin_log,
             )  # fmt: skip
         except UnsupportedModelError:
             raise
@@ -226,7 +233,7 @@ def _record(
     options: StepOptions,
     batch_size: int,
     with_graph: bool,
-    origin: Callable[[], object] | None,
+    origin_log: OriginLog | None,
 ) -> _Recorded:
     """Runs one step and returns what was recorded of it."""
     training = phase is Phase.TRAIN
@@ -234,14 +241,15 @@ def _record(
     model.zero_grad(set_to_none=True)
     args, kwargs = inputs.batch(batch_size, options.memory_format)
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    allocations = AllocationLog((*model.parameters(), *model.buffers()), origin)
+    allocations = AllocationLog((*model.parameters(), *model.buffers()), origin_log)
     kernels = KernelLog()
     functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
     graph = None
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
+    following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
     try:
-        with grad, warnings.catch_warnings():
+        with grad, following, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
             if with_graph:
                 graph = GraphLog(model, tensors)

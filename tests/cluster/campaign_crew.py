@@ -15,11 +15,17 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
+from trappm.cluster.workers.interfaces import (
+    CanaryCheck,
+    Choice,
+    Finished,
+    PublishedSnapshot,
+)
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
@@ -214,7 +220,7 @@ class FakeLearner:
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
     def publish(self, registry, fields):
-        return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}
+        return PublishedSnapshot(self.snapshot, self.snapshot, {"heads": {}, **fields})
 
     def promote(self, registry, snapshot_id):
         self.promoted = snapshot_id

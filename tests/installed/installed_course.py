@@ -18,10 +18,10 @@ sys.path.append(sys.argv[1])
 import campaign_crew
 
 from trappm.cluster.campaign.loop import Campaign
-from trappm.cluster.campaign.spec import load_preset
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.spec import load_preset
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 

@@ -28,7 +28,7 @@ Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
 def _store(home: Home) -> Store:
-    from trappm.reports.label_frames import store_or_none_yet
+    from trappm.label_frames import store_or_none_yet
 
     return store_or_none_yet(home)
 

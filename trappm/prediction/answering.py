@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,29 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "memory_format": MemoryFormat,
     "optimizer": Optimizer,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """Of one step, by the names of `Prediction`; None where it is not known."""
+
+    step_time_ms: float | None
+    memory_mib: float | None
+    power_w: float | None
+    energy_j: float | None
+    samples_per_s: float | None
+    intervals: Mapping[str, tuple[float, float]]
+    unfamiliar: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What the device's memory holds, by the names of `Prediction`; None where it is not known."""
+
+    capacity_mib: float | None
+    out_of_memory: float | None
+    largest_batch_size: int | None = None
+    mig_profile: str | None = None
 
 
 class Question:
@@ -134,15 +158,16 @@ class Question:
         usual = (*agreeing, *trained.settings, _PLAIN)[0]
         return usual._replace(**self._given)
 
-    def run(self, device: str, batch: int, values: dict[str, Any]) -> Run | None:
-        if self.epochs is None or self._samples is None or values["step_time_ms"] is None:
+    def run(self, device: str, batch: int, figures: _Figures) -> Run | None:
+        step_time_ms = figures.step_time_ms
+        if self.epochs is None or self._samples is None or step_time_ms is None:
             return None
         return run_of(
             epochs=self.epochs,
             samples=self._samples,
             batch_size=batch,
-            step_time_ms=(values["step_time_ms"], *values["intervals"]["step_time_ms"]),
-            energy_j=values["energy_j"],
+            step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
+            energy_j=figures.energy_j,
             carbon_g_per_kwh=self._carbon_g_per_kwh,
             prices=prices_of(device),
         )
@@ -227,10 +252,10 @@ class _Inquiry:
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
         """The whole answer, from what the heads predicted of it in this row."""
-        values = self._values(output, row)
-        fits = self._what_fits(values["intervals"].get("memory_mib"), risk, capacity)
-        missing = {**self._missing(values), **fits.pop("missing")}
-        run = self._question.run(self.device, self._batch_size, values)
+        figures = self._figures(output, row)
+        fit, unfit = self._what_fits(figures.intervals.get("memory_mib"), risk, capacity)
+        missing = self._missing(figures) | unfit
+        run = self._question.run(self.device, self._batch_size, figures)
         if run is None and self._question.epochs is not None:
             missing["run"] = "it needs step_time_ms"
         return Prediction(
@@ -248,69 +273,77 @@ class _Inquiry:
             simulated_memory=self._profile.memory(self._batch_size),
             memory_source=self._profile.step_source,
             memory_remark=self._profile.step_refusal or self._profile.step_remark,
-            **values,
-            **fits,
+            **vars(figures),
+            **vars(fit),
         )
 
-    def _values(self, output: Predictions, row: int) -> dict[str, Any]:
-        """What the heads predict and what follows from it, by the names of `Prediction`."""
-        values: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
-        intervals = {}
-        for at, metric in enumerate(output.metrics):
-            values[metric] = float(output.median[row, at])
-            intervals[metric] = (float(output.low[row, at]), float(output.high[row, at]))
-        if values["step_time_ms"] is not None:
-            per_second = 1000 * self._batch_size
-            values["samples_per_s"] = per_second / values["step_time_ms"]
+    def _figures(self, output: Predictions, row: int) -> _Figures:
+        """What the heads predict in this row, and what follows from it."""
+        medians = {m: float(output.median[row, at]) for at, m in enumerate(output.metrics)}
+        intervals = {
+            metric: (float(output.low[row, at]), float(output.high[row, at]))
+            for at, metric in enumerate(output.metrics)
+        }
+        step_time_ms, power_w = medians.get("step_time_ms"), medians.get("power_w")
+        energy_j = samples_per_s = None
+        if step_time_ms is not None:
+            samples_ms = 1000 * self._batch_size
+            samples_per_s = samples_ms / step_time_ms
             low, high = intervals["step_time_ms"]
-            intervals["samples_per_s"] = (per_second / high, per_second / low)
-            if values["power_w"] is not None:
-                values["energy_j"] = values["power_w"] * values["step_time_ms"] / 1000
+            intervals["samples_per_s"] = (samples_ms / high, samples_ms / low)
+            if power_w is not None:
+                energy_j = power_w * step_time_ms / 1000
                 power = intervals["power_w"]
                 intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
-        unfamiliar = [m for at, m in enumerate(output.metrics) if output.outside[row, at]]
-        return {**values, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
+        return _Figures(
+            step_time_ms=step_time_ms,
+            memory_mib=medians.get("memory_mib"),
+            power_w=power_w,
+            energy_j=energy_j,
+            samples_per_s=samples_per_s,
+            intervals=intervals,
+            unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
+        )
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
-    ) -> dict[str, Any]:
-        """Capacity, probability of running out of it, largest batch size and part of an A100.
+    ) -> tuple[_Fit, dict[str, str]]:
+        """What fits into the device's memory, and why what is None of it is not known.
 
         `memory` is the interval of the memory at this batch size, where it is known.
         """
-        fits: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
+        fit = _Fit(capacity_mib=capacity, out_of_memory=risk)
         if memory is None or capacity is None:
             unknown = f"the memory of a {self.device} is not known"
             reason = self._no_head("memory_mib") if memory is None else unknown
-            names = ("out_of_memory", "largest_batch_size")
-            return {**fits, "missing": dict.fromkeys(names, reason)}
+            return fit, dict.fromkeys(("out_of_memory", "largest_batch_size"), reason)
         missing = {}
         if risk is None:
             missing["out_of_memory"] = "heads of this kind have none"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
-            fits["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
+            fit = replace(fit, largest_batch_size=self._largest(USABLE_SHARE * capacity))
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
         if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
             missing["mig_profile"] = "the rule is of an A100 with 40 GB"
         elif self.device.startswith("a100"):
-            fits["mig_profile"] = mig_profile(memory[1])
-            if fits["mig_profile"] is None:
+            fit = replace(fit, mig_profile=mig_profile(memory[1]))
+            if fit.mig_profile is None:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
-        return {**fits, "missing": missing}
+        return fit, missing
 
-    def _missing(self, values: dict[str, Any]) -> dict[str, str]:
-        """Why values are None."""
+    def _missing(self, figures: _Figures) -> dict[str, str]:
+        """Why figures are None."""
         reasons = {}
         for metric in METRICS:
-            if values[metric] is None:
+            if getattr(figures, metric) is None:
                 reasons[metric] = self._no_head(metric)
         if self._no_kernels is not None:
             reasons["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
-            lacking = [part for part in parts if values[part] is None]
+            lacking = [part for part in parts if getattr(figures, part) is None]
             if lacking:
                 reasons[name] = f"it needs {' and '.join(lacking)}"
         return reasons

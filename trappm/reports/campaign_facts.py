@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from trappm.cluster.campaign.ownership import ENDED, runs
-from trappm.cluster.campaign.spec import CampaignBudget, budget_of
 from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 from trappm.store.records import EventRecord, Purpose, RoundState

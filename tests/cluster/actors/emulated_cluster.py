@@ -46,11 +46,11 @@ from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
 from trappm.cluster.campaign.results import Results  # noqa: E402
-from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
+from trappm.cluster.profiles.static_profiles import ProfiledGraph  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.workers import fair_share  # noqa: E402
-from trappm.cluster.workers.interfaces import ProfiledGraph  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 

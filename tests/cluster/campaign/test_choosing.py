@@ -227,7 +227,7 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
     assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
-    assert load_snapshot(tmp_path / published["folder"]).card("a100") == (card or "a100")
+    assert load_snapshot(tmp_path / published.folder).card("a100") == (card or "a100")
 
 
 def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):

@@ -13,9 +13,15 @@ from typing import Any, Self
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
-from trappm.cluster.learning.training_report import LeftOut, TrainingReport
 from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Learner, TrainingLabel
+from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
+from trappm.cluster.workers.interfaces import (
+    Choice,
+    ChoiceRequest,
+    Learner,
+    PublishedSnapshot,
+    TrainingLabel,
+)
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
@@ -123,8 +129,8 @@ class LearnerThread:
 
     def publish(
         self, registry: Path, campaign_id: str, labels: Sequence[TrainingLabel], errors: Any
-    ) -> dict[str, Any]:
-        """Publishes a snapshot; its id, folder and manifest."""
+    ) -> PublishedSnapshot:
+        """Publishes a snapshot with these errors in its manifest."""
         evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
         fields = {
             "campaign": campaign_id,

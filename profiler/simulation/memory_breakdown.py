@@ -1,0 +1,179 @@
+"""What the memory of a step is made of at its peak: kinds of tensors, modules, the largest ones.
+
+A trace tells which block lives when; whoever made it has noted who asked for each (`origins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory
+from trappm.profiler.simulation.origins import Origin
+from trappm.profiler.simulation.step_trace import Event, StepTrace
+
+LARGEST = 10
+"""So many tensors are named."""
+
+
+class Part(StrEnum):
+    """What memory is needed for."""
+
+    PARAMETERS = "parameters"
+    """And buffers."""
+    GRADIENTS = "gradients"
+    """Of parameters."""
+    OPTIMIZER = "optimizer state"
+    OPTIMIZER_STEP = "optimizer step"
+    """Passing tensors of the optimizer's step."""
+    INPUTS = "inputs"
+    ACTIVATIONS = "activations"
+    """What the forward pass made and still holds, most of it for the backward pass."""
+    BACKWARD = "backward pass"
+    """Gradients of activations, and other passing tensors of the backward pass."""
+    WORKSPACES = "workspaces"
+    """Scratch memory of convolutions and matrix products."""
+    FRAGMENTS = "fragments"
+    """Held by PyTorch's allocator, and of no use to it at the peak."""
+    CONTEXT = "CUDA context"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeTensor:
+    """A tensor that lives at the peak."""
+
+    size_mib: float
+    part: Part
+    origin: Origin
+
+
+@dataclass
+class ModuleMemory:
+    """Tensors of a module at the peak, those of its children included, in MiB."""
+
+    name: str
+    """Its path within the model."""
+    size_mib: float = 0.0
+    children: dict[str, ModuleMemory] = field(default_factory=dict)
+
+    def add(self, path: str, size_mib: float) -> None:
+        """Counts a tensor at a module of this path below, and at all on the way."""
+        node = self
+        node.size_mib += size_mib
+        for step in filter(None, path.split(".")):
+            full = f"{node.name}.{step}" if node.name else step
+            node = node.children.setdefault(step, ModuleMemory(full))
+            node.size_mib += size_mib
+
+    def walk(self, depth: int) -> Iterator[ModuleMemory]:
+        """All modules down to this depth, in the model's order."""
+        for child in self.children.values():
+            yield child
+            if depth > 1:
+                yield from child.walk(depth - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBreakdown:
+    """What a step needs at its peak."""
+
+    parts_mib: Mapping[Part, float]
+    modules: ModuleMemory
+    """Of activations and gradients of activations."""
+    largest: Sequence[LargeTensor]
+    moment: str
+    """Of the peak, such as `the backward pass, in layer4.2 (timm/models/resnet.py:233)`."""
+
+    @property
+    def total_mib(self) -> float:
+        return sum(self.parts_mib.values())
+
+
+def break_down(
+    trace: StepTrace,
+    origins: Sequence[Origin],
+    batch_size: int,
+    memory: SimulatedMemory,
+    state_bytes: int,
+    *,
+    fixed_mib: Mapping[Part, float],
+) -> MemoryBreakdown:
+    """What the simulated memory of a step is made of.
+
+    Args:
+        trace: the allocations.
+        origins: of each block.
+        batch_size: any.
+        memory: as `simulate_memory` gives it for the same step.
+        state_bytes: of the optimizer.
+        fixed_mib: of parts that no trace knows: the context, workspaces of libraries.
+    """
+    sizes = trace.sizes_at(batch_size)
+    born = trace.kinds == Event.ALLOCATE
+    died = trace.kinds == Event.FREE
+    block_sizes = sizes[born]
+    change = np.where(born, sizes, 0)
+    change[died] = -block_sizes[trace.blocks[died]]
+    live = np.cumsum(change)
+    peak = int(live.argmax()) if len(live) else 0
+    alive = np.zeros(len(block_sizes), dtype=np.bool_)
+    alive[trace.blocks[: peak + 1][born[: peak + 1]]] = True
+    alive[trace.blocks[: peak + 1][died[: peak + 1]]] = False
+    weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
+    is_gradient = np.zeros(len(block_sizes), dtype=np.bool_)
+    is_gradient[trace.gradients] = True
+    in_step = (weights + state_bytes + int(live[peak] if len(live) else 0)) / MIB
+    optimizer_mib = 0.0
+    moment = ""
+    # Rounding each block up to 512 bytes makes less than this.
+    if memory.live_mib > in_step * 1.02 + 1:
+        alive = is_gradient
+        resident = (weights + state_bytes + int(block_sizes[is_gradient].sum())) / MIB
+        optimizer_mib, moment = memory.live_mib - resident, "the optimizer's step"
+    tensors = [
+        LargeTensor(
+            size_mib=float(block_sizes[number]) / MIB,
+            part=_part(origins[number], bool(is_gradient[number])),
+            origin=origins[number],
+        )
+        for number in np.flatnonzero(alive).tolist()
+    ]
+    parts = dict.fromkeys(Part, 0.0)
+    modules = ModuleMemory("")
+    for tensor in tensors:
+        parts[tensor.part] += tensor.size_mib
+        if tensor.part in (Part.ACTIVATIONS, Part.BACKWARD):
+            modules.add(tensor.origin.module, tensor.size_mib)
+    parts[Part.PARAMETERS] = weights / MIB
+    parts[Part.OPTIMIZER] = state_bytes / MIB
+    parts[Part.OPTIMIZER_STEP] = optimizer_mib
+    parts[Part.FRAGMENTS] = max(memory.reserved_mib - sum(parts.values()), 0.0)
+    parts[Part.WORKSPACES] = memory.reserved_with_workspace_mib - memory.reserved_mib
+    for part, size_mib in fixed_mib.items():
+        parts[part] += size_mib
+    return MemoryBreakdown(
+        parts_mib={part: size_mib for part, size_mib in parts.items() if size_mib > 0},
+        modules=modules,
+        largest=sorted(tensors, key=lambda t: -t.size_mib)[:LARGEST],
+        moment=moment or _moment(trace, origins, peak),
+    )
+
+
+def _part(origin: Origin, is_gradient: bool) -> Part:
+    if is_gradient:
+        return Part.GRADIENTS
+    if not origin.operator:
+        return Part.INPUTS
+    return Part.BACKWARD if origin.is_backward else Part.ACTIVATIONS
+
+
+def _moment(trace: StepTrace, origins: Sequence[Origin], peak: int) -> str:
+    if not origins:
+        return "the start"
+    last = origins[int(trace.blocks[: peak + 1][trace.kinds[: peak + 1] == Event.ALLOCATE][-1])]
+    which = "backward pass" if last.is_backward else "forward pass"
+    where = f", in {last.module}" if last.module else ""
+    return f"the {which}{where}" + (f" ({last.line})" if last.line else "")

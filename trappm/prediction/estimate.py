@@ -1,0 +1,249 @@
+"""`trappm.estimate`: the GPU memory of any module's step, without a GPU and without a trial.
+
+    >>> import torch, trappm
+    >>> estimate = trappm.estimate("resnet50", batch_size=64, optimizer="adam")
+    >>> estimate.fits("a100"), estimate.largest_batch("a100")
+    (True, 437)
+
+Nothing is learned here: a step is traced on the meta device and replayed through a model of
+PyTorch's allocator (docs/static_profile.md), so any module, any loss and any inputs will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.errors import BatchOrderError, InputError
+from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
+from trappm.profiler.simulation.memory_simulation import (
+    STATES_PER_PARAMETER,
+    SimulatedMemory,
+    simulate_memory,
+)
+from trappm.profiler.simulation.step_trace import StepTrace
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trappm.profiler.simulation.origins import Origin
+    from trappm.profiler.simulation.tracing import StepOptions
+
+LARGEST_BATCH = 1 << 24
+"""Where the search for the largest batch gives up."""
+
+
+def estimate(
+    model: str | nn.Module,
+    *inputs: Any,
+    batch_size: int | None = None,
+    optimizer: str = Optimizer.SGD,
+    loss: Callable[..., Tensor] | None = None,
+    precision: str = Precision.FP32,
+    memory_format: str = MemoryFormat.CONTIGUOUS,
+    phase: str = Phase.TRAIN,
+    input_size: int | None = None,
+    **keywords: Any,
+) -> Estimate:
+    """The GPU memory of a step, by simulation.
+
+    Args:
+        model: a timm architecture, or a module on any device; it stays as it is.
+        inputs: what the module is called with, keywords included; only shapes and types are read.
+            The first axis of the first tensor is the batch. None for a timm architecture.
+        batch_size: by default that of the inputs; 1 for a timm architecture.
+        optimizer: `sgd`, `momentum` or `adam`.
+        loss: called with what the module returns; gives a scalar. By default the module's own
+            (`output.loss`), or cross-entropy of its scores.
+        precision: `fp32`, `amp-fp16` or `amp-bf16`. A module of 16-bit parameters is `fp32`: it has
+            no autocast.
+        memory_format: `contiguous` or `channels-last`.
+        phase: `train` or `infer`.
+        input_size: of a timm architecture, in pixels; by default its own.
+
+    Raises:
+        InputError, UnknownArchitectureError: what is wrong with the arguments.
+        UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
+    """
+    from trappm.profiler.simulation.losses import default_loss
+    from trappm.profiler.simulation.tracing import StepOptions
+
+    options = StepOptions(
+        precision=member("precision", Precision, precision),
+        memory_format=member("memory_format", MemoryFormat, memory_format),
+        loss=default_loss if loss is None else lambda output, _: loss(output),
+    )
+    how = member("optimizer", Optimizer, optimizer)
+    which = member("phase", Phase, phase)
+    if isinstance(model, str):
+        if inputs or keywords:
+            raise InputError(f"inputs for {model}; a timm architecture takes images: give none")
+        example: Inputs = Sample.of(_size(model, input_size))
+        size: int = 1 if batch_size is None else batch_size
+    else:
+        example = given = ExampleInputs.of(*inputs, **keywords)
+        size = given.batch_size if batch_size is None else batch_size
+    if size < 1:
+        raise InputError(f"batch size is {size}; it must be 1 or more")
+    trace, origins, only_batch = _traced(model, example, options, which, input_size, size)
+    return Estimate(
+        name=model if isinstance(model, str) else type(model).__name__,
+        batch_size=size,
+        optimizer=how,
+        phase=which,
+        trace=trace,
+        origins=origins,
+        only_batch=only_batch,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Estimate:
+    """The simulated memory of a step, for every batch size."""
+
+    name: str
+    batch_size: int
+    optimizer: Optimizer
+    phase: Phase
+    trace: StepTrace
+    origins: Sequence[Origin]
+    """Of each block of the trace."""
+    only_batch: int | None
+    """The batch size that the step was traced at, if it is another step at every batch size."""
+
+    def memory_mib(self, device: str = "a100", batch_size: int | None = None) -> float:
+        """What the step takes of a device: PyTorch's allocator and CUDA's context.
+
+        Raises:
+            InputError: no such device, or a batch size that the step was not traced for.
+        """
+        size = self._size(batch_size)
+        return self._simulated(size).reserved_with_workspace_mib + sum(self._fixed(device).values())
+
+    def fits(self, device: str, batch_size: int | None = None) -> bool:
+        """Whether the step's memory is within that of a device."""
+        return self.memory_mib(device, batch_size) <= self.capacity_mib(device)
+
+    def capacity_mib(self, device: str) -> float:
+        """Memory of a device.
+
+        Raises:
+            InputError: no such card is known.
+        """
+        capacity = memory_mib(device)
+        if capacity is None:
+            raise InputError(
+                f"no card is known as {device!r}; name one as `nvidia-smi` does, such as a100, "
+                "a100-80gb, v100 or rtx-4090"
+            )
+        return capacity
+
+    def largest_batch(self, device: str) -> int:
+        """The largest batch that fits a device; 0 if not even one sample does."""
+        if self.only_batch is not None:
+            raise InputError(
+                f"{self.name} runs another step at every batch size (it loops over its samples), "
+                f"so only batch {self.only_batch} is known; estimate again at another one"
+            )
+        fitting, beyond = 0, 1
+        while beyond < LARGEST_BATCH and self.fits(device, beyond):
+            fitting, beyond = beyond, beyond * 2
+        while beyond - fitting > 1:
+            middle = (fitting + beyond) // 2
+            if self.fits(device, middle):
+                fitting = middle
+            else:
+                beyond = middle
+        return fitting
+
+    def breakdown(
+        self, device: str | None = None, batch_size: int | None = None
+    ) -> MemoryBreakdown:
+        """What the memory is made of at its peak; with a device its context counts as well."""
+        size = self._size(batch_size)
+        fixed = {} if device is None else self._fixed(device)
+        parameter_bytes = int(self.trace.parameter_bytes.sum())
+        return break_down(
+            self.trace,
+            self.origins,
+            size,
+            self._simulated(size),
+            parameter_bytes * STATES_PER_PARAMETER[self.optimizer],
+            fixed_mib=fixed,
+        )
+
+    def __repr__(self) -> str:
+        memory = self._simulated(self.batch_size)
+        return (
+            f"<Estimate: {self.name}, batch {self.batch_size}, {self.phase}: "
+            f"{memory.reserved_with_workspace_mib:,.0f} MiB and CUDA's context>"
+        )
+
+    def _simulated(self, batch_size: int) -> SimulatedMemory:
+        if batch_size not in self._known:
+            self._known[batch_size] = simulate_memory(self.trace, batch_size, self.optimizer)
+        return self._known[batch_size]
+
+    @cached_property
+    def _known(self) -> dict[int, SimulatedMemory]:
+        return {}
+
+    def _size(self, batch_size: int | None) -> int:
+        size = self.batch_size if batch_size is None else batch_size
+        if self.only_batch not in (None, size):
+            raise InputError(
+                f"{self.name} was traced at batch {self.only_batch} only, not {size}: it runs "
+                "another step at every batch size; estimate again"
+            )
+        return size
+
+    def _fixed(self, device: str) -> dict[Part, float]:
+        """Of a device, whatever the step."""
+        self.capacity_mib(device)
+        card = card_of(device)
+        workspace_mib = 0.0 if card is None else card.library_workspace_mib(self.phase)
+        return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
+
+
+def _traced(
+    model: str | nn.Module,
+    inputs: Inputs,
+    options: StepOptions,
+    phase: Phase,
+    input_size: int | None,
+    batch_size: int,
+) -> tuple[StepTrace, Sequence[Origin], int | None]:
+    """The allocations, where they come from, and the only batch size if there is only one."""
+    import torch
+
+    from trappm.profiler.models.on_meta import on_meta
+    from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+    from trappm.profiler.simulation.tracing import Tracer
+
+    module = on_meta(model, _size(model, input_size) if isinstance(model, str) else inputs)
+    if options.memory_format is MemoryFormat.CHANNELS_LAST:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for batch_sizes in (TRACED_BATCH_SIZES, (batch_size, batch_size)):
+        tracer = Tracer(module, inputs, options, batch_sizes, with_origins=True)
+        try:
+            trace, _ = tracer.phase(phase)
+        except BatchOrderError:
+            continue
+        only_batch = None if batch_sizes is TRACED_BATCH_SIZES else batch_size
+        return trace, tracer.origins[phase], only_batch
+    raise AssertionError("a step at one batch size has one order")
+
+
+def _size(name: str, input_size: int | None) -> int:
+    from trappm.profiler.models.zoo import native_input_size
+
+    size = native_input_size(name) if input_size is None else input_size
+    if size is None:
+        raise InputError(f"timm names no input size for {name}; give one, such as 224")
+    return size
