@@ -160,10 +160,13 @@ class RebuiltModule(nn.Module):
                 return folded
         try:
             return self._in_pytorch(operation, inputs)
-        except UnsupportedModelError:
+        except UnsupportedModelError as error:
             if self.training:
                 raise
-        return run_unknown(operation, inputs, self._program.dialect)
+            try:
+                return run_unknown(operation, inputs, self._program.dialect)
+            except UnsupportedModelError as other:
+                raise UnsupportedModelError(f"{error}; {other}") from error
 
     def _in_pytorch(self, operation: Operation, inputs: Sequence[Value]) -> Sequence[Value]:
         operator, outputs = operation.operator, len(operation.outputs)
