@@ -1,4 +1,4 @@
-"""Starting, resuming and watching a campaign from the command that asked for it."""
+"""Starting, resuming and watching a campaign from a command."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
-from trappm.profiler.simulation.tracing import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule

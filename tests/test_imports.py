@@ -5,6 +5,7 @@ an import inside a function counts as well.
 """
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def _module(path: Path) -> str:
     return ".".join(parts if parts[0] == "trappm" else ("trappm", *parts))
 
 
+@functools.cache
 def _imports() -> dict[str, set[str]]:
     """Which modules of ours each of them imports, anywhere in its source."""
     sources = {_module(path): path for path in _sources()}

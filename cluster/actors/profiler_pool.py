@@ -21,8 +21,8 @@ from ray.exceptions import (
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
-from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
 from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 from trappm.cluster.ray_runtime import (
     CAMPAIGN_ACTOR,
     Placement,
@@ -120,7 +120,7 @@ class ProfilerPool:
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
 
-    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
         return trace_on_ray(keys)
 
     # Who is there.

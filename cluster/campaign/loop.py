@@ -30,7 +30,7 @@ from trappm.cluster.campaign.publish import publish
 from trappm.cluster.campaign.results import Results
 from trappm.cluster.campaign.resume import course_so_far, waiting
 from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     Close,
@@ -72,7 +72,7 @@ SHOWN = 4
 
 
 class Campaign:
-    """One campaign on its way; `run` returns when it is finished."""
+    """Runs one campaign, from its first measurement to its snapshot."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Campaign:
         workers: Workers,
         learner: Learner,
         snapshots: Path,
-        kernels: KernelCache,
+        steps: StepCache,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.store = store
@@ -91,7 +91,7 @@ class Campaign:
         self.spec = spec
         self.workers = workers
         self.snapshots = snapshots
-        self._kernels = kernels
+        self._steps = steps
         self.protocol = spec.measuring_protocol
         self._news = News(watch, self._is_ordered_to_stop)
         self._tell = self._news.tell
@@ -145,8 +145,8 @@ class Campaign:
             with self._learner:
                 self._take_up()
                 self._planner.make_pool(self.workers, self._news)
-                kernels = self._planner.make_kernels(self._kernels, self.workers, self._news)
-                self._learner.prepare(self.store, self._planner.pool, kernels)
+                traced = self._planner.make_steps(self._steps, self.workers, self._news)
+                self._learner.prepare(self.store, self._planner.pool, traced)
                 self._drive()
                 self._write_notes()
                 errors = self._report.devices

@@ -81,7 +81,7 @@ class Results:
             self._tell(news=measurement_line(measurement))
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Takes what has come back; it is written with what is measured next.
+        """Collects finished measurements, which are stored together with the next leases.
 
         What cannot be recorded becomes an error with the reason.
         """

@@ -1,4 +1,4 @@
-"""Checks a campaign's stop rules while it runs, and says what ended it or will end it.
+"""A campaign's stop rules while it runs: whether one holds, and when one is likely to.
 
 The rule that holds is recorded as an event at once, so that it still holds after a restart. What
 was spent is written into the training's report, which a closed round keeps. Budgets are checked by
@@ -43,7 +43,7 @@ class StopCheck:
         self.holds = rule_held(self._store, self._id) is not None
 
     def record(self, stop: Stop) -> str:
-        """Records that a rule holds; one line for people."""
+        """Records that a rule holds, and returns a line of news about it."""
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self._store.campaigns.log_event(self._id, ENOUGH, event)

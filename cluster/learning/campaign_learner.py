@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
-from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.step_profiles import StepKey
 from trappm.cluster.scheduler.training_report import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.workers.interfaces import (
     Choice,
@@ -73,7 +73,7 @@ class CampaignLearner:
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
         """Takes the pool and pre-trains the encoder on all of it, labelled or not.
 
@@ -83,12 +83,12 @@ class CampaignLearner:
             pool: configurations with their graph templates.
             on_progress: called with epochs done and epochs in all.
             steps: step profiles by architecture and input size, where there are any.
-            kernels: kernel profiles, where there are any.
+            traced: those in settings of their own, where there are any.
         """
         self._pool = EncodedPool.of(
             pool,
             steps or {},
-            kernels or {},
+            traced or {},
             preset=self._preset.encoder,
             seed=self._seed,
             cache=self._cache,

@@ -1,4 +1,4 @@
-"""What the campaign loop asks of whoever does the work, free of Ray.
+"""The interfaces of workers and learner as the campaign loop uses them, free of Ray.
 
 The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
 Ray actors; tests drive the same loop with workers of their own.
@@ -21,8 +21,8 @@ from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.store import Assignment
 
 if TYPE_CHECKING:
-    from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
     from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Workers(Protocol):
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
         ...
 
-    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
-        """Kernel profiles, in the order of completion."""
+    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
+        """Steps in settings of their own, in the order of completion."""
         ...
 
     def joined(self) -> Sequence[Worker]:
-        """Those that have joined."""
+        """The workers that have joined."""
         ...
 
     def awaited(self) -> Sequence[str]:
@@ -76,7 +76,7 @@ class Workers(Protocol):
         ...
 
     def want(self, to_come: Mapping[str, int]) -> None:
-        """How much is to be measured on each device: where nothing is, nobody needs to join."""
+        """Announces how much is to be measured on each device; at 0, no worker need join."""
         ...
 
     def campaigns(self) -> Sequence[str]:
@@ -170,7 +170,7 @@ class Learner(Protocol):
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
         """Takes the pool with its graph templates, step profiles by architecture and input size,
         and kernel profiles; pre-trains the encoder on all of it."""

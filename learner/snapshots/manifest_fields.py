@@ -52,7 +52,7 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Number = Annotated[int, Field(ge=-(2**53), le=2**53)] | float
 _Numbers = dict[str, _Number | None]
-_Words = dict[str, _Short]
+_ShortTexts = dict[str, _Short]
 
 
 class _Part(BaseModel):
@@ -122,9 +122,9 @@ class Manifest(_Part):
     source_device: _Name
     preset: PresetEntry
     training_labels: _Labels
-    units: _Words
-    feature_schema: _Words
-    versions: _Words
+    units: _ShortTexts
+    feature_schema: _ShortTexts
+    versions: _ShortTexts
     errors: (
         dict[str, dict[Phase, dict[_Metric, MetricErrors]] | dict[_Metric, MetricErrors]] | None
     ) = None

@@ -60,7 +60,7 @@ class AliasEntry:
 
 
 class Registry:
-    """One location."""
+    """A registry of snapshots at one location: a folder or a URL."""
 
     def __init__(self, location: str | Path) -> None:
         """Raises SnapshotError for a location that cannot be reached."""
@@ -72,7 +72,7 @@ class Registry:
     # What is there.
 
     def ids(self) -> list[str]:
-        """All whole versions."""
+        """The ids of all whole versions."""
         return sorted(
             name
             for name in self._names(self._root)

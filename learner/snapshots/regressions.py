@@ -1,4 +1,4 @@
-"""Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
+"""Moves an alias to a new snapshot, unless that is worse than the one it means now.
 
 Errors are those in the manifests, each on architectures that its own heads had not seen.
 They are of different draws where campaigns differ, so only a clear step back counts.
@@ -16,7 +16,8 @@ from trappm.profiler.records import Phase
 BOUND_PERCENT = 20.0
 """A mean error that is this much larger is a regression ..."""
 LEAST_POINTS = 1.0
-"""... if it is also larger by so many percentage points."""
+"""... if it is also larger by so many percentage points. Round numbers: evaluation sets of two
+campaigns are different draws, which scatter (docs/accuracy.md)."""
 
 HeadName = tuple[str, str, str]
 """Device, phase, metric."""
@@ -24,7 +25,7 @@ HeadName = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Promotion:
-    """Whether a name was moved."""
+    """The outcome of moving an alias: whether it was moved, and a message."""
 
     moved: bool
     message: str

@@ -81,7 +81,7 @@ class Labels(Repository):
 
     @reading
     def get(self, session: Session, label_id: int) -> LabelRecord:
-        """One label.
+        """The label of this id.
 
         Raises:
             InputError: there is none of this id.

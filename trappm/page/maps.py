@@ -45,7 +45,7 @@ class Maps:
     def find(
         self, store: Store, home: Home, campaign_id: str, device: str | None
     ) -> dict[str, Any] | None:
-        """The map as of now; None while it is worked out.
+        """The current map of a campaign; None while it is worked out.
 
         Raises:
             InputError: no such campaign or device, or nothing is encoded yet.

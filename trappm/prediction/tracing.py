@@ -27,13 +27,13 @@ from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static_profile import StaticProfile
+    from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
-    "trappm.profiler.onnx_files.module",
-    "trappm.profiler.simulation.kernel_profile",
+    "trappm.profiler.onnx_files.module", "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
@@ -86,12 +86,18 @@ class Tracer(ABC):
         """
 
     @abstractmethod
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        """The kernels of its steps; the batch size is that of a file that has but one.
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        """The model's steps in these settings; the batch size is that of a file with a single one.
 
         Raises:
             TrappmError: why they cannot be traced.
         """
+
+
+def _options(settings: StepSettings) -> StepOptions:
+    from trappm.profiler.tracing.tracer import StepOptions
+
+    return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
 
 
 @dataclass(frozen=True)
@@ -108,17 +114,12 @@ class NameTracer(Tracer):
         name = check(self.model)
         return name, static_profile(name, self._size(name))
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.models.zoo import check
-        from trappm.profiler.static_profile import kernel_profile
+        from trappm.profiler.static_profile import step_profile
 
         name = check(self.model)
-        return kernel_profile(
-            name,
-            self._size(name),
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-        )
+        return step_profile(name, self._size(name), _options(settings))
 
     def _size(self, name: str) -> int:
         from trappm.profiler.models.zoo import native_input_size
@@ -141,17 +142,13 @@ class FileTracer(Tracer):
 
         return Path(self.model).name, file_profile(Path(self.model), self.input_size)
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        from trappm.profiler.static_profile import kernel_profile, rebuilt
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+        from trappm.profiler.static_profile import rebuilt, step_profile
 
         module, sample, _ = rebuilt(Path(self.model), self.input_size)
-        return kernel_profile(
-            module,
-            sample,
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            batch_size=batch_size,
-        )
+        batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
+        return step_profile(module, sample, _options(settings), batch_sizes)
 
 
 @dataclass(frozen=True)
@@ -168,10 +165,10 @@ class OutsideTracer(Tracer):
     def profile(self) -> tuple[str, StaticProfile]:
         return profile_from_bytes(self._look(settings=None))
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        from trappm.profiler.simulation.kernel_profile import KernelProfile
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        from trappm.profiler.simulation.step_profile import StepProfile
 
-        return KernelProfile.from_bytes(self._look(settings, batch_size))
+        return StepProfile.from_bytes(self._look(settings, batch_size))
 
     def _look(self, settings: StepSettings | None, batch_size: int | None = None) -> bytes:
         is_file = isinstance(self.inner, FileTracer)
@@ -194,12 +191,12 @@ class TracingRequest:
     is_file: bool
     input_size: int | None
     settings: StepSettings | None
-    """Those of the kernels that are wanted; None where the profile is."""
+    """Those of the steps that are wanted; None where the profile is."""
     batch_size: int | None
-    """That of a file that has but one, for its kernels."""
+    """That of a file that has but one, for its steps."""
 
     def tracer(self) -> NameTracer | FileTracer:
-        """Does it in this process."""
+        """The tracer that does what is requested in this process."""
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
 
 
@@ -343,7 +340,7 @@ def _result(request: TracingRequest) -> bytes:
         return profile_to_bytes(*tracer.profile())
     precision, memory_format, optimizer = request.settings  # JSON has plain strings
     settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
-    return tracer.kernels(settings, request.batch_size).to_bytes()
+    return tracer.step(settings, request.batch_size).to_bytes()
 
 
 def _limit(kind: int, most: int) -> None:

@@ -169,11 +169,11 @@ class CampaignFacts:
 
     @property
     def trained(self) -> list[tuple[RoundFacts, TrainingReport]]:
-        """Rounds with a report."""
+        """The rounds that have a report, with their reports."""
         return [(r, r.report) for r in self.rounds if r.report is not None]
 
     def to_json(self, *, exclude: set[str] | None = None) -> dict[str, Any]:
-        """Plain values, for machines."""
+        """The facts as JSON values."""
         values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(
             self, mode="json", exclude=exclude
         )
@@ -252,7 +252,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
 
 
 def live_state(campaign: CampaignRecord) -> str:
-    """Its state; one that the store calls running, but whose process is gone, is interrupted."""
+    """The state of a campaign; a running one whose process is gone counts as interrupted."""
     if campaign.state is CampaignState.RUNNING and not runs(campaign):
         return INTERRUPTED
     return str(campaign.state)

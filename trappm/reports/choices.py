@@ -152,7 +152,7 @@ def _next(
     from trappm.cluster.campaign.learner_thread import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
-    from trappm.cluster.profiles.kernel_profiles import KernelCache
+    from trappm.cluster.profiles.step_profiles import StepCache
 
     cache = home.campaigns / campaign.id
     if not list(cache.glob("encoder-*.safetensors")):
@@ -174,7 +174,7 @@ def _next(
         [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
         lambda done, total: None,
         store.workloads.step_profiles(pairs),
-        planner.known_kernels(KernelCache(home.kernel_profiles)),
+        planner.known_steps(StepCache(home.step_profiles)),
     )
     if labels := training_labels(store, campaign.id).labels:
         learner.fit(labels, lambda done, total: None)

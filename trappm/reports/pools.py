@@ -164,7 +164,7 @@ class BuildDisplay(LiveBar):
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("static profiles", total=None)
-        self._told_percent = 0
+        self._shown_percent = 0
         self._done: tuple[int, int] | None = None
 
     @property
@@ -190,6 +190,6 @@ class BuildDisplay(LiveBar):
                 what = f"no {part} of {latest.architecture} at {latest.input_size} px: {refusal}"
                 self._console.print(f"[dim]{escape(what)}[/]", soft_wrap=True)
         percent = 100 * done // total
-        if not self._console.is_terminal and percent >= self._told_percent + 10:
-            self._told_percent = percent
+        if not self._console.is_terminal and percent >= self._shown_percent + 10:
+            self._shown_percent = percent
             self._console.print(f"[dim]static profiles: {done} of {total}[/]")

@@ -68,7 +68,7 @@ UploadInquiry = Annotated[Inquiry, Depends(_uploaded)]
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process lives."""
+    """Whether the process lives."""
     return {"status": "ok"}
 
 
@@ -80,7 +80,7 @@ async def readyz(answerer: Service) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(answerer: Service) -> Response:
-    """For Prometheus."""
+    """The metrics, for Prometheus."""
     text = answerer.metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -121,7 +121,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def head_rows(manifest: Manifest) -> list[HeadErrors]:
-    """One row for each head."""
+    """The heads of a snapshot with their errors, one row for each."""
     rows = []
     for device, phases in manifest.heads.items():
         errors = manifest.errors_by_phase(device)
@@ -190,7 +190,7 @@ def _facts(manifest: Manifest) -> dict[str, str | None]:
         for phase, head in phases.items():
             for metric in head.metrics:
                 error = errors.get((device, phase, metric))
-                known = "error not told" if error is None else f"{error:.3g} % off"
+                known = "error not known" if error is None else f"{error:.3g} % off"
                 facts[f"head {device} {phase} {metric}"] = known
     return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
 

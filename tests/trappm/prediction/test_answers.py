@@ -284,7 +284,7 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"phase": "sleep"}, "phase is 'sleep'; it must be one of: train, infer"),
+        ({"phase": "sleep"}, "phase is 'sleep'; it must be one of train, infer"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"device": 3}, "device is 3; give its name"),
         ({"devices": []}, "list of devices is empty"),

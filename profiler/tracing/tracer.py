@@ -30,15 +30,15 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.simulation.allocation_log import AllocationLog
-from trappm.profiler.simulation.gpu_functions import GpuFunctions
-from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
-from trappm.profiler.simulation.losses import Loss, default_loss
-from trappm.profiler.simulation.origins import Origin, OriginLog
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_recorder import StepRecorder
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.losses import Loss, default_loss
+from trappm.profiler.tracing.origins import OriginLog
+from trappm.profiler.tracing.step_recorder import StepRecorder
 
 CHECKED_BATCH_SIZE = 3
 """Where a graph is checked whose sizes look as if they were not affine in the batch size."""
