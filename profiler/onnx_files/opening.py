@@ -111,7 +111,11 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     for name, (kind, shape) in supplied.items():
         if kind in FLOATS:
             parameters[name] = math.prod(shape)
-    for name in _declared_buffers(model).union(_running_statistics(operations)):
+    for name in (
+        *_declared_buffers(model),
+        *_running_statistics(operations),
+        *_settings(operations),
+    ):
         parameters.pop(name, None)
     del graph.value_info[:]
     try:
@@ -352,6 +356,21 @@ def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
     for operation in operations:
         if operation.operator == "BatchNormalization":
             yield from operation.inputs[3:5]
+
+
+_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
+"""Places among a node's inputs where numbers say how it computes."""
+
+
+def _settings(operations: Iterable[Operation]) -> set[str]:
+    """What stands in such places only is no weight, though it is stored as one."""
+    settings: set[str] = set()
+    others: set[str] = set()
+    for operation in operations:
+        places = _SETTINGS.get(operation.operator, ())
+        for place, name in enumerate(operation.inputs):
+            (settings if place in places else others).add(name)
+    return settings - others
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:

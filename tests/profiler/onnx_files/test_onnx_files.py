@@ -16,6 +16,7 @@ from onnx_export import BUFFERS_KEY, export_onnx, file_graph
 from torch import nn
 
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
+from trappm.profiler.static_profile import StepSource, file_profile
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
@@ -227,6 +228,22 @@ def test_a_weight_is_told_by_its_use_through_what_is_folded(write):
         initializers=[stored],
     )
     assert file_graph(path).parameters.tolist() == [7 * 32, 35]
+
+
+def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
+    scales = helper.make_tensor("s", TensorProto.FLOAT, [4], [1.0, 1.0, 2.0, 2.0])
+    kernel = helper.make_tensor("w", TensorProto.FLOAT, [8, 3, 3, 3], np.zeros(216))
+    path = write(
+        helper.make_node("Resize", ["x", "", "s"], ["t"], mode="nearest"),
+        helper.make_node("Conv", ["t", "w"], ["y"], **CONV),
+        outputs=[helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, 16, 16])],
+        initializers=[scales, kernel],
+    )
+    profile = file_profile(path)
+    assert profile.graph.operators == ("Resize", "Conv")
+    assert profile.graph.parameters.tolist() == [0, 216]
+    assert profile.graph.at(2).output_shapes[0].tolist() == [2, 3, 16, 16, 0, 0]
+    assert profile.step_source is StepSource.REBUILT
 
 
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
