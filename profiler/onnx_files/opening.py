@@ -73,7 +73,7 @@ class CheckedModel:
     """The file, with its large tensors emptied."""
 
 
-def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
+def load_checked(path: Path) -> CheckedModel:
     """Reads and checks an ONNX file; external data is looked at only where it may hold a shape.
 
     Raises:
@@ -81,7 +81,7 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
             the folder, or no image-like input.
         UnsupportedModelError: valid, but with control flow or sparse weights.
     """
-    model = _parse(path, max_bytes)
+    model = _parse(path)
     for name in _names(model):
         if not isinstance(name, str):  # protobuf hands out bytes instead
             raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
@@ -180,9 +180,9 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
+def _parse(path: Path) -> onnx.ModelProto:
     try:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, max_bytes))
+        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, MAX_BYTES))
     except InputError as error:
         raise ModelFileError(str(error)) from error
     except DecodeError as error:

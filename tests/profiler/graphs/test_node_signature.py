@@ -31,6 +31,7 @@ def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
 
 node = onnx.helper.make_node
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+BYTE = onnx.TensorProto.UINT8
 BRANCHES = [node("Relu", ["x"], ["r"]), node("Sigmoid", ["x"], ["s"])]
 
 
@@ -52,10 +53,16 @@ DIFFERENT_FILES = {
         for pair in (["a", "b"], ["b", "a"])
     ],
     "axis": [nodes(node("Softmax", ["x"], ["y"], axis=axis)) for axis in (2, 3)],
-    "element type": [{**nodes(node("Relu", ["x"], ["y"])), "image_type": t} for t in (FLOAT, HALF)],
+    "element type": [
+        {**nodes(node("Transpose", ["x"], ["y"], perm=[0, 1, 3, 2])), "image_type": kind}
+        for kind in (FLOAT, BYTE)
+    ],
     "twice": [nodes(BRANCHES[0], node("Mul", ["r", other], ["y"])) for other in ("r", "x")],
 }
 SAME_FILES = {
+    "half precision": [
+        {**nodes(node("Relu", ["x"], ["y"])), "image_type": kind} for kind in (FLOAT, HALF)
+    ],
     "defaults": [
         conv(),
         conv(dilations=[1, 1], group=1, pads=[0] * 4, strides=[1, 1], kernel_shape=[3, 3]),
