@@ -22,6 +22,7 @@ from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.onnx_files.inputs import (
     image_input,
     image_shape,
+    not_trained,
     refuse_what_is_no_weight,
     supplied_weights,
 )
@@ -111,11 +112,7 @@ def load_checked(path: Path) -> CheckedModel:
     for name, (kind, shape) in supplied.items():
         if kind in FLOATS:
             parameters[name] = math.prod(shape)
-    for name in (
-        *_declared_buffers(model),
-        *_running_statistics(operations),
-        *_settings(operations),
-    ):
+    for name in _declared_buffers(model) | not_trained(operations):
         parameters.pop(name, None)
     del graph.value_info[:]
     try:
@@ -349,28 +346,6 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
             ) from error
         full_name = f"{domain}.{operator}" if domain else operator
         yield Operation(full_name, inputs, outputs, attributes, node)
-
-
-def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
-    """Running means and variances are updated, but not trained."""
-    for operation in operations:
-        if operation.operator == "BatchNormalization":
-            yield from operation.inputs[3:5]
-
-
-_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
-"""Places among a node's inputs where numbers say how it computes."""
-
-
-def _settings(operations: Iterable[Operation]) -> set[str]:
-    """What stands in such places only is no weight, though it is stored as one."""
-    settings: set[str] = set()
-    others: set[str] = set()
-    for operation in operations:
-        places = _SETTINGS.get(operation.operator, ())
-        for place, name in enumerate(operation.inputs):
-            (settings if place in places else others).add(name)
-    return settings - others
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:

@@ -65,18 +65,19 @@ def _slice(call: Call) -> Tensor:
     starts, ends = call.ints("starts", 1) or [], call.ints("ends", 2) or []
     axes = call.ints("axes", 3) or list(range(len(starts)))
     steps = call.ints("steps", 4) or [1] * len(starts)
+    turned = []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = x.shape[axis]
         if step < 0:
             if (start, step) not in ((-1, -1), (size - 1, -1)) or end >= -size:
                 raise UnsupportedModelError("a Slice with a negative step")
-            x = x.flip(axis)
+            turned.append(axis)
             continue
         span = range(size)[start:end:step]
         if len(span) < size:  # PyTorch skips slices that take all
             first = span.start
             x = x[(slice(None),) * (axis % x.dim()) + (slice(first, span.stop, step),)]
-    return x
+    return x.flip(turned) if turned else x
 
 
 def _split(call: Call) -> Sequence[Tensor]:
