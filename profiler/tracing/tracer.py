@@ -247,6 +247,11 @@ def _record(
     graph = None
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
+    hooks = [
+        p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
+        for p in model.parameters()
+        if p.requires_grad
+    ]
     following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
     try:
         with grad, following, warnings.catch_warnings():
@@ -272,5 +277,7 @@ def _record(
                 del loss
         return _Recorded(allocations, kernels, None)
     finally:
+        for hook in hooks:
+            hook.remove()
         allocations.closed = True
         model.zero_grad(set_to_none=True)

@@ -22,12 +22,9 @@ from trappm.profiler.errors import BatchOrderError, InputError
 from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.simulation.memory_simulation import (
-    STATES_PER_PARAMETER,
-    SimulatedMemory,
-    simulate_memory,
-)
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
+from trappm.profiler.simulation.training_loop import Algorithm, TrainingLoop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,7 +162,7 @@ class Estimate:
             self.origins,
             size,
             self._simulated(size),
-            parameter_bytes * STATES_PER_PARAMETER[self.optimizer],
+            parameter_bytes * self._loop.states_per_parameter,
             fixed_mib=fixed,
         )
 
@@ -178,8 +175,12 @@ class Estimate:
 
     def _simulated(self, batch_size: int) -> SimulatedMemory:
         if batch_size not in self._known:
-            self._known[batch_size] = simulate_memory(self.trace, batch_size, self.optimizer)
+            self._known[batch_size] = simulate_memory(self.trace, batch_size, self._loop)
         return self._known[batch_size]
+
+    @property
+    def _loop(self) -> TrainingLoop:
+        return TrainingLoop(optimizer=Algorithm(self.optimizer))
 
     @cached_property
     def _known(self) -> dict[int, SimulatedMemory]:
