@@ -96,6 +96,11 @@ class TrainingLoop:
             )
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients are there while forward and backward pass run."""
+        return self.accumulation_steps > 1 or not self.set_to_none
+
+    @property
     def states_per_parameter(self) -> int:
         """Tensors of a parameter's size that the optimizer keeps."""
         if self.optimizer.is_adam:
