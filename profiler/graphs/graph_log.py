@@ -49,8 +49,8 @@ class GraphLog:
         """
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
-        if not outputs:
-            raise UnsupportedModelError("no output of its forward pass depends on the images")
+        if all(value.producer is None for value in outputs):
+            raise UnsupportedModelError("no output depends on the images, but as a copy")
         for value in outputs:
             if value.shape[:1] != (batch_size,):
                 raise UnsupportedModelError(
