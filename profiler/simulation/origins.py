@@ -85,10 +85,25 @@ def _line_of_model() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _OURS, "<")):
+        if _is_of_model(path):
             return f"{short_path(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def line_of_error(error: BaseException) -> str:
+    """The innermost line of the model's code that an error came through; empty if there is none."""
+    traceback, line = error.__traceback__, ""
+    while traceback is not None:
+        path = traceback.tb_frame.f_code.co_filename
+        if _is_of_model(path):
+            line = f"{short_path(path)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return line
+
+
+def _is_of_model(path: str) -> bool:
+    return not path.startswith((_TORCH, _OURS, "<frozen", "<string>"))
 
 
 def short_path(path: str) -> str:

@@ -52,6 +52,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kernels = kernels
         self._functions = functions
         self._graph = graph
+        self.failed: Any = None
+        """The first operator that raised, the innermost one."""
         self._backward = False
         self._inside: Any = None
         """An operator whose result is being made by others."""
@@ -70,7 +72,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._watched(func, args, kwargs or {})
+        except Exception:
+            self.failed = self.failed or func
+            raise
+
+    def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operator, and adds it to the graph if one is made."""
         graph = self._graph
         if graph is None:
             return self._run(func, args, kwargs)

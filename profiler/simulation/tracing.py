@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import BatchOrderError, UnsupportedModelError, one_line
-from trappm.profiler.graphs.graph_log import GraphLog
+from trappm.profiler.graphs.graph_log import GraphLog, needs_values
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import (
     Graph,
@@ -35,7 +35,7 @@ from trappm.profiler.simulation.gpu_functions import GpuFunctions
 from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.losses import Loss, default_loss
-from trappm.profiler.simulation.origins import Origin, OriginLog
+from trappm.profiler.simulation.origins import Origin, OriginLog, line_of_error
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_recorder import StepRecorder
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
@@ -206,20 +206,26 @@ class Tracer:
         return self._known[phase, with_graph]
 
     def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
-        try:
-            return _record(
-                self._model, self._inputs, phase, self._options, batch_size, with_graph,
-                self._origin_log,
-            )  # fmt: skip
-        except UnsupportedModelError:
-            raise
-        except Exception as error:
-            what = (
-                "the training step cannot be traced"
-                if phase is Phase.TRAIN
-                else "its forward pass does not run without values"
-            )
-            raise UnsupportedModelError(f"{what}: {one_line(error)}") from error
+        return _record(
+            self._model, self._inputs, phase, self._options, batch_size, with_graph,
+            self._origin_log,
+        )  # fmt: skip
+
+
+def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:
+    """One line that says where in the model's code a step failed, at which operator, and why."""
+    what = (
+        "the training step cannot be traced"
+        if phase is Phase.TRAIN
+        else "its forward pass does not run without values"
+    )
+    why = one_line(error)
+    if operator is not None:
+        name = operator._schema.name
+        why = f"{why} ({name})"
+        if needs_values(operator) or "meta tensor" in str(error):
+            why = f"needs the values of a tensor ({name})"
+    return UnsupportedModelError(f"{what}: {f'{line_of_error(error)} {why}'.strip()}")
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
@@ -244,16 +250,14 @@ def _record(
     allocations = AllocationLog((*model.parameters(), *model.buffers()), origin_log)
     kernels = KernelLog()
     functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
-    graph = None
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
     following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
+    graph = GraphLog(model, tensors) if with_graph else None
+    recorder = StepRecorder(allocations, kernels, functions, graph)
     try:
         with grad, following, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-            if with_graph:
-                graph = GraphLog(model, tensors)
-            recorder = StepRecorder(allocations, kernels, functions, graph)
             for tensor in tensors:
                 allocations.see(tensor)
             with recorder, functions:
@@ -271,6 +275,10 @@ def _record(
                 allocations.note_gradients(model)
                 del loss
         return _Recorded(allocations, kernels, None)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise _refusal(phase, error, recorder.failed) from error
     finally:
         allocations.closed = True
         model.zero_grad(set_to_none=True)
