@@ -117,16 +117,17 @@ class KernelLog:
         mask: Tensor | None,
         output: Tensor,
         causal: bool,
+        backward: bool = False,
     ) -> None:
         """A fused attention; its backward pass computes five products where forward has two."""
         products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
         both = width + value.shape[-1]
         read = [query, key, value] + ([] if mask is None else [mask])
         written = [output]
-        if self.backward:
+        if backward:
             both = 3 * width + 2 * value.shape[-1]
             read, written = [*read, output, output], [query, key, value]
-        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        which = Pass.DATA_GRADIENT if backward else Pass.FORWARD
         keys = key.shape[-2]
         if causal:  # the kernels leave out blocks above the diagonal
             keys = (keys + 1) // 2

@@ -25,6 +25,7 @@ from trappm.profiler.simulation.allocation_log import AllocationLog
 from trappm.profiler.simulation.gpu_functions import GpuFunctions, linear
 from trappm.profiler.simulation.gpu_operators import RESULTS, bound
 from trappm.profiler.simulation.kernel_log import KernelLog, channels_last, tensors_of
+from trappm.profiler.simulation.known_values import KnownValues
 from trappm.profiler.simulation.recurrent import recurrent
 from trappm.profiler.simulation.step_trace import Pass
 
@@ -46,12 +47,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernels: KernelLog,
         functions: GpuFunctions,
         graph: GraphLog | None = None,
+        values: KnownValues | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._allocations = allocations
         self._kernels = kernels
         self._functions = functions
         self._graph = graph
+        self._values = values or KnownValues()
         self.failed: Any = None
         """The first operator that raised, the innermost one."""
         self._backward = False
@@ -106,6 +109,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if whole is not NotImplemented:
                 return whole
             return self._taken_apart(func, args, kwargs)
+        if func is _ATEN._local_scalar_dense.default:
+            number = self._values.number(args[0])
+            return func(*args) if number is None else number
         self._allocations.operator = self._inside or func
         call = bound(func, args, kwargs)
         if func is _ATEN.convolution.default:
@@ -125,6 +131,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of((output,)):
             self._allocations.see(tensor)
         self._kernels.operator(func, call, output)
+        self._values.follow(func, args, kwargs, output)
         return output
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

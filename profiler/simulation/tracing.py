@@ -34,6 +34,7 @@ from trappm.profiler.simulation.allocation_log import AllocationLog
 from trappm.profiler.simulation.gpu_functions import GpuFunctions
 from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
+from trappm.profiler.simulation.known_values import KnownValues
 from trappm.profiler.simulation.losses import Loss, default_loss
 from trappm.profiler.simulation.origins import Origin, OriginLog, line_of_error
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
@@ -254,7 +255,11 @@ def _record(
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
     following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
     graph = GraphLog(model, tensors) if with_graph else None
-    recorder = StepRecorder(allocations, kernels, functions, graph)
+    values = KnownValues()
+    for tensor, known in zip(tensors, inputs.values(batch_size), strict=True):
+        if known is not None:
+            values.set(tensor, known)
+    recorder = StepRecorder(allocations, kernels, functions, graph, values)
     try:
         with grad, following, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance

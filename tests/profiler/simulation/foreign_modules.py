@@ -126,9 +126,17 @@ def _torchvision(group: str, name: str, **options: Any) -> Callable[[], nn.Modul
         register_missing_operators()
         from torchvision import models
 
-        return getattr(getattr(models, group), name)(weights=None, **options)
+        return _without_dropout(getattr(getattr(models, group), name)(weights=None, **options))
 
     return build
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    """A CPU keeps another mask of it than a GPU."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def _pixels(output: Any) -> Tensor:
