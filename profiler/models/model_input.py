@@ -177,13 +177,20 @@ class ExampleInputs:
         import torch
         from torch.utils._pytree import tree_map
 
+        same: dict[int, torch.Tensor] = {}  # a tensor that is given twice is one tensor
+
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, torch.Tensor) else value
+
+        def changed_once(value: Any) -> Any:
+            if id(value) not in same:
+                same[id(value)] = changed(value)
+            return same[id(value)]
 
         def repeated(value: Any) -> Any:
             if self.in_lists and isinstance(value, list) and len(value) == self.batch_size:
                 return [tree_map(changed, value[0]) for _ in range(batch_size)]
-            return tree_map(changed, value)
+            return tree_map(changed_once, value)
 
         kwargs = {name: repeated(value) for name, value in self.kwargs.items()}
         return tuple(map(repeated, self.args)), kwargs

@@ -35,8 +35,6 @@ class KernelLog:
     """The kernels of one step at one batch size, in order."""
 
     def __init__(self) -> None:
-        self.backward = False
-        """Whether the forward pass has ended."""
         self._rows: list[tuple[int, ...]] = []
         self._counts: list[int] = []
 
@@ -55,7 +53,7 @@ class KernelLog:
         read, written = tensors_of(call.values()), tensors_of((output,))
         if not written or (name == "contiguous" and read[0].stride() == written[0].stride()):
             return
-        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        which = Pass.DATA_GRADIENT if in_backward() else Pass.FORWARD
         product = product_of(name, call)
         if product is not None:
             pass
@@ -207,6 +205,11 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
         sizes=once[:, _DESCRIPTION:].reshape(-1, len(Size), 2),
         counts=counts[order],
     )
+
+
+def in_backward() -> bool:
+    """Whether autograd runs; a model may run it within its own forward pass."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def tensors_of(values: Any) -> list[Tensor]:

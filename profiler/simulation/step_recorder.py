@@ -24,7 +24,7 @@ from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.simulation.allocation_log import AllocationLog
 from trappm.profiler.simulation.gpu_functions import GpuFunctions, linear
 from trappm.profiler.simulation.gpu_operators import RESULTS, bound
-from trappm.profiler.simulation.kernel_log import KernelLog, channels_last, tensors_of
+from trappm.profiler.simulation.kernel_log import KernelLog, channels_last, in_backward, tensors_of
 from trappm.profiler.simulation.known_values import KnownValues
 from trappm.profiler.simulation.recurrent import recurrent
 from trappm.profiler.simulation.step_trace import Pass
@@ -57,14 +57,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values = values or KnownValues()
         self.failed: Any = None
         """The first operator that raised, the innermost one."""
-        self._backward = False
         self._inside: Any = None
         """An operator whose result is being made by others."""
         self._last = _references_to_the_last()
         self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
 
     def end_forward(self) -> None:
-        self._backward = self._kernels.backward = True
         self._functions.end_forward()
         self._allocations.end_forward()
 
@@ -100,7 +98,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the operator returns on a GPU; its allocations and kernels are logged."""
-        if self._backward and func is _ATEN.add.Tensor and _accumulates(args, self._last):
+        if func is _ATEN.add.Tensor and in_backward() and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             self._kernels.accumulated(args[0], args[1])
             return args[0]
@@ -245,6 +243,8 @@ def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
     """
     first, second = args[0], args[1]
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    if first.requires_grad:  # not a gradient, but a sum that is computed again
         return False
     alike = first.shape == second.shape and first.dtype == second.dtype
     dense = _ATEN.is_non_overlapping_and_dense.default(first)

@@ -189,6 +189,20 @@ class Tracer:
         )
         return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
 
+    def is_affine(self, phase: Phase) -> bool:
+        """Whether the sizes of a phase's blocks lie on a line over the batch size.
+
+        Those of all pairs of samples do not: the line through two of them begins below 0. Where
+        one does so, a third batch size is tried.
+        """
+        first, second = (r.allocations.events()[:, 2] for r in self._record_twice(phase))
+        slope, rest = np.divmod(second - first, self._span)
+        fixed = first - slope * self._batch_sizes[0]
+        if not rest.any() and (fixed >= 0).all():
+            return True
+        third = self._record(phase, CHECKED_BATCH_SIZE, with_graph=False).allocations.events()
+        return np.array_equal(third[:, 2], fixed + slope * CHECKED_BATCH_SIZE)
+
     def _record_twice(
         self, phase: Phase, *, with_graph: bool = False
     ) -> tuple[_Recorded, _Recorded]:
@@ -223,6 +237,8 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
     why = one_line(error)
     if operator is not None:
         name = operator._schema.name
+        if "Cannot access storage" in str(error):
+            why = "makes a sparse tensor, whose memory is not simulated; use a dense one"
         why = f"{why} ({name})"
         if needs_values(operator) or "meta tensor" in str(error):
             why = f"needs the values of a tensor ({name})"

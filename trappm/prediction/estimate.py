@@ -148,8 +148,8 @@ class Estimate:
         """The largest batch that fits a device; 0 if not even one sample does."""
         if self.only_batch is not None:
             raise InputError(
-                f"{self.name} runs another step at every batch size (it loops over its samples), "
-                f"so only batch {self.only_batch} is known; estimate again at another one"
+                f"{self.name} runs another step at every batch size (it loops over its samples, or "
+                f"compares all of them), so only batch {self.only_batch} is known; estimate again at another one"
             )
         fitting, beyond = 0, 1
         while beyond < LARGEST_BATCH and self.fits(device, beyond):
@@ -234,6 +234,8 @@ def _traced(
         try:
             trace, _ = tracer.phase(phase)
         except BatchOrderError:
+            continue
+        if batch_sizes is TRACED_BATCH_SIZES and not tracer.is_affine(phase):
             continue
         only_batch = None if batch_sizes is TRACED_BATCH_SIZES else batch_size
         return trace, tracer.origins[phase], only_batch
