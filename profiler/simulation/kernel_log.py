@@ -35,6 +35,7 @@ class KernelLog:
     """The kernels of one step at one batch size, in order."""
 
     def __init__(self) -> None:
+        self.forward_ended = False
         self._rows: list[tuple[int, ...]] = []
         self._counts: list[int] = []
 
@@ -53,7 +54,8 @@ class KernelLog:
         read, written = tensors_of(call.values()), tensors_of((output,))
         if not written or (name == "contiguous" and read[0].stride() == written[0].stride()):
             return
-        which = Pass.DATA_GRADIENT if in_backward() else Pass.FORWARD
+        backward = self.forward_ended or in_backward()
+        which = Pass.DATA_GRADIENT if backward else Pass.FORWARD
         product = product_of(name, call)
         if product is not None:
             pass

@@ -63,6 +63,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
 
     def end_forward(self) -> None:
+        self._kernels.forward_ended = True
         self._functions.end_forward()
         self._allocations.end_forward()
 

@@ -229,11 +229,7 @@ class Tracer:
 
 def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:
     """One line that says where in the model's code a step failed, at which operator, and why."""
-    what = (
-        "the training step cannot be traced"
-        if phase is Phase.TRAIN
-        else "its forward pass does not run without values"
-    )
+    what = "the training step" if phase is Phase.TRAIN else "its forward pass"
     why = one_line(error)
     if operator is not None:
         name = operator._schema.name
@@ -242,7 +238,7 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
         why = f"{why} ({name})"
         if needs_values(operator) or "meta tensor" in str(error):
             why = f"needs the values of a tensor ({name})"
-    return UnsupportedModelError(f"{what}: {f'{line_of_error(error)} {why}'.strip()}")
+    return UnsupportedModelError(f"{what} cannot be traced: {f'{line_of_error(error)} {why}'.strip()}")
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
