@@ -10,6 +10,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
+# The tests start hundreds of processes; each would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

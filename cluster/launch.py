@@ -1,4 +1,4 @@
-"""Starting, resuming and watching a campaign from the command that asked for it."""
+"""Starting, resuming and watching a campaign from a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 from trappm.cluster.campaign.candidates import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.ownership import ENDED, begin
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import CampaignSpec, spec_of
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -27,6 +26,7 @@ from trappm.cluster.ray_runtime import (
     require_nodes,
 )
 from trappm.cluster.scheduler.stop_rules import past
+from trappm.cluster.spec import CampaignSpec, spec_of
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError

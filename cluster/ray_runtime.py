@@ -68,7 +68,7 @@ class Placement:
         return {**gpu, "num_cpus": 0, "label_selector": selector}
 
     def suits(self, node: Mapping[str, Any]) -> bool:
-        """Whether a node, as `ray.nodes` tells of it, has the device."""
+        """Whether a node of `ray.nodes` has the device."""
         labels = node.get("Labels", {})
         return all(labels.get(name) in values for name, values in self.labels.items())
 

@@ -42,7 +42,7 @@ def read_text(path: Path, *, kind: str) -> str:
 def parse(
     text: str, model: type[Model], *, origin: str, kind: str, parts: Sequence[type[Any]]
 ) -> Model:
-    """What this YAML describes.
+    """The record that a YAML text describes.
 
     Args:
         text: the file.

@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose name starts with the prefix, named by the rest."""
+    """The tensors whose names start with a prefix, named without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -3,7 +3,7 @@
     timm name or module ----> graph template (every batch size) + step profile
     ONNX file --------------> graph template + step profile of a module rebuilt from it
 
-Two ways lead to a graph: `profiler.simulation.tracing` for models that PyTorch can run, and
+Two ways lead to a graph: `profiler.tracing.tracer` for models that PyTorch can run, and
 `profiler.onnx_files.reader` for files. Both give the same graph of the same model, up to the
 differences listed in docs/static_profile.md. The step profile comes from the same trace and has
 what a graph cannot have: allocations and kernels of whole steps, the bytes that autograd keeps, and
@@ -29,7 +29,7 @@ from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
-from trappm.profiler.simulation.tracing import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 

@@ -67,9 +67,9 @@ class Home:
         return self.path / "snapshots"
 
     @property
-    def kernel_profiles(self) -> Path:
-        """Kernel profiles that were traced once; deleting it loses nothing but time."""
-        return self.path / "kernel_profiles"
+    def step_profiles(self) -> Path:
+        """Steps that were traced once; deleting it loses nothing but time."""
+        return self.path / "step_profiles"
 
     @property
     def campaigns(self) -> Path:

@@ -114,7 +114,7 @@ class PoolPart:
 
     @property
     def is_profiled(self) -> bool:
-        """Nothing is left to try."""
+        """Whether its profiles were made or refused, and nothing is left to try."""
         tried_step = self.has_step_profile or self.step_refusal is not None
         return self.refusal is not None or (self.graph_hash is not None and tried_step)
 
@@ -135,7 +135,7 @@ class OwnerProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Who runs a campaign."""
+    """The process that runs a campaign."""
 
     id: str
     process: OwnerProcess

@@ -102,7 +102,7 @@ class Store:
     def query_sql(
         self, statement: str, *, limit: int = sql.MAX_ROWS, timeout_s: float = sql.TIMEOUT_S
     ) -> tuple[pd.DataFrame, bool]:
-        """What one reading statement gives, in the dialect of the database.
+        """The rows that one reading SQL statement returns, in the dialect of the database.
 
         Bytes are shown as their number, JSON as text; a second column of one name is `name_2`.
 

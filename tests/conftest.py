@@ -1,10 +1,14 @@
-"""What every test starts from: no label store of the developer's own, and every core."""
+"""What every test starts from: no label store of the developer's own, every core, one thread."""
 
 import os
 
 import pytest
 
 os.environ.pop("TRAPPM_DATABASE", None)
+# Several tests run at once. Threads of OpenMP that wait for a core that another test has spin:
+# t-SNE of 24 points takes a quarter of a second with one thread, and half a minute of two cores.
+# Devices set the threads of what they measure themselves.
+os.environ["OMP_NUM_THREADS"] = "1"
 _CORES = os.sched_getaffinity(0)
 
 

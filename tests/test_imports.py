@@ -5,6 +5,7 @@ an import inside a function counts as well.
 """
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def _module(path: Path) -> str:
     return ".".join(parts if parts[0] == "trappm" else ("trappm", *parts))
 
 
+@functools.cache
 def _imports() -> dict[str, set[str]]:
     """Which modules of ours each of them imports, anywhere in its source."""
     sources = {_module(path): path for path in _sources()}
@@ -155,6 +157,43 @@ def test_no_circle_of_imports():
         TopologicalSorter(_imports()).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def _folder_imports(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Which folders' modules import those of which others, for folders side by side in a room.
+
+    What lies in a room's own folder is left out: its lowest modules and its doors are there.
+    """
+    folders: dict[str, set[str]] = {}
+    for module, names in imports.items():
+        mine = FOLDER_OF[module]
+        side_by_side = {
+            other
+            for other in (FOLDER_OF[name] for name in names)
+            if len(other.parts) > 1 and not other.is_relative_to(mine)
+            if not mine.is_relative_to(other)
+        }
+        if len(mine.parts) > 1:
+            folders.setdefault(str(mine), set()).update(map(str, side_by_side))
+    return folders
+
+
+FOLDER_OF = {_module(path): path.parent.relative_to(ROOT) for path in _sources()}
+
+
+def test_no_circle_of_folders():
+    try:
+        TopologicalSorter(_folder_imports(_imports())).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_a_circle_of_folders_would_be_seen():
+    imports = _imports()
+    assert "cluster/scheduler" in _folder_imports(imports)["cluster/campaign"]
+    imports["trappm.cluster.scheduler.messages"].add("trappm.cluster.campaign.news")
+    with pytest.raises(CycleError):
+        TopologicalSorter(_folder_imports(imports)).prepare()
 
 
 def test_a_circle_would_be_seen():
@@ -196,7 +235,7 @@ def test_every_room_has_sources():
     [
         ("profiler", "from trappm import store"),
         ("cluster", "import store"),
-        ("profiler", "def late():\n    from trappm.cluster.campaign.spec import CampaignSpec"),
+        ("profiler", "def late():\n    from trappm.cluster.spec import CampaignSpec"),
         ("profiler", "from pydantic import BaseModel"),
         ("store", "from trappm.learner.snapshots.snapshot import Snapshot"),
         ("learner", "import trappm.store.db.models as s"),

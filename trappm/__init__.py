@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trappm.label_frames import labels
     from trappm.prediction.estimate import Estimate, estimate
     from trappm.prediction.lookup import Answer, lookup
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
-    from trappm.reports.label_frames import labels
 
     __version__: str
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Prediction": "trappm.prediction.prediction",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
-    "labels": "trappm.reports.label_frames",
+    "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",
 }

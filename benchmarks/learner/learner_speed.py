@@ -21,7 +21,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.networks.dataset import batches, fit_node_scaler, to_data
@@ -33,7 +32,7 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph, GraphTemplate, MemoryFormat, Precision
+from trappm.profiler.records import Graph, GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Home, Store
 
@@ -61,7 +60,6 @@ def graphs_of_the_store(count: int, generator: np.random.Generator) -> list[Grap
 def our_heads(count: int, architectures: int, generator: np.random.Generator) -> None:
     """Trains our heads on labels that nearly follow their priors, and prints the CPU time."""
     home = Home.find()
-    cache = KernelCache(home.kernel_profiles)
     with Store.open_to_read(home.database_url) as store:
         frame, _ = store.query_sql(
             "SELECT architecture, input_size FROM step_profiles WHERE profile IS NOT NULL "
@@ -74,18 +72,12 @@ def our_heads(count: int, architectures: int, generator: np.random.Generator) ->
             store.workloads.graph_templates(chosen),
             store.workloads.step_profiles(chosen),
         )
-    keys = {
-        pair: KernelKey(*pair, Precision.FP32, MemoryFormat.CONTIGUOUS, fused_attention=True)
-        for pair in templates
-    }
-    list(cache.make(cache.missing(list(keys.values())), processes=1))
     workloads, groups = [], []
     for pair, data in templates.items():
         template, step = GraphTemplate.from_bytes(data), StepProfile.from_bytes(steps[pair])
-        kernels = cache.get(keys[pair])
-        for batch_size in range(1, 1 + -(-count // len(templates)) if kernels else 1):
+        for batch_size in range(1, 1 + -(-count // len(templates)) if step.kernels else 1):
             graph = template.at(batch_size)
-            workloads.append(Workload(graph=graph, step=step, kernels=kernels))
+            workloads.append(Workload(graph=graph, step=step, kernels=step.kernels))
             groups.append(pair[0])
     drawn = generator.permutation(len(workloads))[:count]
     asked, names = [workloads[i] for i in drawn], [groups[i] for i in drawn]

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_terms import terms_of
@@ -133,7 +133,7 @@ def compare(measured: dict[Configuration, Measurement], processes: int) -> list[
             [*measured.values()],
             "step_time_ms",
             store,
-            KernelCache(home.kernel_profiles),
+            StepCache(home.step_profiles),
             processes=processes,
             watch=lambda done, total, what: print(f"{done}/{total} {what}", file=sys.stderr),
         )

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trappm.cluster.profiles.pool_file import build, load_pool_file
+from trappm.cluster.pool_file import build, load_pool_file
 from trappm.cluster.profiles.static_profiles import profile_graph
 from trappm.profiler.models.pool import build_pool
 from trappm.reports.pools import pool_facts
@@ -59,7 +59,7 @@ def main() -> None:
         facts = timed("pool counted by family", lambda: pool_facts(store, file.name))
         templates = timed("graph templates read", lambda: store.workloads.graph_templates(pairs))
         steps = timed("step profiles read", lambda: store.workloads.step_profiles(pairs))
-        assert len(pool) == facts["total"]["usable"] >= 25_000
+        assert len(pool) == facts.total.usable >= 25_000
         assert len(templates) == len(steps) == len(pairs)
         print(f"{len(pool)} configurations, {len(pairs)} static profiles")
 

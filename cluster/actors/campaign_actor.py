@@ -23,8 +23,8 @@ from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.interfaces import Learner, Workers
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
@@ -109,7 +109,7 @@ class CampaignActor:
                 workers=self._workers(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
-                kernels=KernelCache(self._home.kernel_profiles),
+                steps=StepCache(self._home.step_profiles),
                 watch=self._watch,
             )
             if self._stop.is_set():

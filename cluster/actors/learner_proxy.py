@@ -10,10 +10,15 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.actors.learner_actor import LearnerActor
-from trappm.cluster.learning.training_report import TrainingReport
-from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.step_profiles import StepKey
 from trappm.cluster.ray_runtime import first_line, here
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.workers.interfaces import (
+    Choice,
+    ChoiceRequest,
+    PublishedSnapshot,
+    TrainingLabel,
+)
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration
@@ -58,11 +63,11 @@ class LearnerProxy:
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
-        self._call("set_pool", pool, steps=steps, kernels=kernels, on_progress=on_progress)
+        self._call("set_pool", pool, steps=steps, traced=traced, on_progress=on_progress)
         self._pool = pool
-        self._profiles = {"steps": steps, "kernels": kernels}
+        self._profiles = {"steps": steps, "traced": traced}
 
     def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
         report: TrainingReport = self._call("fit", labels, on_progress=on_progress)
@@ -73,9 +78,9 @@ class LearnerProxy:
         choices: Sequence[Choice] = self._call("choose", request)
         return choices
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        info: dict[str, Any] = self._call("publish", registry, fields)
-        return info
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        published: PublishedSnapshot = self._call("publish", registry, fields)
+        return published
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         kept: str | None = self._call("promote", registry, snapshot_id)

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
-from trappm.cluster.profiles import kernel_profiles, static_profiles
-from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels, alike, trace_kernels
-from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles import static_profiles, step_profiles
+from trappm.cluster.profiles.static_profiles import ProfiledGraph, profile_graph
+from trappm.cluster.profiles.step_profiles import StepKey, TracedStep, alike, trace_steps
 from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
-from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.records import Pair
 
@@ -45,19 +44,19 @@ def profile_on_ray(pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
     yield from _each(_profile, jobs, after_death)
 
 
-def trace_on_ray(keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+def trace_on_ray(keys: Sequence[StepKey]) -> Iterator[TracedStep]:
     """Kernel profiles, in the order of completion.
 
     Raises:
         CampaignError: the cluster does not make them, whatever the model.
     """
 
-    def after_death(job: list[KernelKey]) -> tuple[list[list[KernelKey]], list[TracedKernels]]:
+    def after_death(job: list[StepKey]) -> tuple[list[list[StepKey]], list[TracedStep]]:
         if len(job) > 1:
             return [[key] for key in job], []
-        return [], [TracedKernels(job[0], None, kernel_profiles.ENDED_ITS_PROCESS, is_final=False)]
+        return [], [TracedStep(job[0], None, step_profiles.ENDED_ITS_PROCESS, is_final=False)]
 
-    yield from _each(trace_kernels, alike(keys), after_death)
+    yield from _each(trace_steps, alike(keys), after_death)
 
 
 _GraphJob = tuple[str, int, str | None]

@@ -21,7 +21,8 @@ from ray.exceptions import (
 
 from trappm.cluster.actors.profile_tasks import profile_on_ray, trace_on_ray
 from trappm.cluster.actors.profiler_actor import ProfilerActor, kill_process
-from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 from trappm.cluster.ray_runtime import (
     CAMPAIGN_ACTOR,
     Placement,
@@ -32,7 +33,7 @@ from trappm.cluster.ray_runtime import (
 )
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.fair_share import Claim, fair_shares, in_turn
-from trappm.cluster.workers.interfaces import Finished, ProfiledGraph, Task
+from trappm.cluster.workers.interfaces import Finished, Task
 from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -119,7 +120,7 @@ class ProfilerPool:
     def profile(self, pairs: Sequence[tuple[str, int]]) -> Iterator[ProfiledGraph]:
         return profile_on_ray(pairs)
 
-    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
+    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
         return trace_on_ray(keys)
 
     # Who is there.

@@ -1,1 +1,1 @@
-"""A campaign: its file, its loop, and how it is started, resumed, stopped and published."""
+"""A campaign: its loop, and how it is started, resumed, stopped and published."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.spec import CampaignSpec
 from trappm.learner.bench.errors import split_architectures
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import build_pool

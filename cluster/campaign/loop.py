@@ -22,17 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
 from trappm.cluster.campaign.news import CampaignStopped, News
 from trappm.cluster.campaign.planner import PURPOSES, Planner
 from trappm.cluster.campaign.progress import Pace, Progress, round_line
 from trappm.cluster.campaign.publish import publish
 from trappm.cluster.campaign.results import Results
 from trappm.cluster.campaign.resume import course_so_far, waiting
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.learning.learner_thread import LearnerThread, training_labels
-from trappm.cluster.learning.training_report import LeftOut, TrainingReport
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
     Close,
@@ -52,6 +50,8 @@ from trappm.cluster.scheduler.messages import (
     Settled,
     Tick,
 )
+from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import Choice, Finished, Learner, Workers
 from trappm.cluster.workers.membership import CanaryStopError, Membership
@@ -72,7 +72,7 @@ SHOWN = 4
 
 
 class Campaign:
-    """One campaign on its way; `run` returns when it is finished."""
+    """Runs one campaign, from its first measurement to its snapshot."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Campaign:
         workers: Workers,
         learner: Learner,
         snapshots: Path,
-        kernels: KernelCache,
+        steps: StepCache,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.store = store
@@ -91,7 +91,7 @@ class Campaign:
         self.spec = spec
         self.workers = workers
         self.snapshots = snapshots
-        self._kernels = kernels
+        self._steps = steps
         self.protocol = spec.measuring_protocol
         self._news = News(watch, self._is_ordered_to_stop)
         self._tell = self._news.tell
@@ -107,7 +107,7 @@ class Campaign:
             self.protocol.name,
             workers,
             self._canary_gate,
-            self._stop_check,
+            lambda: self._stop_check.holds,
             self._taken,
         )
         self._results = Results(
@@ -145,8 +145,8 @@ class Campaign:
             with self._learner:
                 self._take_up()
                 self._planner.make_pool(self.workers, self._news)
-                kernels = self._planner.make_kernels(self._kernels, self.workers, self._news)
-                self._learner.prepare(self.store, self._planner.pool, kernels)
+                traced = self._planner.make_steps(self._steps, self.workers, self._news)
+                self._learner.prepare(self.store, self._planner.pool, traced)
                 self._drive()
                 self._write_notes()
                 errors = self._report.devices

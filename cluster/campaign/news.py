@@ -1,4 +1,4 @@
-"""Keeps what a campaign tells of itself, and passes on that it is to stop."""
+"""The progress of a running campaign, and the order to stop that reaches it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class News:
             raise CampaignStopped
 
     def on_progress(self, stage: str, *, is_shown: bool = True) -> OnProgress:
-        """For a learner: shows how far it is, and lets it be stopped."""
+        """A callback for long work, which shows progress and raises if the campaign is to stop."""
 
         def tell(done: int, total: int) -> None:
             self.check_stop()

@@ -76,7 +76,7 @@ def runs(campaign: CampaignRecord) -> bool:
 
 
 def begin(store: Store, campaign_id: str) -> None:
-    """Has a campaign run from now on, unless somebody runs it.
+    """Makes this process the owner of a campaign, unless it has an owner that is alive.
 
     Raises:
         OwnedError: somebody does.

@@ -8,13 +8,14 @@ import numpy as np
 
 from trappm.cluster.campaign.candidates import check_budget, pool_of, without_refused
 from trappm.cluster.campaign.news import News
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Workers
 from trappm.learner.physics.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.records import Configuration, Outcome
+from trappm.profiler.simulation.step_profile import has_kernel_profile
 from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 
@@ -64,12 +65,11 @@ class Planner:
             refusal = graph.refusal and f"no graph of {graph.architecture}: {graph.refusal}"
             news.tell(done=news.progress.done + 1, news=refusal)
 
-    def make_kernels(
-        self, kept: KernelCache, workers: Workers, news: News
-    ) -> dict[KernelKey, bytes]:
-        """The kernels of the pool, traced where they are missing; none without a known GPU.
+    def make_steps(self, kept: StepCache, workers: Workers, news: News) -> dict[StepKey, bytes]:
+        """Steps of the pool in settings of their own, traced where they are missing.
 
-        Of CPUs kernels tell no more than the graph does (docs/step_time.md).
+        None without a known GPU: of CPUs kernels tell no more than the graph does
+        (docs/step_time.md).
         """
         for device in self._spec.devices.keys:
             if known_spec(self._card(device)) is None:
@@ -77,30 +77,34 @@ class Planner:
                     news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
                     "take is learned from labels alone, without its data sheet"
                 )
-        keys = self._kernel_keys()
-        profiles = self.known_kernels(kept)  # which removes what is damaged
+        keys = self._step_keys()
+        profiles = self.known_steps(kept)  # which removes what is damaged
         missing = kept.missing(keys)
         if missing:
-            news.tell("kernels", done=len(keys) - len(missing), total=len(keys))
+            news.tell("steps", done=len(keys) - len(missing), total=len(keys))
         for traced in workers.trace(missing):
             news.check_stop()
             if traced.is_final:
                 kept.put(traced)
             if traced.profile is not None:
                 profiles[traced.key] = traced.profile
-            refusal = traced.refusal and f"no kernels of {traced.key.architecture}: "
+            refusal = traced.refusal and f"no step of {traced.key.architecture}: "
             news.tell(done=news.progress.done + 1, news=refusal and refusal + traced.refusal)
         return profiles
 
-    def known_kernels(self, kept: KernelCache) -> dict[KernelKey, bytes]:
+    def known_steps(self, kept: StepCache) -> dict[StepKey, bytes]:
         """Those that were traced before."""
-        profiles = {key: kept.read(key) for key in self._kernel_keys()}
+        profiles = {key: kept.read(key) for key in self._step_keys()}
         return {key: profile for key, profile in profiles.items() if profile is not None}
 
-    def _kernel_keys(self) -> list[KernelKey]:
+    def _step_keys(self) -> list[StepKey]:
         if not any(has_kernels(self._card(device)) for device in self._spec.devices.keys):
             return []
-        return sorted({KernelKey.of(configuration) for configuration, _ in self.pool})
+        keys = {StepKey.of(configuration) for configuration, _ in self.pool}
+        plain = {key: (key.architecture, key.input_size) for key in keys if key.is_plain}
+        stored = self._store.workloads.step_profiles(plain.values())
+        there = {pair for pair, profile in stored.items() if has_kernel_profile(profile)}
+        return sorted(key for key in keys if plain.get(key) not in there)
 
     def draw(self, device: str, count: int) -> list[PlannedAssignment]:
         """A uniform draw for a device's part of the evaluation set."""

@@ -1,12 +1,12 @@
-"""What a campaign tells while it runs: where it is, how long the rest will take, and its news."""
+"""The progress that a running campaign reports: stage, counts, time to go, lines of news."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trappm.cluster.campaign.spec import CampaignSpec
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec
 from trappm.profiler.records import Measurement, Outcome
 
 LINES_KEPT = 1_000
@@ -30,13 +30,13 @@ class Progress:
     """How many lines of news there were in all."""
 
     def lines_after(self, seen: int) -> tuple[str, ...]:
-        """Those of the latest lines that somebody who has seen so many in all has not."""
+        """The latest lines of news beyond the first so many, which a watcher has seen."""
         unseen = max(0, self.line_count - seen)
         return self.lines[max(0, len(self.lines) - unseen) :]
 
 
 class _Mean:
-    """Of numbers that come one by one; 0 of none."""
+    """The mean of numbers that come one by one; 0 before the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,7 +52,7 @@ class _Mean:
 
 
 class Pace:
-    """How long things take, learnt as they happen, to tell how long the rest will take."""
+    """Durations of measurements and trainings so far, which estimate the time to go."""
 
     def __init__(self, spec: CampaignSpec) -> None:
         self._spec = spec

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trappm.cluster.campaign.learner_thread import LearnerThread, training_labels
 from trappm.cluster.campaign.news import CampaignStopped, News
-from trappm.cluster.learning.learner_thread import LearnerThread, training_labels
 from trappm.cluster.workers.rehearsal import unfit_to_publish
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.host.environment import utc_now
@@ -42,12 +42,12 @@ def publish(
         _finish(store, campaign_id, f"no snapshot: {unfit}", None)
         return None
     news.tell("publishing", total=0)
-    info = learner.publish(snapshots, campaign_id, labels, errors)
+    published = learner.publish(snapshots, campaign_id, labels, errors)
     snapshot = SnapshotRecord(
-        id=info["id"],
+        id=published.id,
         campaign_id=campaign_id,
-        location=info["folder"],
-        manifest=info["manifest"],
+        location=published.folder,
+        manifest=published.manifest,
         created_at=utc_now(),
     )
     _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)

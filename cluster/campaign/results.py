@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace, measurement_line
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.scheduler.messages import (
     CanaryMeasured,
     Event,
@@ -22,6 +21,7 @@ from trappm.cluster.scheduler.messages import (
     Quarantine,
     Stopped,
 )
+from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.interfaces import CanaryCheck, Finished, Workers
 from trappm.store import Assignment, Store
@@ -81,7 +81,7 @@ class Results:
             self._tell(news=measurement_line(measurement))
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Takes what has come back; it is written with what is measured next.
+        """Collects finished measurements, which are stored together with the next leases.
 
         What cannot be recorded becomes an error with the reason.
         """

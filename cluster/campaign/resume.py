@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trappm.cluster.campaign.spec import CampaignSpec
 from trappm.cluster.campaign.stop_check import rule_held, training_reports
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Course, Waiting, Worker
 from trappm.cluster.scheduler.spend import Spend
 from trappm.cluster.scheduler.state_machine import Machine
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec
 from trappm.profiler.records import is_cpu_device
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import RoundState

@@ -1,4 +1,4 @@
-"""Checks a campaign's stop rules while it runs, and says what ended it or will end it.
+"""A campaign's stop rules while it runs: whether one holds, and when one is likely to.
 
 The rule that holds is recorded as an event at once, so that it still holds after a restart. What
 was spent is written into the training's report, which a closed round keeps. Budgets are checked by
@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from trappm.cluster.campaign.spec import CampaignBudget, CampaignSpec
-from trappm.cluster.learning.training_report import Spent, TrainingReport
 from trappm.cluster.scheduler.stop_rules import (
     Stop,
     StopRules,
@@ -22,6 +20,8 @@ from trappm.cluster.scheduler.stop_rules import (
     result_of,
     stopped,
 )
+from trappm.cluster.scheduler.training_report import Spent, TrainingReport
+from trappm.cluster.spec import CampaignBudget, CampaignSpec
 from trappm.store import AssignmentState, CampaignRecord, Store
 
 ENOUGH = "enough"
@@ -43,7 +43,7 @@ class StopCheck:
         self.holds = rule_held(self._store, self._id) is not None
 
     def record(self, stop: Stop) -> str:
-        """Records that a rule holds; one line for people."""
+        """Records that a rule holds, and returns a line of news about it."""
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self._store.campaigns.log_event(self._id, ENOUGH, event)

@@ -18,9 +18,14 @@ import numpy.typing as npt
 import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
-from trappm.cluster.learning.training_report import Judgement, TrainingReport, TransferErrors
-from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
+from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.scheduler.training_report import Judgement, TrainingReport, TransferErrors
+from trappm.cluster.workers.interfaces import (
+    Choice,
+    ChoiceRequest,
+    PublishedSnapshot,
+    TrainingLabel,
+)
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
@@ -68,7 +73,7 @@ class CampaignLearner:
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
         """Takes the pool and pre-trains the encoder on all of it, labelled or not.
 
@@ -78,12 +83,12 @@ class CampaignLearner:
             pool: configurations with their graph templates.
             on_progress: called with epochs done and epochs in all.
             steps: step profiles by architecture and input size, where there are any.
-            kernels: kernel profiles, where there are any.
+            traced: those in settings of their own, where there are any.
         """
         self._pool = EncodedPool.of(
             pool,
             steps or {},
-            kernels or {},
+            traced or {},
             preset=self._preset.encoder,
             seed=self._seed,
             cache=self._cache,
@@ -221,8 +226,8 @@ class CampaignLearner:
         estimate = knowledge.estimates.get("memory_mib")
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves encoder and heads as a snapshot in the registry; its id, folder and manifest.
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        """Saves encoder and heads as a snapshot in the registry.
 
         Its `parent` is what is the latest there.
         """
@@ -240,7 +245,7 @@ class CampaignLearner:
                 "parent": before[-1].snapshot if before else None,
             },
         )
-        return {"id": info.id, "folder": info.folder.name, "manifest": info.manifest}
+        return PublishedSnapshot(info.id, info.folder.name, info.manifest.to_json())
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         """Calls it the latest one unless it regressed; None, or why another one stays so."""

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.step_profiles import StepKey
 from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
@@ -21,13 +21,12 @@ from trappm.profiler.models.families import family_of
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, GraphTemplate, Pair
 from trappm.profiler.records.graph import Graph
-from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.step_profile import StepProfile
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedPool:
-    """Of n configurations."""
+    """A pool of n configurations with their workloads and embeddings, in one order."""
 
     configurations: Sequence[Configuration]
     encoder: Encoder
@@ -40,7 +39,7 @@ class EncodedPool:
         cls,
         pool: Sequence[tuple[Configuration, bytes]],
         steps: Mapping[Pair, bytes],
-        kernels: Mapping[KernelKey, bytes],
+        traced: Mapping[StepKey, bytes],
         *,
         preset: EncoderPreset,
         seed: int,
@@ -52,7 +51,7 @@ class EncodedPool:
         Args:
             pool: configurations with their graph templates.
             steps: step profiles by architecture and input size, where there are any.
-            kernels: kernel profiles, where there are any.
+            traced: those in settings of their own, where there are any.
             preset: of the encoder.
             seed: of all that is random in it.
             cache: the folder of encoders.
@@ -71,7 +70,11 @@ class EncodedPool:
         )
         embeddings = encoder.embed(graphs)
         stepped = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
-        traced = {key: KernelProfile.from_bytes(data) for key, data in kernels.items()}
+        own = {key: StepProfile.from_bytes(data) for key, data in traced.items()}
+
+        def step_of(c: Configuration) -> StepProfile | None:
+            return own.get(StepKey.of(c)) or stepped.get((c.architecture, c.input_size))
+
         workloads = [
             Workload(
                 graph=graph,
@@ -79,8 +82,8 @@ class EncodedPool:
                 memory_format=c.memory_format,
                 optimizer=c.optimizer,
                 phase=c.phase,
-                step=stepped.get((c.architecture, c.input_size)),
-                kernels=traced.get(KernelKey.of(c)),
+                step=(step := step_of(c)),
+                kernels=None if step is None else step.kernels_in(c.precision, c.memory_format),
                 embedding=embedding,
             )
             for c, graph, embedding in zip(configurations, graphs, embeddings, strict=True)

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trappm.cluster.profiles.worker_processes import (
     TooLongError,
@@ -18,14 +20,41 @@ from trappm.cluster.profiles.worker_processes import (
     submit,
     worker_pool,
 )
-from trappm.cluster.workers.interfaces import ProfiledGraph
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.records import Pair
+
+if TYPE_CHECKING:
+    from trappm.store import Store
 
 ENDED_ITS_PROCESS = "the static profile ended its process"
 
 _TASKS_PER_WORKER = 200
 """On average; then fresh workers go on, so that what libraries keep in memory cannot pile up."""
+
+
+@dataclass(frozen=True)
+class ProfiledGraph:
+    """The static profile of an architecture at an input size, or why there is none."""
+
+    architecture: str
+    input_size: int
+    template: bytes | None
+    """As `GraphTemplate.to_bytes` gives it."""
+    refusal: str | None
+    step: bytes | None = None
+    """As `StepProfile.to_bytes` gives it."""
+    step_refusal: str | None = None
+    """Why a model with a graph has no step profile."""
+
+    def save(self, store: Store) -> None:
+        store.workloads.save_graph(
+            self.architecture,
+            self.input_size,
+            self.template,
+            self.refusal,
+            step=self.step,
+            step_refusal=self.step_refusal,
+        )
 
 
 def profile_graph(

@@ -1,4 +1,4 @@
-"""What the learner is to do next, one job after another, and how much it knows by now."""
+"""The learner's queue of jobs, and whether its heads know all that was measured."""
 
 from __future__ import annotations
 

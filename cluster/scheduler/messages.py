@@ -156,7 +156,7 @@ class Enough:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time went by."""
+    """Time has passed, and nothing else happened."""
 
 
 Event = (

@@ -34,7 +34,7 @@ class Rounds:
 
     @property
     def current(self) -> int:
-        """The earliest that is not closed, or the last one."""
+        """The number of the earliest round that is not closed, or of the last round."""
         return self.open[0] if self.open else self._course.rounds - 1
 
     @property
@@ -80,7 +80,7 @@ class Rounds:
         self._unended[number, device] -= 1
 
     def end_early(self, running: Iterable[Waiting]) -> None:
-        """Only these are still to end; rounds that nobody has planned are no more."""
+        """Plans no more rounds: only these running assignments are still to end."""
         planned = max(self.next.values())
         self.open = [number for number in self.open if number < planned]
         self.next = dict.fromkeys(self._course.devices, self._course.rounds)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules, overspent
 
-_MEMORY = 0.05
-"""Weight of the newest measurement in the mean duration of a device's measurements."""
+_NEWEST_WEIGHT = 0.05
+"""Weight of the newest measurement in the mean duration of a device's measurements: a round number,
+the last twenty count."""
 
 
 class Spend:
@@ -52,7 +53,7 @@ class Spend:
 
     @property
     def awaits_first(self) -> bool:
-        """Whether what runs might use a budget up, and no measurement tells yet that it will not.
+        """Whether the first measurements, whose duration is not known yet, might use up a budget.
 
         Never while nothing runs, or a budget below one measurement's limit would not be used.
         """
@@ -73,10 +74,10 @@ class Spend:
         self._running[device] -= 1
 
     def spend(self, device: str, seconds: float) -> None:
-        """A measurement took so long."""
+        """Counts a measurement that took so long."""
         self.seconds += seconds
         mean = self.mean_s.get(device, seconds)
-        self.mean_s[device] = mean + _MEMORY * (seconds - mean)
+        self.mean_s[device] = mean + _NEWEST_WEIGHT * (seconds - mean)
 
     def _too_much(self, unknown_s: float = 0.0) -> Stop | None:
         """The first budget that one more measurement, on whatever device, would overrun.

@@ -65,7 +65,7 @@ _MARGIN = 2.0
 
 
 class Machine:
-    """Decides what happens next in one campaign, from the events of whoever drives it.
+    """The state of one campaign: takes events, and returns the commands that follow from them.
 
     Args:
         course: what the campaign is to do.
@@ -111,7 +111,7 @@ class Machine:
 
     @property
     def to_come(self) -> dict[str, int]:
-        """By device: how many assignments nobody measures yet, planned or not, and somebody may."""
+        """Assignments by device that are still to begin, planned or not; 0 if none may."""
         if not self._may_begin:
             return dict.fromkeys(self.course.devices, 0)
         return {d: len(queue) + self._rounds.unplanned(d) for d, queue in self._queues.items()}
@@ -127,7 +127,7 @@ class Machine:
         return self._rounds.current
 
     def leases(self) -> Iterator[tuple[Worker, Waiting]]:
-        """Who measures what."""
+        """The current leases: which worker measures which assignment."""
         return self._workers.leases()
 
     def stalled(self) -> set[str]:

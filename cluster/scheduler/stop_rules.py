@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trappm.cluster.learning.training_report import Spent, TrainingReport
+from trappm.cluster.scheduler.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS
 
@@ -118,7 +118,7 @@ def result_of(report: TrainingReport) -> Result:
 
 @dataclass(frozen=True)
 class Stop:
-    """A rule that holds."""
+    """The stop rule that holds, with its reason."""
 
     rule: str
     reason: str
@@ -156,7 +156,7 @@ def stopped(
 def overspent(
     rules: StopRules, labels: int, gpu_seconds: float, more_labels: int, more_seconds: float
 ) -> Stop | None:
-    """The first budget that is overrun if so much is spent on top of what was spent, if one is."""
+    """The first budget that would be overrun by spending so much more; None if none would."""
     now = _budgets(rules, labels, gpu_seconds)
     then = _budgets(rules, labels + more_labels, gpu_seconds + more_seconds)
     for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
@@ -211,7 +211,7 @@ def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Foreca
 
 
 def upper_bound(judged: Judged, confidence: float, generator: np.random.Generator) -> float:
-    """Below which the mean error is with this confidence; infinite from one architecture alone.
+    """The upper confidence bound of a mean error; infinite from one architecture alone.
 
     The larger of two bounds. Resampling architectures asks for no distribution, but is too sure
     with few of them (eight: it held 70 % of the time instead of 90). For these the errors are taken

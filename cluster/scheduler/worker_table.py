@@ -16,7 +16,7 @@ RESTART_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """A worker that is there, and what it is doing."""
+    """A worker of the campaign, and the assignment that it measures."""
 
     worker: Worker
     seen_at: float
@@ -124,14 +124,14 @@ class WorkerTable:
                 yield seat.worker, seat.running
 
     def see(self, workers: Iterable[Worker], time: float) -> None:
-        """These have just answered."""
+        """Notes that these workers have just answered."""
         for worker in workers:
             seat = self._seats.get(worker.name)
             if seat is not None:
                 seat.seen_at = time
 
     def look_at(self, seat: Seat, at: float) -> None:
-        """Has `due` name this worker at this time, if it is still doing the same."""
+        """Sets an alarm: `due` names the worker then, if it still has the same assignment."""
         heapq.heappush(self._leases, (at, seat.lease, seat.worker.name))
 
     def due(self, time: float) -> Iterator[Seat]:

@@ -1,1 +1,1 @@
-"""Who measures for a campaign: which workers there are, and which of them may."""
+"""The workers of a campaign: interfaces, membership, the canary gate, fair shares."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from trappm.cluster.campaign.spec import budget_of
+from trappm.cluster.spec import budget_of
 from trappm.profiler.errors import CampaignError
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 
@@ -38,12 +38,12 @@ class Claim:
 
     @property
     def turn(self) -> float:
-        """The least comes next, where one GPU is not enough for all."""
+        """The order of turns, smallest first, where there are fewer GPUs than campaigns."""
         return self.used_s / self.priority
 
 
 def fair_shares(gpus: int, claims: Mapping[str, Claim]) -> dict[str, int]:
-    """GPUs in proportion to priorities; who wants less leaves the rest to the others.
+    """Divides GPUs in proportion to priorities; what a campaign does not want goes to the others.
 
     What does not come out even goes to those whose turn it is: over time all get their
     part in the course of time, even of a single GPU.
@@ -83,7 +83,7 @@ class Claims:
         self._looked_at = -LOOK_S
 
     def of(self, campaigns: Sequence[str]) -> Mapping[str, Mapping[str, Claim]]:
-        """By device and campaign; nothing for one that is alone.
+        """Current claims by device and campaign; none where this campaign is alone on the cluster.
 
         Args:
             campaigns: ids of those that are on the cluster.

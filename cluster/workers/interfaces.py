@@ -1,4 +1,4 @@
-"""What the campaign loop asks of whoever does the work, free of Ray.
+"""The interfaces of workers and learner as the campaign loop uses them, free of Ray.
 
 The loop in `campaign` is driven through these two interfaces. `cluster.actors` provides both with
 Ray actors; tests drive the same loop with workers of their own.
@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.fair_share import Claim
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.store import Assignment, Store
+from trappm.store import Assignment
 
 if TYPE_CHECKING:
-    from trappm.cluster.profiles.kernel_profiles import KernelKey, TracedKernels
+    from trappm.cluster.profiles.static_profiles import ProfiledGraph
+    from trappm.cluster.profiles.step_profiles import StepKey, TracedStep
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,6 @@ class Finished:
     """Why there is no measurement."""
 
 
-@dataclass(frozen=True)
-class ProfiledGraph:
-    """The static profile of an architecture at an input size, or why there is none."""
-
-    architecture: str
-    input_size: int
-    template: bytes | None
-    """As `GraphTemplate.to_bytes` gives it."""
-    refusal: str | None
-    step: bytes | None = None
-    """As `StepProfile.to_bytes` gives it."""
-    step_refusal: str | None = None
-    """Why a model with a graph has no step profile."""
-
-    def save(self, store: Store) -> None:
-        store.workloads.save_graph(
-            self.architecture,
-            self.input_size,
-            self.template,
-            self.refusal,
-            step=self.step,
-            step_refusal=self.step_refusal,
-        )
-
-
 class Workers(Protocol):
     """Profilers: they make graphs, and measure one task each at a time."""
 
@@ -79,12 +55,12 @@ class Workers(Protocol):
         """Static profiles of (architecture, input size) pairs, in the order of completion."""
         ...
 
-    def trace(self, keys: Sequence[KernelKey]) -> Iterator[TracedKernels]:
-        """Kernel profiles, in the order of completion."""
+    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
+        """Steps in settings of their own, in the order of completion."""
         ...
 
     def joined(self) -> Sequence[Worker]:
-        """Those that have joined."""
+        """The workers that have joined."""
         ...
 
     def awaited(self) -> Sequence[str]:
@@ -100,7 +76,7 @@ class Workers(Protocol):
         ...
 
     def want(self, to_come: Mapping[str, int]) -> None:
-        """How much is to be measured on each device: where nothing is, nobody needs to join."""
+        """Announces how much is to be measured on each device; at 0, no worker need join."""
         ...
 
     def campaigns(self) -> Sequence[str]:
@@ -175,6 +151,17 @@ class Choice:
     reason: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class PublishedSnapshot:
+    """A snapshot in the registry."""
+
+    id: str
+    folder: str
+    """Its name there."""
+    manifest: Mapping[str, Any]
+    """As JSON values."""
+
+
 class Learner(Protocol):
     """The learner: encodes the pool, trains heads, chooses what to measure next, publishes."""
 
@@ -183,7 +170,7 @@ class Learner(Protocol):
         pool: Sequence[tuple[Configuration, bytes]],
         on_progress: OnProgress,
         steps: Mapping[tuple[str, int], bytes] | None = None,
-        kernels: Mapping[KernelKey, bytes] | None = None,
+        traced: Mapping[StepKey, bytes] | None = None,
     ) -> None:
         """Takes the pool with its graph templates, step profiles by architecture and input size,
         and kernel profiles; pre-trains the encoder on all of it."""
@@ -197,8 +184,8 @@ class Learner(Protocol):
         """What to measure next, the most wanted first; without any label as well."""
         ...
 
-    def publish(self, registry: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves a snapshot of encoder and heads; its id, folder and manifest."""
+    def publish(self, registry: Path, fields: Mapping[str, Any]) -> PublishedSnapshot:
+        """Saves a snapshot of encoder and heads, with more fields for its manifest."""
         ...
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:

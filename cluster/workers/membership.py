@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Settled, Worker
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.fair_share import Claims
@@ -32,7 +31,7 @@ class Membership:
         protocol: the name of the one that it measures by.
         workers: provides the workers.
         canaries: forget who is gone.
-        stop_check: once a rule holds, no labels are taken over any more.
+        is_over: whether nothing more is to begin; then no labels are taken over any more.
         on_taken: called with a device, and how many of its assignments have labels from earlier
             campaigns.
     """
@@ -44,7 +43,7 @@ class Membership:
         protocol: str,
         workers: Workers,
         canaries: CanaryGate,
-        stop_check: StopCheck,
+        is_over: Callable[[], bool],
         on_taken: Callable[[str, int], None],
     ) -> None:
         self._store = store
@@ -52,7 +51,7 @@ class Membership:
         self._protocol = protocol
         self._workers = workers
         self._canary_gate = canaries
-        self._stop_check = stop_check
+        self._is_over = is_over
         self._on_taken = on_taken
         self._known: dict[str, Worker] = {}
         self._leaving: set[Worker] = set()
@@ -125,7 +124,7 @@ class Membership:
     def _adopt(self, worker: Worker) -> Iterator[Event]:
         """What was measured before, on the same device and stack, is not measured again."""
         stack = worker.device, worker.fingerprint
-        if stack not in self._adopted and not self._stop_check.holds:
+        if stack not in self._adopted and not self._is_over():
             yield Settled(self._take_over(*stack))
             self._adopted.add(stack)
 

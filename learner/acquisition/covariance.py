@@ -1,4 +1,4 @@
-"""What a metric's values in a pool have to do with each other before they are measured.
+"""The covariance of a metric's values over a pool, before they are measured.
 
 As feature vectors whose inner products are covariances of the logarithm: a pool of n needs n x p
 numbers and never n x n. `narrow` keeps p small: few directions carry almost all of the variance.
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, eq=False)
 class Covariance:
-    """Of one metric on one device over a pool of n."""
+    """The covariance of one metric on one device over a pool of n, as features."""
 
     features: FloatArray
     """(n, p): inner products are covariances of the metric's logarithm without labels."""

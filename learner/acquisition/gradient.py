@@ -70,7 +70,7 @@ class Distances:
         self._own: Array = np.einsum("nc,nc->n", self._points, self._points, dtype=np.float64)
 
     def to(self, index: int) -> Array:
-        """Of all points (n)."""
+        """Squared distances of all points to one of them (n)."""
         inner = self._points @ self._points[index]
         apart: Array = np.maximum(self._own + self._own[index] - 2.0 * inner, 0.0)
         apart[index] = 0.0

@@ -35,14 +35,18 @@ from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
 from trappm.learner.acquisition.similarity import embedding_features
 
 NOISE_VARIANCE = 0.05
-"""Of one measurement, where the variance before any measurement is about 1."""
+"""Of one measurement, where the variance before any measurement is about 1. A round number: a label
+leaves a fifth of the deviation."""
 AMPLITUDE_RANGE = (0.5, 2.0)
-"""How far disagreement may lower or raise the deviation of a configuration."""
+"""How far disagreement may lower or raise the deviation of a configuration. A round number: five
+heads know a deviation to about a factor of two."""
 FLOOR = 0.1
-"""What each factor is at least, in its mean over the candidates: neither has a veto."""
+"""What each factor is at least, in its mean over the candidates: neither has a veto. A round
+number; with it the strategy was chosen on splits of seeds 100 to 119 (docs/acquisition.md)."""
 TINY = 1e-12
 COMMON_SHARE = 0.8
-"""Of a metric's variance on the target: what it has in common with the source."""
+"""Of a metric's variance on the target: what it has in common with the source. A guess: transfer
+has not been replayed on recorded labels (docs/acquisition.md, "Not done")."""
 
 
 class _Belief(Protocol):

@@ -25,7 +25,8 @@ from trappm.learner.workload import Workload
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""
 LEAST_DOUBT = 0.1
-"""The least deviation, in the logarithm, in predicting whether a run will die."""
+"""The least deviation, in the logarithm, in predicting whether a run will die. A round number above
+what simulated memory is off by (docs/accuracy.md): a run that is avoided teaches nothing."""
 
 
 @dataclass(frozen=True, eq=False)

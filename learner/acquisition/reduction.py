@@ -54,7 +54,7 @@ class Knowledge:
         return gains
 
     def learn(self, index: int) -> None:
-        """One more label: a rank-one downdate of A, and of the two vectors that depend on it."""
+        """Adds a label: a rank-one downdate of A, and of the two vectors that depend on it."""
         row = self._features[index].astype(np.float64)
         direction = self._inner @ row
         denominator = float(row @ direction) + float(self._noise[index])

@@ -37,7 +37,7 @@ LEAST_IN_FAMILY = 3
 
 
 class SplitKind(enum.StrEnum):
-    """What stands on both sides of a split, and what on one only; the honest ones first."""
+    """The kinds of splits; only the last has architectures on both sides."""
 
     ARCHITECTURES = "architectures"
     FAMILIES = "families"

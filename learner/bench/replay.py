@@ -40,7 +40,7 @@ STEPS = 55
 
 @dataclass(frozen=True)
 class Point:
-    """Where a campaign stands after one round."""
+    """The errors and costs of a replayed campaign after one round."""
 
     labels: int
     mape: float

@@ -80,7 +80,7 @@ class TrialSummary(TypedDict):
 
 
 class StudyReport(TypedDict):
-    """Where a study stands."""
+    """The trials of a study so far."""
 
     study: str
     estimator: str

@@ -34,6 +34,7 @@ from trappm.learner.networks.regressor import (
     network_outputs,
     train_network,
 )
+from trappm.learner.stats.calibration import COVERAGE
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
@@ -43,9 +44,6 @@ from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Graph
 
 Array = npt.NDArray[np.float64]
-
-COVERAGE = 0.9
-"""Share of new architectures whose value an interval should contain."""
 
 LEAST_SCALE, LEAST_NOISE = 0.02, 0.005
 """Of the logarithm: labels that hardly differ make no unit, and few errors no certainty."""

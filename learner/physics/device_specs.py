@@ -61,7 +61,7 @@ def spec_of(device: str) -> DeviceSpec:
 
 
 def known_spec(device: str) -> DeviceSpec | None:
-    """The same; None for a device that nobody has listed, which is not taken for another one."""
+    """The specification of a device; None where the catalogue does not list it."""
     if device.startswith("cpu"):
         return CPU
     card = card_of(device)

@@ -27,7 +27,8 @@ Array = npt.NDArray[np.float64]
 BYTES_PER_ELEMENT = 4
 
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
-# passes, and each multiply-accumulate is two operations.
+# passes, and each multiply-accumulate is two operations; 20 us for a node are for launches.
+# Round numbers: labels move all of them.
 MS_PER_MAC = 3 * 2 / 1e12 * 1e3
 MS_PER_BYTE = 3 / 1e11 * 1e3
 MS_PER_NODE = 0.02
@@ -59,7 +60,8 @@ class PriorSpec:
 
 
 # Launching, arithmetic by kind of kernel (they reach very different shares of the peak), and
-# traffic by kind of operator; devices differ by orders of magnitude, mostly in common.
+# traffic by kind of operator; devices differ by orders of magnitude, mostly in common. A spread of
+# 0.7 is a factor of two, of 1.5 one of five: round numbers, since labels decide.
 _WORK = PriorSpec(
     (
         TermSpec("step", 1.5),
@@ -149,8 +151,9 @@ def fit_coefficients(
 
 
 FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
-"""Of the errors of the logarithm."""
+"""Of the errors of the logarithm, where a fit begins and at the least: round numbers."""
 ITERATIONS = 60
+"""At most; fits end sooner."""
 
 
 @dataclass(frozen=True, eq=False)

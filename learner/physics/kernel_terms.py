@@ -67,7 +67,9 @@ ALIGNED_AXES = 3
 TILES = ((256, 128), (128, 64), (64, 32))
 """Rows and columns of the result that one unit computes at a time; a library chooses."""
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Parts that the depth of a product may be cut into (split-k)."""
 _LEAST_DEPTH_OF_A_SPLIT = 256
+"""A few steps of a tile; a round number: what a library takes is not published."""
 
 BYTES_PER_PARAMETER = {Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0}
 """Read and written by an update in fp32."""
@@ -126,7 +128,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What n workloads do."""
+    """The kernels of n workloads, as the terms of the formula."""
 
     streams: Streams
     products: Products

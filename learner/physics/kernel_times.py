@@ -32,16 +32,18 @@ from trappm.learner.physics.kernel_terms import (
 STEP_MS = 0.1
 """What a step costs beside its kernels, before there are labels."""
 MOST_PENALTY = 5.0
-"""Bound of the logarithm of how much slower than its peak a kernel may be for its shape."""
+"""Bound of the logarithm of how much slower than its peak a kernel may be for its shape: 150 times.
+A round number, which only wild constants come near."""
 BOUND = 6.0
-"""How sharply a kernel's slowdown ends at the peak of the device."""
+"""How sharply a kernel's slowdown ends at the peak of the device; as round as `SHARPNESS`."""
 SHARPNESS = 8.0
-"""Of the choice among tiles, and of the larger of device's and host's time."""
+"""Of the choice among tiles, and of the larger of device's and host's time: the power in the
+formula of docs/step_time.md. Large enough for a maximum, and with a slope on both sides."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Constants of one meaning."""
+    """A group of constants of the same meaning, with their Gaussian prior."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,6 +55,7 @@ class Group:
 
 
 # Slowdowns against the peak, and the rest: what literature and data sheets suggest, roughly.
+# Spreads were chosen with the formula, on folds of all published rows (docs/step_time.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 3.2, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),

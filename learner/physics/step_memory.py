@@ -27,9 +27,10 @@ CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
 BYTES_PER_ELEMENT = 4
 AMP_SHARE = 0.6
-"""Under autocast of what an fp32 step keeps beside its weights: most activations are halved, norms
-and losses are not, and half-precision copies of weights are added (Micikevicius et al. 2018,
-section 4, report about a half for whole models). Not fitted; labels correct it."""
+"""Under autocast, where no step was traced in it, of what an fp32 step keeps beside its weights:
+most activations are halved, norms and losses are not, and half-precision copies of weights are
+added (Micikevicius et al. 2018, section 4, report about a half for whole models). Not fitted;
+labels correct it."""
 
 KEPT_SHARE = 0.5
 """Of the bytes that operators other than views write, what a step keeps, where none was traced;
@@ -74,33 +75,37 @@ _MAX_KNOWN = 4096
 
 
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
-    """The memory of the step in fp32: simulated, or a guess from the graph without a trace."""
+    """The memory of the step: simulated, or a guess from the graph, in fp32, without a trace."""
     step, batch_size, optimizer = workload.step, workload.batch_size, workload.optimizer
     known = _KNOWN.setdefault(workload.graph if step is None else step, {})
     place = batch_size, optimizer, workload.phase, loop
     if place not in known:
         if len(known) >= _MAX_KNOWN:  # a server runs for long
             known.clear()
-        if workload.phase is Phase.INFER:
+        infers = workload.phase is Phase.INFER
+        if step is not None and not (infers and step.infer_trace is None):
+            known[place] = _simulated(step, batch_size, optimizer, loop, workload.phase)
+        elif infers:
             known[place] = _forward_only(workload.graph)
-        elif step is None:
-            known[place] = _of_untraced(workload.graph, optimizer, loop)
         else:
-            known[place] = _simulated(step, batch_size, optimizer, loop)
+            known[place] = _of_untraced(workload.graph, optimizer, loop)
     return known[place]
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
-    """What the workload's precision makes of the live peak in fp32."""
-    if workload.precision is Precision.FP32:
+    """What the workload's precision makes of this memory, if that is of a step in fp32."""
+    traced = Precision.FP32 if workload.step is None else workload.step.precision
+    if workload.precision is Precision.FP32 or traced is not Precision.FP32:
         return 1.0
     weights = min(memory.weights_mib / memory.live_mib, 1.0)
     return weights + AMP_SHARE * (1.0 - weights)
 
 
-def _simulated(step: StepProfile, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
-    trace = step.trace
-    peaks = step.memory(batch_size, optimizer, loop)
+def _simulated(
+    step: StepProfile, batch_size: int, optimizer: Optimizer, loop: Loop, phase: Phase
+) -> StepMemory:
+    trace = step.trace_of(phase)
+    peaks = step.memory(batch_size, optimizer, loop, phase)
     sizes = trace.sizes_at(batch_size).astype(np.float64)
     born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
     blocks = sizes[born]

@@ -30,13 +30,17 @@ from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
+# The form of the fit was chosen on folds of all published rows of step times (docs/step_time.md);
+# `benchmarks/learner/step_time.py` judges it. Numbers of steps only bound it.
 NOISE_DEGREES = 3.0
 """Of freedom of the Student-t error: some models surprise everybody."""
 LEAST_NOISE = 0.02
+"""Of the logarithm: a round number below what the formula alone is off by (docs/step_time.md)."""
 ITERATIONS = 60
 ROUNDS = 3
 """Fits, each with spreads learned from the one before."""
 PSEUDO_CONSTANTS = 6.0
+"""Where a spread begins weighs as much as so many constants that were learned."""
 MOST_CHANGE = 3.0
 """Of a learned spread against the first."""
 CALM_STEPS = 2

@@ -37,12 +37,16 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 FOLDS = 5
+"""Of architectures, for out-of-fold errors; the usual number."""
 REPEATS = 2
 """Trees are grown on so many divisions into folds: the median of several is better than one."""
+# Leaves of 8 and 12, 400 rounds and a depth of 6 gained nothing sure (docs/accuracy.md).
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE = 0.02
 """A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
 LEAST_IN_LEAF = 5.0
+# Where members begin, and how cautious weights are, are round numbers: what heads reach from 10
+# labels on, `trappm evaluate --label-counts` tells (docs/accuracy.md).
 LEAST_FOR_PROCESS = 6
 LEAST_FOR_TREES = 40
 """With fewer labels a member is not tried."""
@@ -50,6 +54,7 @@ MEMBERS = ("process", "trees")
 CAUTION = 5.0
 """The weights start from nothing, a guess that weighs as much as so many labels."""
 WEIGHT_STEP = 0.1
+"""Weights that are tried lie so far apart."""
 UNKNOWN_NOISE = 0.2
 """Deviation of the logarithm where there are no labels: between memory's and step time's."""
 UNKNOWN_VOTES = 0.5

@@ -22,6 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from trappm.learner.snapshots.manifest_fields import FileEntry, Manifest
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.files.plain_files import read_plain
 
@@ -88,14 +91,12 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     }
 
 
-def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
+def checked_manifest(data: bytes, place: str) -> Manifest:
     """The manifest in these bytes, which were found at `place`.
 
     Raises:
         SnapshotError: damaged, of something else, or of another format version.
     """
-    from trappm.learner.snapshots.manifest_fields import fault_of
-
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -113,22 +114,26 @@ def checked_manifest(data: bytes, place: str) -> dict[str, Any]:
     sound = manifest.get("checksum") == _checksum(manifest)
     if not sound or manifest.get("id") != _content_id(manifest):
         raise damaged(place, f"{MANIFEST} does not match its own checksum")
-    if fault := fault_of(data):
-        raise damaged(place, f"in {MANIFEST} is {fault}")
-    if MANIFEST in manifest["files"]:
+    try:
+        checked = Manifest.of(manifest, data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part)[:60] for part in fault["loc"])
+        raise damaged(place, f"in {MANIFEST} is {where}: {fault['msg']}") from None
+    if MANIFEST in checked.files:
         raise damaged(place, f"it names a file {MANIFEST!r}")
-    return manifest
+    return checked
 
 
-def check_file(name: str, entry: Mapping[str, Any], data: bytes, place: str) -> None:
+def check_file(name: str, entry: FileEntry, data: bytes, place: str) -> None:
     """Raises SnapshotError for bytes that are not those of the manifest."""
-    if len(data) != entry.get("bytes"):
-        raise damaged(place, f"{name} has {len(data)} bytes, not {entry.get('bytes')}")
-    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+    if len(data) != entry.bytes:
+        raise damaged(place, f"{name} has {len(data)} bytes, not {entry.bytes}")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise damaged(place, f"{name} does not match its checksum")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Raises SnapshotError for a folder without a sound manifest."""
     path = folder / MANIFEST
     if not path.is_file():
@@ -138,7 +143,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return checked_manifest(_read(path, MAX_MANIFEST_BYTES), str(folder))
 
 
-def read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
     """Manifest and files of a snapshot, every byte checked.
 
     Raises:
@@ -146,10 +151,10 @@ def read_whole(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """
     manifest = read_manifest(folder)
     contents = {}
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         if not (folder / name).is_file():
             raise damaged(str(folder), f"{name} is missing")
-        contents[name] = _read(folder / name, entry["bytes"])
+        contents[name] = _read(folder / name, entry.bytes)
         check_file(name, entry, contents[name], str(folder))
     return manifest, contents
 
@@ -195,9 +200,9 @@ def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 def _mend(folder: Path, whole: Path) -> None:
     """Moves the files of a whole snapshot into a folder that does not hold it undamaged."""
-    wanted = read_manifest(whole)["id"]
+    wanted = read_manifest(whole).id
     with contextlib.suppress(SnapshotError):
-        if read_whole(folder)[0]["id"] == wanted:
+        if read_whole(folder)[0].id == wanted:
             return
     for path in sorted(whole.iterdir(), key=lambda path: path.name == MANIFEST):
         path.replace(folder / path.name)

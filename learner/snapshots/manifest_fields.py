@@ -1,4 +1,4 @@
-"""The fields of a snapshot's manifest and their types, so that whoever reads one can rely on it.
+"""A snapshot's manifest as a record: its fields and their types, which its readers can rely on.
 
 A checksum shows damage, not intent: whoever may write into a registry can seal a manifest of any
 content. Fields that are not named here may be anything; nobody reads them.
@@ -6,16 +6,17 @@ content. Fields that are not named here may be anything; nobody reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
-    ValidationError,
 )
 
 from trappm.profiler.records import METRICS, Phase
@@ -23,17 +24,6 @@ from trappm.profiler.records import METRICS, Phase
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Of all files together; the one that ships with trappm has 8 MiB."""
 MAX_FILES = 256
-
-
-def fault_of(data: bytes) -> str | None:
-    """What of a manifest is not as it must be, with the field's name; None if all is."""
-    try:
-        _Manifest.model_validate_json(data, strict=True)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part)[:60] for part in fault["loc"])
-        return f"{where}: {fault['msg']}" if where else fault["msg"]
-    return None
 
 
 def _time(text: str) -> str:
@@ -50,7 +40,7 @@ def _metric(text: str) -> str:
 _Metric = Annotated[str, AfterValidator(_metric)]
 
 
-def _files(entries: dict[str, _File]) -> dict[str, _File]:
+def _files(entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
     if sum(entry.bytes for entry in entries.values()) > MAX_SNAPSHOT_BYTES:
         raise ValueError(f"more than {MAX_SNAPSHOT_BYTES >> 20} MiB together")
     return entries
@@ -60,8 +50,9 @@ _Short = Annotated[str, StringConstraints(max_length=1000)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_Numbers = dict[str, float | None]
-_Words = dict[str, _Short]
+_Number = Annotated[int, Field(ge=-(2**53), le=2**53)] | float
+_Numbers = dict[str, _Number | None]
+_ShortTexts = dict[str, _Short]
 
 
 class _Part(BaseModel):
@@ -70,29 +61,42 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
-class _File(_Part):
+class FileEntry(_Part):
+    """What a file of the snapshot must be."""
+
     sha256: _Sha256
     bytes: _Count
 
 
-class _Head(_Part):
+class HeadEntry(_Part):
+    """Heads of one device and phase; further fields are settings of their kind."""
+
     kind: _Short
     label_count: _Count
     label_settings: list[tuple[_Short, _Short, _Short]]
     metrics: list[_Metric]
 
 
-class _Errors(_Part):
-    """Of one metric."""
+class MetricErrors(_Part):
+    """Errors of one head on architectures that it had not seen, in percent unless named."""
 
     __pydantic_extra__: _Numbers
+    count: _Number | None = None
+    mape: _Number | None = None
     by_family: dict[str, _Numbers] | None = None
 
+    def number(self, name: str) -> float | None:
+        """A figure such as `coverage`; None where it is not known."""
+        value: float | None = self.model_dump(exclude={"by_family"}).get(name)
+        return value
 
-class _Preset(_Part):
+
+class PresetEntry(_Part):
+    """The preset of encoder and heads, with its numbers."""
+
     name: _Short
-    encoder: dict[str, bool | float | Annotated[list[int], Field(max_length=32)]]
-    head: dict[str, bool | float | Annotated[list[int], Field(max_length=32)]]
+    encoder: dict[str, bool | _Number | Annotated[list[int], Field(max_length=32)]]
+    head: dict[str, bool | _Number | Annotated[list[int], Field(max_length=32)]]
 
 
 class _Labels(_Part):
@@ -106,19 +110,24 @@ class _Source(_Part):
     source: _Short
 
 
-class _Manifest(_Part):
+class Manifest(_Part):
+    """What a snapshot is, how good, from which labels, and of which files."""
+
+    id: _Short
     created_at: Annotated[str, AfterValidator(_time)]
     files: Annotated[
-        dict[_Name, _File], Field(min_length=1, max_length=MAX_FILES), AfterValidator(_files)
+        dict[_Name, FileEntry], Field(min_length=1, max_length=MAX_FILES), AfterValidator(_files)
     ]
-    heads: dict[_Name, dict[Phase, _Head]]
+    heads: dict[_Name, dict[Phase, HeadEntry]]
     source_device: _Name
-    preset: _Preset
+    preset: PresetEntry
     training_labels: _Labels
-    units: _Words
-    feature_schema: _Words
-    versions: _Words
-    errors: dict[str, dict[Phase, dict[_Metric, _Errors]] | dict[_Metric, _Errors]] | None = None
+    units: _ShortTexts
+    feature_schema: _ShortTexts
+    versions: _ShortTexts
+    errors: (
+        dict[str, dict[Phase, dict[_Metric, MetricErrors]] | dict[_Metric, MetricErrors]] | None
+    ) = None
     """By device and phase, or by device where phases were judged together."""
     sources: list[_Source] = []
     campaign: _Short | None = None
@@ -126,3 +135,24 @@ class _Manifest(_Part):
     split: _Short | None = None
     label_counts: dict[str, _Count] = {}
     cards: dict[_Name, _Short] = {}
+    _json: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], data: bytes) -> Self:
+        """The record of a manifest, given as JSON values and as the text that they come from.
+
+        Raises:
+            pydantic.ValidationError: a field is not as it must be.
+        """
+        manifest = cls.model_validate_json(data, strict=True)
+        manifest._json = values
+        return manifest
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as it was written: also fields that this version does not know."""
+        return self._json
+
+    def errors_by_phase(self, device: str) -> Mapping[Phase | None, Mapping[str, MetricErrors]]:
+        """The errors of a device's heads by metric; under None those of all phases together."""
+        of_device: Mapping[Any, Any] = (self.errors or {}).get(device, {})
+        return {None: of_device} if set(of_device) & set(METRICS) else of_device

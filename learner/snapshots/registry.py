@@ -32,9 +32,11 @@ from trappm.learner.snapshots.manifest import (
     check_file,
     checked_manifest,
     damaged,
+    manifest_bytes,
     read_whole,
     write_folder,
 )
+from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.profiler.errors import SnapshotError, one_line
 
 ALIASES = "aliases"
@@ -58,7 +60,7 @@ class AliasEntry:
 
 
 class Registry:
-    """One location."""
+    """A registry of snapshots at one location: a folder or a URL."""
 
     def __init__(self, location: str | Path) -> None:
         """Raises SnapshotError for a location that cannot be reached."""
@@ -70,14 +72,14 @@ class Registry:
     # What is there.
 
     def ids(self) -> list[str]:
-        """All whole versions."""
+        """The ids of all whole versions."""
         return sorted(
             name
             for name in self._names(self._root)
             if ID.fullmatch(name) and self._exists(f"{self._root}/{name}/{MANIFEST}")
         )
 
-    def manifest(self, snapshot_id: str) -> dict[str, Any]:
+    def manifest(self, snapshot_id: str) -> Manifest:
         """A version's manifest, checked.
 
         Raises:
@@ -86,14 +88,14 @@ class Registry:
         place = f"{self.location}/{snapshot_id}"
         data = self._read(f"{self._root}/{snapshot_id}/{MANIFEST}", MAX_MANIFEST_BYTES, place)
         manifest = checked_manifest(data, place)
-        if manifest["id"] != snapshot_id:
+        if manifest.id != snapshot_id:
             raise SnapshotError(
-                f"{place} holds snapshot {manifest['id']}, under another one's name; "
+                f"{place} holds snapshot {manifest.id}, under another one's name; "
                 "remove it, or give it its own name back"
             )
         return manifest
 
-    def contents(self, snapshot_id: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def contents(self, snapshot_id: str) -> tuple[Manifest, dict[str, bytes]]:
         """Manifest and files of a version, every byte checked.
 
         Raises:
@@ -102,8 +104,8 @@ class Registry:
         place = f"{self.location}/{snapshot_id}"
         manifest = self.manifest(snapshot_id)
         files = {}
-        for name, entry in manifest["files"].items():
-            files[name] = self._read(f"{self._root}/{snapshot_id}/{name}", entry["bytes"], place)
+        for name, entry in manifest.files.items():
+            files[name] = self._read(f"{self._root}/{snapshot_id}/{name}", entry.bytes, place)
             check_file(name, entry, files[name], place)
         return manifest, files
 
@@ -165,13 +167,13 @@ class Registry:
             SnapshotError: it is damaged, or the registry cannot be written.
         """
         manifest, files = read_whole(folder)
-        place = f"{self._root}/{manifest['id']}"
-        if self.is_whole(manifest["id"]):
-            return str(manifest["id"])
+        place = f"{self._root}/{manifest.id}"
+        if self.is_whole(manifest.id):
+            return manifest.id
         for name, data in files.items():
             self._write(f"{place}/{name}", data)
         self._write(f"{place}/{MANIFEST}", (folder / MANIFEST).read_bytes())
-        return str(manifest["id"])
+        return manifest.id
 
     def pull(self, snapshot_id: str, to: Path) -> None:
         """Copies a version, every byte checked, into a new folder, which appears when it is whole.
@@ -180,8 +182,7 @@ class Registry:
             SnapshotError: it is damaged, or cannot be written.
         """
         manifest, files = self.contents(snapshot_id)
-        text = json.dumps(manifest, indent=2, sort_keys=True).encode()
-        write_folder(to, {**files, MANIFEST: text})
+        write_folder(to, {**files, MANIFEST: manifest_bytes(manifest.to_json())})
 
     def set_alias(
         self, alias: str, snapshot_id: str, why: str, restores: str | None = None
@@ -242,7 +243,7 @@ class Registry:
         made = {}
         for name in self.ids():
             with contextlib.suppress(SnapshotError):
-                made[name] = str(self.manifest(name)["created_at"])
+                made[name] = self.manifest(name).created_at
         newest = sorted(made, key=lambda name: (made[name], name), reverse=True)[:keep]
         going = [name for name in made if name not in kept and name not in newest]
         if not dry_run:

@@ -1,4 +1,4 @@
-"""Whether a new snapshot is worse than the one that a name means: then the name stays where it is.
+"""Moves an alias to a new snapshot, unless that is worse than the one it means now.
 
 Errors are those in the manifests, each on architectures that its own heads had not seen.
 They are of different draws where campaigns differ, so only a clear step back counts.
@@ -6,18 +6,18 @@ They are of different draws where campaigns differ, so only a clear step back co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.records import METRICS, Phase
+from trappm.profiler.records import Phase
 
 BOUND_PERCENT = 20.0
 """A mean error that is this much larger is a regression ..."""
 LEAST_POINTS = 1.0
-"""... if it is also larger by so many percentage points."""
+"""... if it is also larger by so many percentage points. Round numbers: evaluation sets of two
+campaigns are different draws, which scatter (docs/accuracy.md)."""
 
 HeadName = tuple[str, str, str]
 """Device, phase, metric."""
@@ -25,7 +25,7 @@ HeadName = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Promotion:
-    """Whether a name was moved."""
+    """The outcome of moving an alias: whether it was moved, and a message."""
 
     moved: bool
     message: str
@@ -47,9 +47,10 @@ def promote(
     if history:
         try:
             before = registry.manifest(history[-1].snapshot)
-        except SnapshotError:  # damaged or gone: anything is better
-            before = {}
-        worse = regressions(before, registry.manifest(snapshot_id), bound_percent)
+        except SnapshotError:
+            pass  # damaged or gone: anything is better
+        else:
+            worse = regressions(before, registry.manifest(snapshot_id), bound_percent)
     if worse:
         return Promotion(
             False,
@@ -62,7 +63,7 @@ def promote(
 
 
 def regressions(
-    before: Mapping[str, Any], after: Mapping[str, Any], bound_percent: float = BOUND_PERCENT
+    before: Manifest, after: Manifest, bound_percent: float = BOUND_PERCENT
 ) -> list[str]:
     """The heads of a manifest that are worse than another's by more than the bound."""
     old, new = mean_errors(before), mean_errors(after)
@@ -74,17 +75,15 @@ def regressions(
     ]
 
 
-def mean_errors(manifest: Mapping[str, Any]) -> dict[HeadName, float]:
+def mean_errors(manifest: Manifest) -> dict[HeadName, float]:
     """Mean absolute percentage errors in a manifest, by head.
 
     Campaigns judge the phases of a device together: their errors count for training.
     """
     errors_by_head: dict[HeadName, float] = {}
-    for device, of_device in (manifest.get("errors") or {}).items():
-        without_phases = bool(set(of_device) & set(METRICS))
-        by_phase = {Phase.TRAIN.value: of_device} if without_phases else of_device
-        for phase, by_metric in by_phase.items():
+    for device in manifest.errors or {}:
+        for phase, by_metric in manifest.errors_by_phase(device).items():
             for metric, errors in by_metric.items():
-                if isinstance(errors, Mapping) and isinstance(errors.get("mape"), int | float):
-                    errors_by_head[device, phase, metric] = float(errors["mape"])
+                if errors.mape is not None:
+                    errors_by_head[device, phase or Phase.TRAIN, metric] = float(errors.mape)
     return errors_by_head

@@ -39,6 +39,7 @@ from trappm.learner.snapshots.manifest import (
     sealed,
     write_folder,
 )
+from trappm.learner.snapshots.manifest_fields import Manifest, PresetEntry
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.host.code_version import code_commit
@@ -59,7 +60,7 @@ class SnapshotInfo:
 
     id: str
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ class Snapshot:
     """A loaded snapshot, ready to predict."""
 
     id: str
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     heads: Mapping[str, Mapping[Phase, TrainedHeads]]
     """By device and phase."""
     source_device: str
@@ -126,7 +127,7 @@ class Snapshot:
         if self.encoder_bytes is None:
             raise SnapshotError(f"snapshot {self.id} has no encoder")
         try:
-            preset, _ = _presets(self.manifest["preset"])
+            preset, _ = _presets(self.manifest.preset)
             return Encoder.from_tensors(preset, load_tensors(self.encoder_bytes))
         except _MISFITS as error:
             raise _misfit(self.id, error) from error
@@ -229,30 +230,28 @@ def load_snapshot(folder: Path) -> Snapshot:
         SnapshotError: missing, damaged, truncated, of another format or version, or too large.
     """
     manifest, contents = read_whole(folder)
-    seen, ours = manifest.get("feature_schema") or {}, feature_schema()
-    other = [name for name in ours if seen.get(name) != ours[name]]
+    ours = feature_schema()
+    other = [name for name in ours if manifest.feature_schema.get(name) != ours[name]]
     if other:
         raise _misfit(str(folder), ValueError(f"it saw other features of {' and '.join(other)}"))
     try:
-        _, head_preset = _presets(manifest["preset"])
+        _, head_preset = _presets(manifest.preset)
         heads = {
             device: {
-                Phase(phase): TrainedHeads(
+                phase: TrainedHeads(
                     heads_from_tensors(
-                        head_preset, settings, load_tensors(contents[_file(device, Phase(phase))])
+                        head_preset, head.model_dump(), load_tensors(contents[_file(device, phase)])
                     ),
-                    tuple(_step_settings(row) for row in settings["label_settings"]),
+                    tuple(_step_settings(row) for row in head.label_settings),
                 )
-                for phase, settings in phases.items()
+                for phase, head in phases.items()
             }
-            for device, phases in manifest["heads"].items()
+            for device, phases in manifest.heads.items()
         }
-        source_device = str(manifest["source_device"])
-        cards = manifest.get("cards", {})
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
     encoder = contents.get(ENCODER)
-    return Snapshot(manifest["id"], manifest, heads, source_device, encoder, cards)
+    return Snapshot(manifest.id, manifest, heads, manifest.source_device, encoder, manifest.cards)
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
@@ -264,8 +263,8 @@ def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
     manifest, contents = read_whole(source)
     if to.exists():
         raise SnapshotError(f"{to} is already there; name a new folder")
-    write_folder(to, {**contents, MANIFEST: manifest_bytes(manifest)})
-    return SnapshotInfo(manifest["id"], to, manifest)
+    write_folder(to, {**contents, MANIFEST: manifest_bytes(manifest.to_json())})
+    return SnapshotInfo(manifest.id, to, manifest)
 
 
 def _count_labels(labels: Sequence[Label]) -> dict[str, dict[str, int]]:
@@ -309,8 +308,8 @@ def _misfit(place: str, error: Exception) -> SnapshotError:
     )
 
 
-def _presets(preset: Mapping[str, Any]) -> tuple[EncoderPreset, HeadPreset]:
+def _presets(preset: PresetEntry) -> tuple[EncoderPreset, HeadPreset]:
     def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
-    return EncoderPreset(**tuples(preset["encoder"])), HeadPreset(**tuples(preset["head"]))
+    return EncoderPreset(**tuples(preset.encoder)), HeadPreset(**tuples(preset.head))

@@ -33,6 +33,7 @@ Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 LANDMARKS = 512
+"""More labels than this are seen through so many of them: a solve takes their cube."""
 ITERATIONS = 8
 """Of reweighting; each is one solve."""
 TUNING_ROWS = 300
@@ -293,6 +294,8 @@ def _above(bounds: Array, means: Array, noise: float) -> tuple[Array, Array]:
     return means + noise * hazard / bend, trust * bend / noise**2
 
 
+# Steps of a factor of two or so about what fits an embedding with groups of mean norm 1; coordinate
+# descent picks among them by likelihood, so they set how finely, not what.
 SMOOTH_TRIED = (0.35, 0.7, 1.4)
 LINEAR_TRIED = (0.0, 0.15, 0.3, 0.8)
 RELEVANCES_TRIED = (0.1, 0.3, 1.0, 2.0)

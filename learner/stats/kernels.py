@@ -18,7 +18,8 @@ Array = npt.NDArray[np.float64]
 Float = TypeVar("Float", np.float32, np.float64)
 
 CLIP = 5.0
-"""Features stay within so many deviations of the training mean."""
+"""Features stay within so many deviations of the training mean: a round number, so that a graph
+unlike all others lies at the edge and not beyond every length scale."""
 
 
 @dataclass(frozen=True, eq=False)

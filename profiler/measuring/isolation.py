@@ -141,21 +141,9 @@ class Measurer:
             "run": self._run,
         }
         progress = _Progress(self._lock_timeout_s + _GRACE_S, protocol.timeout_s)
-        with self._one_at_a_time:
-            oom_kills = procfs.kernel_oom_kills()
-            try:
-                failure = self._attempt(request, progress, device)
-            except ForkServerError as error:
-                self.close()
-                failure = _Failure(Outcome.ERROR, WORKER, str(error))
-            except BaseException:
-                self.close()  # an interrupted worker leaves nothing running
-                raise
-            out_of_memory = procfs.kernel_oom_kills() > oom_kills
+        failure = self._attempt_alone(request, progress, device)
         if progress.result is not None:
             return Measurement.from_dict(progress.result)
-        if failure.killed and out_of_memory:
-            failure = _host_ran_out(failure.phase, "the kernel killed it: out of memory", device)
         environment = {"device": device_key, **host_facts(), **progress.environment}
         unexplained = Measurement(
             configuration=configuration,
@@ -171,6 +159,25 @@ class Measurer:
             environment=environment,
         )
         return _with_memory_limits(unexplained)
+
+    def _attempt_alone(
+        self, request: dict[str, Any], progress: _Progress, device: Device
+    ) -> _Failure:
+        """As `_attempt`, when no other one runs; also where the server or the host fails."""
+        with self._one_at_a_time:
+            oom_kills = procfs.kernel_oom_kills()
+            try:
+                failure = self._attempt(request, progress, device)
+            except ForkServerError as error:
+                self.close()
+                return _Failure(Outcome.ERROR, WORKER, str(error))
+            except BaseException:
+                self.close()  # an interrupted worker leaves nothing running
+                raise
+            if failure.killed and procfs.kernel_oom_kills() > oom_kills:
+                message = "the kernel killed it: out of memory"
+                return _host_ran_out(failure.phase, message, device)
+            return failure
 
     def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
         """Runs one child to its end; the failure counts only if no result has come."""

@@ -12,8 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory
-from trappm.profiler.simulation.origins import Origin
-from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.simulation.step_trace import Event, Origin, StepTrace
 
 LARGEST = 10
 """So many tensors are named."""

@@ -5,6 +5,8 @@ The record needs NumPy only, so that a stored one can be used without PyTorch.
 
 from __future__ import annotations
 
+import io
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
-from trappm.profiler.records import Optimizer, Phase
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
@@ -37,6 +39,15 @@ _NUMBER_COUNT = 6
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 _MAX_KNOWN = 4096
 """Simulations that are remembered; a server runs for long."""
+
+
+def has_kernel_profile(data: bytes) -> bool:
+    """Whether this step profile has kernels: those of earlier versions have not."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return f"{_KERNELS}.npy" in archive.namelist()
+    except zipfile.BadZipFile:
+        return False
 
 
 @dataclass(frozen=True)
@@ -80,17 +91,39 @@ class StepProfile:
         key = batch_size, optimizer, loop, phase
         memory = self._known.get(key)
         if memory is None:
-            trace = self.trace if phase is Phase.TRAIN else self.infer_trace
-            if trace is None:
-                raise TrappmError(
-                    "the profile is of an earlier version and has no inference step; profile the "
-                    "model again (`trappm store upgrade`)"
-                )
-            memory = simulate_memory(trace, batch_size, optimizer, loop)
+            memory = simulate_memory(self.trace_of(phase), batch_size, optimizer, loop)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = memory
         return memory
+
+    def trace_of(self, phase: Phase) -> StepTrace:
+        """Allocations of the step of this phase.
+
+        Raises:
+            TrappmError: an inference step, of which a profile of an earlier version has none.
+        """
+        trace = self.trace if phase is Phase.TRAIN else self.infer_trace
+        if trace is None:
+            raise TrappmError(
+                "the profile is of an earlier version and has no inference step; `trappm store "
+                "upgrade` makes it anew"
+            )
+        return trace
+
+    def kernels_in(self, precision: Precision, memory_format: MemoryFormat) -> KernelProfile | None:
+        """The kernels, if they were traced in these settings."""
+        kernels = self.kernels
+        if kernels is None or (kernels.precision, kernels.memory_format) != (
+            precision, memory_format
+        ):  # fmt: skip
+            return None
+        return kernels
+
+    @property
+    def precision(self) -> Precision:
+        """In which it was traced; profiles of earlier versions are all of fp32."""
+        return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
     def _known(self) -> dict[tuple[int, Optimizer, Loop, Phase], SimulatedMemory]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,19 @@ class Pass(IntEnum):
     FORWARD = 0
     DATA_GRADIENT = 1
     WEIGHT_GRADIENT = 2
+
+
+class Origin(NamedTuple):
+    """Where a tensor comes from."""
+
+    module: str
+    """Its path within the model, such as `layer1.0.conv2`; empty outside of all modules."""
+    operator: str
+    """Of ATen, such as `convolution`."""
+    line: str
+    """File and line of the model's code, such as `timm/models/resnet.py:233`."""
+    is_backward: bool
+    """Whether the backward pass made it; module and line are those of the forward operator."""
 
 
 TRACED_BATCH_SIZES = (8, 32)

@@ -18,7 +18,7 @@ from trappm.store.db.engine import make_engine, store_errors
 
 
 class NoLabelStoreError(StoreAccessError):
-    """There is no label store yet where one is to be read: no file, or an empty database."""
+    """No label store exists where one is to be read: no file, or an empty database."""
 
 
 def engine_to_read(url: str) -> Engine:

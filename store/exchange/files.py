@@ -36,7 +36,7 @@ from trappm.store.exchange.rows import (
 )
 
 MAX_BYTES = 8 << 30
-_MAX_LINE = 8 << 20
+_MAX_LINE_BYTES = 8 << 20
 """Bytes; more than a row of MAX_ROW_BYTES has with every quote in it doubled."""
 _BATCH = 2000
 
@@ -183,9 +183,9 @@ def _read_jsonl(path: Path) -> Iterator[_Row]:
 
 def _lines(file: IO[bytes] | None) -> Iterator[bytes]:
     assert file is not None  # noqa: S101  # a pipe where it is of a process
-    while line := file.readline(_MAX_LINE + 1):
-        if len(line) > _MAX_LINE:
-            raise InputError(f"the line is longer than {_MAX_LINE >> 20} MiB")
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+        if len(line) > _MAX_LINE_BYTES:
+            raise InputError(f"the line is longer than {_MAX_LINE_BYTES >> 20} MiB")
         yield line
 
 

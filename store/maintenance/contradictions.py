@@ -1,4 +1,4 @@
-"""What no constraint can say: rows that contradict each other, bytes that do not give their name.
+"""Finds what no constraint excludes: rows that contradict each other, bytes unlike their hash.
 
 Each check reads a table or two once. Those that must unpack bytes read them a few at a time.
 """

@@ -27,7 +27,7 @@ class Maintenance(Repository):
 
     @reading
     def stats(self, session: Session) -> Stats:
-        """Rows, sizes and times.
+        """Counts of rows, sizes and times of the store.
 
         Raises:
             StoreError: the database cannot be read.

@@ -40,7 +40,7 @@ MAX_ROWS = 10_000
 
 _PORTION = 200
 """Rows fetched at once at most; one after another where they are large."""
-_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 
 _CURSOR = "answer"
 _WEIGH = f"""
@@ -70,7 +70,7 @@ _Answer = tuple[list[str], Sequence[Sequence[Any]]]
 def query_sql(
     url: URL, statement: str, *, limit: int = MAX_ROWS, timeout_s: float = TIMEOUT_S
 ) -> tuple[pd.DataFrame, bool]:
-    """What one reading statement gives, as `store.Store.query_sql` describes."""
+    """The rows that one reading SQL statement returns; see `store.Store.query_sql`."""
     if "\0" in statement:  # where the server would take it to end
         raise _refused("it has a NUL in it")
     engine = engine_to_read(url.render_as_string(hide_password=False))
@@ -158,7 +158,7 @@ def _fetched(
             raise _refused(f"it gives more than {MAX_ANSWER_BYTES >> 20} MiB")
         if len(fetched) < portion:
             break
-        portion = min(2 * portion, _PORTION) if fetched_size < _LARGE else 1
+        portion = min(2 * portion, _PORTION) if fetched_size < _LARGE_BYTES else 1
     return rows
 
 

@@ -61,7 +61,7 @@ def assignment_of(row: Row[Any]) -> Assignment:
 
 
 def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignment]:
-    """Those of these ids that there are, by id; locked until the transaction ends."""
+    """The rows of these assignments that exist, by id, locked until the transaction ends."""
     ids = sorted(set(assignment_ids))
     if not ids:
         return {}

@@ -131,7 +131,7 @@ class Campaigns(Repository):
 
     @reading
     def pool(self, session: Session, campaign_id: str) -> list[tuple[Configuration, bool]]:
-        """What a campaign may choose from, sorted; with each, whether it is held out."""
+        """The pool of a campaign, sorted; with each configuration, whether it is held out."""
         rows = session.execute(
             select(ConfigurationRow, PoolRow.held_out)
             .join(PoolRow, PoolRow.configuration_id == ConfigurationRow.id)
@@ -329,7 +329,7 @@ def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> C
 
 
 def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
-    """Who runs a campaign, by the database's time; None: nobody."""
+    """The owner that runs a campaign, by the database's time; None if it has none."""
     if row.owner_id is None or row.owner_process is None:
         return None
     seen_at = datetime.fromisoformat(str(row.owner_seen_at))

@@ -19,7 +19,7 @@ from trappm.store.db.models import LabelRow
 
 
 def label_place(measurement: Measurement, device_id: int) -> dict[str, Any]:
-    """What there is one label for."""
+    """The columns that identify a label: each combination has one label."""
     return {
         "configuration_id": measurement.configuration.id,
         "device_id": device_id,

@@ -37,7 +37,7 @@ from trappm.store.query.tables import (
     summary,
     summary_columns,
 )
-from trappm.store.records import LabelRecord, Role
+from trappm.store.records import LabelRecord
 from trappm.store.repositories.assignment_rows import AS_PLANNED
 from trappm.store.repositories.workloads import configuration_of
 
@@ -68,9 +68,6 @@ class Labels(Repository):
         self,
         session: Session,
         campaign_id: str,
-        *,
-        device: str | None = None,
-        role: Role | str | None = None,
     ) -> list[LabelRecord]:
         """The labels of a campaign's assignments, with their roles, as planned."""
         query = (
@@ -80,15 +77,11 @@ class Labels(Repository):
             .where(AssignmentRow.campaign_id == campaign_id)
             .order_by(*AS_PLANNED, AssignmentRow.device_key)
         )
-        if device is not None:
-            query = query.where(AssignmentRow.device_key == device)
-        if role is not None:
-            query = query.where(AssignmentRow.role == Role(role))
         return [_label(row) for row in session.execute(query)]
 
     @reading
     def get(self, session: Session, label_id: int) -> LabelRecord:
-        """One label.
+        """The label of this id.
 
         Raises:
             InputError: there is none of this id.

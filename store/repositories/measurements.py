@@ -58,7 +58,6 @@ class Measurements(Repository):
         measurement: Measurement,
         *,
         assignment_id: str | None = None,
-        max_attempts: int = MAX_ATTEMPTS,
     ) -> Recorded:
         """Keeps an attempt, makes its label and settles its assignment, all or nothing.
 
@@ -71,14 +70,13 @@ class Measurements(Repository):
             measurement: of a lease, under its `Assignment.attempt_key`: a bad outcome that comes
                 in after its lease was lost is kept, but does not take the lease from another.
             assignment_id: what it was measured for.
-            max_attempts: after so many failures the assignment is given up.
 
         Raises:
             StoreError: the store cannot be written, the assignment is of something else, or the
                 step times cannot be.
         """
         known = locked(session, [] if assignment_id is None else [assignment_id])
-        recorded, changed = _record(session, [(measurement, assignment_id)], max_attempts, known)
+        recorded, changed = _record(session, [(measurement, assignment_id)], MAX_ATTEMPTS, known)
         write(session, changed.values())
         return recorded[0]
 

@@ -73,7 +73,7 @@ class Owners(Repository):
     def begin_campaign(
         self, session: Session, campaign_id: str, *, gone: str | None = None
     ) -> None:
-        """Has a campaign run from now on; whoever claims it first does.
+        """Sets a campaign running; the first process that claims it becomes its owner.
 
         Args:
             campaign_id: of a campaign that has not ended.
@@ -125,14 +125,14 @@ class Owners(Repository):
 
     @writing
     def release(self, session: Session, campaign_id: str, owner_id: str) -> None:
-        """Nobody runs the campaign any more; nothing, if this one does not anyway."""
+        """Gives up ownership of a campaign; does nothing where this process is not its owner."""
         nobody = dict.fromkeys(("owner_id", "owner_process", "owned_since", "owner_seen_at"))
         query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
         session.execute(query.values(nobody))
 
     @writing
     def stop_campaign(self, session: Session, campaign_id: str, state: CampaignState) -> None:
-        """An order to whoever runs it: to pause, or to cancel it; leases are taken back.
+        """Orders a campaign's owner to pause or cancel it, and takes its leases back.
 
         Raises:
             InputError: it has ended.

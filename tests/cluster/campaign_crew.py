@@ -15,11 +15,17 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.spec import CampaignSpec, parse_spec, spec_of
-from trappm.cluster.learning.training_report import TrainingReport
-from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey, TracedKernels
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey, TracedStep
 from trappm.cluster.scheduler.messages import Worker
-from trappm.cluster.workers.interfaces import CanaryCheck, Choice, Finished, ProfiledGraph
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignSpec, parse_spec, spec_of
+from trappm.cluster.workers.interfaces import (
+    CanaryCheck,
+    Choice,
+    Finished,
+    PublishedSnapshot,
+)
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import (
     GraphTemplate,
@@ -75,7 +81,7 @@ class FakeWorkers:
         self.poison = poison
         self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
         self.done: list[tuple[str, str]] = []
-        self.traced: list[KernelKey] = []
+        self.traced: list[StepKey] = []
         self.kernels = TemporaryDirectory()
         self._names = workers or [("w-cpu-2t", "cpu-2t"), ("w-cpu-1t", "cpu-1t")]
         self.starts: list[tuple[str, str]] = []
@@ -94,7 +100,7 @@ class FakeWorkers:
     def trace(self, keys):
         for key in keys:
             self.traced.append(key)
-            yield TracedKernels(key, None, "too small an input")
+            yield TracedStep(key, None, "too small an input")
 
     def joined(self):
         return [Worker(name, device, "host", "stack") for name, device in self._names]
@@ -193,7 +199,7 @@ class FakeLearner:
         self.seen_roles = set()
         self.promoted = None
 
-    def set_pool(self, pool, on_progress, steps=None, kernels=None):
+    def set_pool(self, pool, on_progress, steps=None, traced=None):
         self.pool = {c.id: c for c, _ in pool}
         on_progress(1, 1)
 
@@ -214,7 +220,7 @@ class FakeLearner:
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
     def publish(self, registry, fields):
-        return {"id": self.snapshot, "folder": self.snapshot, "manifest": {"heads": {}, **fields}}
+        return PublishedSnapshot(self.snapshot, self.snapshot, {"heads": {}, **fields})
 
     def promote(self, registry, snapshot_id):
         self.promoted = snapshot_id
@@ -240,7 +246,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         workers=workers,
         learner=learner or FakeLearner(),
         snapshots=Path("unused"),
-        kernels=KernelCache(Path(workers.kernels.name)),
+        steps=StepCache(Path(workers.kernels.name)),
         watch=lambda progress: setattr(workers, "told", progress.lines),
     )
     return workers.campaign

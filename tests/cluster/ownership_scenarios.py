@@ -32,9 +32,9 @@ from emulated_cluster import (
     wait_until,
 )
 
+from trappm.cluster.campaign.learner_thread import training_labels
 from trappm.cluster.campaign.orders import order_stop
 from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.learning.learner_thread import training_labels
 from trappm.cluster.ray_runtime import CAMPAIGN_ACTOR
 from trappm.store import CampaignState, Store
 

@@ -147,7 +147,7 @@ def uploaded(port, content):
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
-        connection.request("POST", "/v1/predict", form, headers)
+        connection.request("POST", "/v1/predict/upload", form, headers)
         response = connection.getresponse()
         answer = response.status, response.headers["Content-Type"], response.read()
         connection.close()

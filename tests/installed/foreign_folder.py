@@ -6,11 +6,11 @@ ROOMS = ("profiler", "store", "learner", "cluster")
 
 THEIRS = f"""
 import sys, pathlib
-import trappm, trappm.store, trappm.cluster.campaign.spec
+import trappm, trappm.store, trappm.cluster.spec
 import {", ".join(ROOMS)}
 from store import NAME
 assert NAME == "the store of somebody else", NAME
-assert trappm.cluster.campaign.spec.load_preset("laptop").name == "laptop"
+assert trappm.cluster.spec.load_preset("laptop").name == "laptop"
 theirs = {{pathlib.Path(m.__file__).parents[1] for m in ({", ".join(ROOMS)})}}
 (folder,) = theirs
 print(folder, pathlib.Path(trappm.__file__).parent)

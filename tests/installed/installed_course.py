@@ -18,10 +18,10 @@ sys.path.append(sys.argv[1])
 import campaign_crew
 
 from trappm.cluster.campaign.loop import Campaign
-from trappm.cluster.campaign.spec import load_preset
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles.step_profiles import StepCache
+from trappm.cluster.spec import load_preset
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 
@@ -72,7 +72,7 @@ def main() -> None:
         Campaign(
             store=campaign_crew.owned(store, record.id), campaign_id=record.id, spec=spec,
             workers=Workers(), learner=learner,
-            snapshots=home.snapshots, kernels=KernelCache(home.kernel_profiles),
+            snapshots=home.snapshots, steps=StepCache(home.step_profiles),
         ).run()  # fmt: skip
         told = {
             "trained_on": learner.report.labels,

@@ -9,61 +9,62 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, GraphProcesses, MetricName, Usable, print_json
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
-    from trappm.experiments.evaluation import Evaluation
+    from trappm.experiments.evaluation import Evaluation, Request
     from trappm.learner.bench.benchmark import SplitKind
 
 MAX_SEEDS = 20
 MAX_COUNTS = 10
 
 
+Suite = Annotated[str | None, typer.Option(help="paper: all splits, the honest ones first.")]
+Labels = Annotated[
+    Path | None, typer.Option(help="Labels to divide: an export, or a published sheet.")
+]
+Device = Annotated[
+    str | None, typer.Option(help="Divide this device's labels in the label store instead.")
+]
+Estimators = Annotated[
+    list[str] | None,
+    typer.Option(help="By name; again for more. All by default, ours alone with --train."),
+]
+Splits = Annotated[
+    list[str] | None,
+    typer.Option(help="architectures, families, each-family, configurations; again for more."),
+]
+LabelCounts = Annotated[
+    str | None, typer.Option(help="Also learn from so many labels, such as 20,50,100.")
+]
+Start = Annotated[
+    Path | None, typer.Option(help="Labels of another device: also start from its models.")
+]
+Size = Annotated[str, typer.Option(help="Of the baselines' networks: laptop, paper.")]
+Runs = Annotated[
+    Path | None,
+    typer.Option(help="Keep every run in this folder: the same command goes on behind it."),
+]
+
+
 def evaluate(
-    suite: Annotated[
-        str | None, typer.Option(help="paper: all splits, the honest ones first.")
-    ] = None,
+    suite: Suite = None,
     train: Annotated[Path | None, typer.Option(help="Labels to learn from.")] = None,
     test: Annotated[Path | None, typer.Option(help="Labels to judge by.")] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Labels to divide: an export, or a published sheet.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Divide this device's labels in the label store instead.")
-    ] = None,
-    metric: Annotated[str, typer.Option(help="memory, step-time, power or energy.")] = "memory",
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="By name; again for more. All by default, ours alone with --train."),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(help="architectures, families, each-family, configurations; again for more."),
-    ] = None,
+    labels: Labels = None,
+    device: Device = None,
+    metric: MetricName = "memory",
+    estimator: Estimators = None,
+    split: Splits = None,
     seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="How many, from 1337 on.")] = 5,
-    label_counts: Annotated[
-        str | None, typer.Option(help="Also learn from so many labels, such as 20,50,100.")
-    ] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="Labels of another device: also start from its models.")
-    ] = None,
-    usable: Annotated[
-        Path | None,
-        typer.Option(help="A sheet of architecture, batch_size, class, spike: judge usable rows."),
-    ] = None,
-    size: Annotated[
-        str, typer.Option(help="Of the baselines' networks: laptop, paper.")
-    ] = "laptop",
-    runs: Annotated[
-        Path | None,
-        typer.Option(help="Keep every run in this folder: the same command goes on behind it."),
-    ] = None,
+    label_counts: LabelCounts = None,
+    start: Start = None,
+    usable: Usable = None,
+    size: Size = "laptop",
+    runs: Runs = None,
     plots: Annotated[Path | None, typer.Option(help="Write plots into this folder.")] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
-    ] = None,
+    processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
     """Train predictors on labels and judge them on others that they have not seen.
@@ -71,23 +72,20 @@ def evaluate(
     With --train and --test on two files, else on splits of one set of labels. Graphs are made
     where they are missing, which takes a second or more for each architecture, and kept.
     """
-    two_files = train is not None or test is not None
-    if two_files and (train is None or test is None):
-        raise InputError("--train and --test belong together; give both files")
-    if two_files and (suite or labels or device or split or label_counts or plots or runs):
-        raise InputError("--train and --test judge two files; they take no splits, runs or plots")
-    if not two_files and (labels is None) == (device is None):
+    splits_only = (suite, labels, device, split, label_counts, plots, runs)
+    files = _two_files(train, test, any(splits_only))
+    if files is None and (labels is None) == (device is None):
         raise InputError("give labels: a file with --labels, or a device of the store (--device)")
     _check("suite", suite, ("paper",))
     counts = _counts(label_counts)
+    _check_choices(size, split, estimator, plots)
 
-    from trappm.experiments.evaluation import Request, evaluate_files, evaluate_splits
+    from trappm.experiments.evaluation import Request
     from trappm.experiments.label_files import metric_column, read_usable
     from trappm.learner.bench.benchmark import PAPER_SEEDS
     from trappm.terminal.evaluation_tables import EvaluationDisplay
 
-    _check_choices(size, split, estimator, plots)
-    chosen = estimator or (["ours"] if two_files else None)
+    chosen = estimator or (["ours"] if files else None)
     display = EvaluationDisplay()
     request = Request(
         metric=metric_column(metric),
@@ -103,12 +101,37 @@ def evaluate(
     )
     _make_folder("--runs", runs)
     with display:
-        if train is not None and test is not None:
-            result = evaluate_files(request, train, test)
-        else:
-            kinds = _split_kinds(split, suite)
-            result = evaluate_splits(request, kinds, labels=labels, device=device)
+        result = _evaluated(request, files, _split_kinds(split, suite), labels, device)
     _show(result, plots, as_json)
+
+
+def _evaluated(
+    request: Request,
+    files: tuple[Path, Path] | None,
+    kinds: Sequence[SplitKind],
+    labels: Path | None,
+    device: str | None,
+) -> Evaluation:
+    from trappm.experiments.evaluation import evaluate_files, evaluate_splits
+
+    if files is not None:
+        return evaluate_files(request, *files)
+    return evaluate_splits(request, kinds, labels=labels, device=device)
+
+
+def _two_files(train: Path | None, test: Path | None, splits: bool) -> tuple[Path, Path] | None:
+    """Labels to learn from and to judge by; None where one set of labels is to be divided.
+
+    Raises:
+        InputError: one without the other, or beside an option that is for splits.
+    """
+    if train is None and test is None:
+        return None
+    if train is None or test is None:
+        raise InputError("--train and --test belong together; give both files")
+    if splits:
+        raise InputError("--train and --test judge two files; they take no splits, runs or plots")
+    return train, test
 
 
 def _check_choices(

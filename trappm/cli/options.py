@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,15 @@ Processes = Annotated[
 ]
 RetryRefused = Annotated[
     bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
+]
+MetricName = Annotated[str, typer.Option(help="memory, step-time, power or energy.")]
+Usable = Annotated[
+    Path | None,
+    typer.Option(help="A sheet of architecture, batch_size, class, spike: judge usable rows."),
+]
+GraphProcesses = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
 ]
 
 

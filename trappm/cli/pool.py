@@ -31,8 +31,8 @@ def build(
 
     Stopped or killed, the same command goes on where it was: no profile is made twice.
     """
-    from trappm.cluster.profiles.pool_file import build as build_pool
-    from trappm.cluster.profiles.pool_file import load_pool_file
+    from trappm.cluster.pool_file import build as build_pool
+    from trappm.cluster.pool_file import load_pool_file
 
     file = load_pool_file(spec)
     from trappm.reports.pools import BuildDisplay, pool_facts, print_pool
@@ -64,13 +64,13 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count a pool by family, and list refusals by reason."""
-    from trappm.reports.label_frames import store_or_none_yet
+    from trappm.label_frames import store_or_none_yet
     from trappm.reports.pools import pool_facts, print_pool
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
         facts = pool_facts(store, name)
     if as_json:
-        print_json(facts)
+        print_json(facts and facts.to_json())
     else:
         print_pool(facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.registry import Registry
 
 app = typer.Typer(
@@ -40,7 +41,7 @@ def list_snapshots(registry: Here = None, as_json: AsJson = False) -> None:
 
     rows = snapshot_rows(_registry(registry), shipped=registry is None)
     if as_json:
-        print_json(rows)
+        print_json([row.to_json() for row in rows])
     else:
         print_snapshots(rows)
 
@@ -52,7 +53,7 @@ def show(name: Name = "latest", registry: Here = None, as_json: AsJson = False) 
 
     manifest = _manifest(name, registry)
     if as_json:
-        print_json(manifest)
+        print_json(manifest.to_json())
     else:
         print_manifest(manifest)
 
@@ -162,7 +163,7 @@ def diff(
 
     rows = differences(_manifest(first, registry), _manifest(second, registry))
     if as_json:
-        print_json(rows)
+        print_json([asdict(row) for row in rows])
     else:
         print_differences(rows)
 
@@ -241,11 +242,11 @@ def _registry(location: str | None) -> Registry:
     return local_registry() if location is None else Registry(location)
 
 
-def _manifest(name: str, location: str | None) -> dict[str, object]:
+def _manifest(name: str, location: str | None) -> Manifest:
     from trappm.learner.snapshots.manifest import read_manifest
     from trappm.prediction.snapshot_choice import folder_of
 
     if location is None:
         return read_manifest(folder_of(name))
     shared = _registry(location)
-    return json.loads(json.dumps(shared.manifest(shared.resolve(name))))  # type: ignore[no-any-return]
+    return shared.manifest(shared.resolve(name))

@@ -109,7 +109,7 @@ def profile(
 
     About a second each. Stopped or killed, the same command goes on where it was.
     """
-    from trappm.cluster.profiles.pool_file import make_profiles
+    from trappm.cluster.pool_file import make_profiles
     from trappm.reports.pools import BuildDisplay
     from trappm.store import Store
 

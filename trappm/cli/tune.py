@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, GraphProcesses, MetricName, print_json
 
 MAX_TRIALS = 10_000
 
@@ -19,7 +19,7 @@ def tune(
     estimator: Annotated[
         str, typer.Option(help="By name; those that have settings.")
     ] = "trappm-laptop",
-    metric: Annotated[str, typer.Option(help="memory, step-time, power or energy.")] = "memory",
+    metric: MetricName = "memory",
     trials: Annotated[
         int, typer.Option(min=1, max=MAX_TRIALS, help="In all; a study goes on until it has them.")
     ] = 30,
@@ -32,10 +32,7 @@ def tune(
     address: Annotated[
         str | None, typer.Option(help="A running Ray cluster, such as auto.")
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=256, help="How many make missing graphs; one for each core."),
-    ] = None,
+    processes: GraphProcesses = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for better settings, beginning with those that are shipped.

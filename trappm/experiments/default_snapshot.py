@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_labels, read_usable
-from trappm.experiments.labelled_workloads import kernel_keys
+from trappm.experiments.labelled_workloads import step_keys
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.scores import Score, score
@@ -102,7 +102,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
             # Its constants start from this very sheet, not from those of today's software.
             samples, prior = bench.prepared(measurements).samples, MemoryPrior()
         else:
-            samples = _timed(measurements, KernelCache(bench.home.kernel_profiles), processes)
+            samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
             prior = StepTimePrior(spec_of(sheet.device))
     test = _held_out(samples)
     _show(0, 2, f"judging {sheet.file}")
@@ -114,7 +114,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
 
 
 def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
-    """All heads as one snapshot."""
+    """Publishes all heads as one snapshot."""
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
@@ -170,13 +170,13 @@ def _source(part: Trained) -> dict[str, Any]:
     }
 
 
-def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: int) -> Samples:
+def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
     """Step times with their kernels, which are all that the prior of time needs."""
-    keys = kernel_keys(measurements, cache, processes, _show)
+    keys = step_keys(measurements, cache, processes, _show, stored={})
     rows = []
     for measurement in measurements:
-        kernels = cache.get(keys[measurement.attempt_key])
-        if kernels is not None and measurement.step_time_ms is not None:
+        step = cache.get(keys[measurement.attempt_key])
+        if step is not None and measurement.step_time_ms is not None:
             what = measurement.configuration
             workload = Workload(
                 graph=Graph.empty(what.batch_size),
@@ -184,7 +184,7 @@ def _timed(measurements: Sequence[Measurement], cache: KernelCache, processes: i
                 memory_format=what.memory_format,
                 optimizer=what.optimizer,
                 phase=what.phase,
-                kernels=kernels,
+                kernels=step.kernels,
             )
             rows.append((what, workload, measurement.step_time_ms))
     values = np.array([value for _, _, value in rows])

@@ -1,6 +1,6 @@
 """From labels to what predictors learn from: every label beside its workload.
 
-Graphs, step profiles and kernel profiles are made where they are missing and kept, each as it
+Graphs and step profiles are made where they are missing and kept, each as it
 comes, so a run that was stopped goes on where it was.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
 from trappm.cluster.profiles.static_profiles import profile_in_processes
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.learner.bench.benchmark import Samples
 from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.workload import Workload
@@ -22,7 +22,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import GraphTemplate, Measurement, Pair
 from trappm.profiler.records.graph import Graph
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_profile import StepProfile, has_kernel_profile
 from trappm.store import Store
 
 OF_KERNELS = frozenset({"step_time_ms"})
@@ -47,19 +47,19 @@ def prepare(
     measurements: Sequence[Measurement],
     metric: str,
     store: Store,
-    kernels: KernelCache,
+    cache: StepCache,
     *,
     processes: int,
     usable: Mapping[tuple[str, int], bool] | None = None,
     watch: Watch = lambda done, total, what: None,
 ) -> Prepared:
-    """The labels of one metric with their workloads.
+    """Prepares the labels of one metric with their workloads.
 
     Args:
         measurements: of one device; those without the metric are left out.
         metric: its column, such as `memory_mib`.
         store: where graphs and step profiles are read and kept.
-        kernels: where kernel profiles are.
+        cache: where steps in settings of their own are.
         processes: how many profile at once.
         usable: by architecture and batch size, whether it is a spike: only these are judged.
         watch: called with progress.
@@ -74,13 +74,9 @@ def prepare(
     pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
     _make_profiles(pairs, store, processes, watch)
     explained = metric in OF_KERNELS
-    traced = kernel_keys(known, kernels, processes, watch) if explained else {}
-    maker = _Workloads(
-        store.workloads.graph_templates(pairs),
-        store.workloads.step_profiles(pairs),
-        traced,
-        kernels,
-    )
+    steps = store.workloads.step_profiles(pairs)
+    keys = step_keys(known, cache, processes, watch, stored=steps)
+    maker = _Workloads(store.workloads.graph_templates(pairs), steps, keys, cache)
     rows = _beside_workloads(known, maker, left_out, kernels_needed=explained)
     if not rows:
         raise InputError(
@@ -181,13 +177,13 @@ class _Workloads:
         self,
         templates: Mapping[Pair, bytes],
         steps: Mapping[Pair, bytes],
-        traced: Mapping[str, KernelKey],
-        kernels: KernelCache,
+        keys: Mapping[str, StepKey],
+        cache: StepCache,
     ) -> None:
         self._templates = {p: GraphTemplate.from_bytes(data) for p, data in templates.items()}
         self._steps = {p: StepProfile.from_bytes(data) for p, data in steps.items()}
-        self._keys = traced
-        self._kernels = {key: kernels.get(key) for key in set(traced.values())}
+        self._keys = keys
+        self._own = {key: cache.get(key) for key in set(keys.values())}
         self._graphs: dict[Pair, dict[int, Graph]] = defaultdict(dict)
 
     def workload(self, measurement: Measurement) -> Workload:
@@ -197,30 +193,42 @@ class _Workloads:
         graphs = self._graphs[pair]
         if what.batch_size not in graphs:
             graphs[what.batch_size] = self._templates[pair].at(what.batch_size)
-        key = self._keys.get(measurement.attempt_key)
+        key = self._keys[measurement.attempt_key]
+        step = self._own[key] or self._steps.get(pair)
+        known = step is not None and (key.is_plain or self._own[key] is not None)
         return Workload(
             graph=graphs[what.batch_size],
             precision=what.precision,
             memory_format=what.memory_format,
             optimizer=what.optimizer,
             phase=what.phase,
-            step=self._steps.get(pair),
-            kernels=None if key is None else self._kernels[key],
+            step=step,
+            kernels=step.kernels if step is not None and known else None,
         )
 
 
-def kernel_keys(
-    measurements: Sequence[Measurement], kernels: KernelCache, processes: int, watch: Watch
-) -> dict[str, KernelKey]:
-    """The keys of all measurements by attempt, once all that can be traced are."""
+def step_keys(
+    measurements: Sequence[Measurement],
+    cache: StepCache,
+    processes: int,
+    watch: Watch,
+    stored: Mapping[Pair, bytes],
+) -> dict[str, StepKey]:
+    """The keys of all measurements by attempt, once all that the store lacks are traced."""
     keys = {
-        m.attempt_key: KernelKey.of(m.configuration, fused_attention=_fuses_attention(m))
+        m.attempt_key: StepKey.of(m.configuration, fused_attention=_fuses_attention(m))
         for m in measurements
     }
-    missing = kernels.missing(sorted(set(keys.values())))
+    there = {pair for pair, profile in stored.items() if has_kernel_profile(profile)}
+    wanted = {
+        key
+        for key in keys.values()
+        if not (key.is_plain and (key.architecture, key.input_size) in there)
+    }
+    missing = cache.missing(sorted(wanted))
     if missing:
-        for done, traced in enumerate(kernels.make(missing, processes)):
-            watch(done, len(missing), f"kernels of {traced.key.architecture}")
+        for done, traced in enumerate(cache.make(missing, processes)):
+            watch(done, len(missing), f"a step of {traced.key.architecture}")
     return keys
 
 

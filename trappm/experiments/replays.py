@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """One campaign."""
+    """One campaign to replay: learner, strategy and seed."""
 
     seed: int
     learner: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.experiments.labelled_workloads import Prepared, prepare
 from trappm.learner.bench.benchmark import PAPER_SEEDS, Samples
 from trappm.learner.estimator import Estimator
@@ -39,7 +39,7 @@ class Workbench:
             measurements,
             self.metric,
             self.store,
-            KernelCache(self.home.kernel_profiles),
+            StepCache(self.home.step_profiles),
             processes=self.processes,
             usable=self.usable,
             watch=self.watch,

@@ -21,14 +21,14 @@ _maps = Maps()
 
 Page = Annotated[int, Query(ge=1, le=10_000)]
 Size = Annotated[int, Query(ge=1, le=label_pages.LARGEST_PAGE)]
-Word = Annotated[str | None, Query(max_length=200)]
+ShortText = Annotated[str | None, Query(max_length=200)]
 
 
 Wanted = Annotated[LabelFilter, Depends(LabelFilter)]
 
 
 def _store(home: Home) -> Store:
-    from trappm.reports.label_frames import store_or_none_yet
+    from trappm.label_frames import store_or_none_yet
 
     return store_or_none_yet(home)
 
@@ -42,7 +42,7 @@ def list_campaigns() -> dict[str, Any]:
 
 
 @router.get("/campaigns/{campaign_id}")
-def one_campaign(campaign_id: str) -> dict[str, Any]:
+def show_campaign(campaign_id: str) -> dict[str, Any]:
     """Where a campaign stands: pace, errors by round, budget, workers, canaries, news."""
     home = Home.find()
     with _store(home) as store:
@@ -50,7 +50,7 @@ def one_campaign(campaign_id: str) -> dict[str, Any]:
 
 
 @router.get("/campaigns/{campaign_id}/map")
-def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
+def map_of_campaign(campaign_id: str, device: ShortText = None) -> JSONResponse:
     """The pool in the embedding space; 202 while it is worked out: try again."""
     home = Home.find()
     with _store(home) as store:
@@ -62,7 +62,7 @@ def map_of_campaign(campaign_id: str, device: Word = None) -> JSONResponse:
 
 @router.get("/labels")
 def list_labels(
-    wanted: Wanted, sort: Word = "architecture", page: Page = 1, size: Size = 50
+    wanted: Wanted, sort: ShortText = "architecture", page: Page = 1, size: Size = 50
 ) -> dict[str, Any]:
     """One page of the labels (or, with an outcome, attempts) that pass the filter."""
     with _store(Home.find()) as store:
@@ -78,7 +78,7 @@ def names_of_labels() -> dict[str, Any]:
 
 @router.get("/labels/download/{kind}")
 def download_labels(
-    kind: Literal["csv", "json"], wanted: Wanted, sort: Word = "architecture"
+    kind: Literal["csv", "json"], wanted: Wanted, sort: ShortText = "architecture"
 ) -> Response:
     """All that the filter lets pass, as a file."""
     with _store(Home.find()) as store:
@@ -89,7 +89,7 @@ def download_labels(
 
 
 @router.get("/labels/{label_id}")
-def one_label(label_id: int) -> dict[str, Any]:
+def show_label(label_id: int) -> dict[str, Any]:
     """Everything behind one label: raw samples, attempts, environment."""
     if not 0 < label_id < 2**63:
         raise InputError(f"no label has the id {label_id}; see: trappm labels query")
@@ -104,7 +104,7 @@ def list_snapshots() -> dict[str, Any]:
 
 
 @router.get("/snapshots/{name}")
-def one_snapshot(name: str) -> dict[str, Any]:
+def show_snapshot(name: str) -> dict[str, Any]:
     """A snapshot's manifest, and its errors by head and by family."""
     with _store(Home.find()) as store:
         return snapshots.facts(store, name)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import TrappmError
 
 if TYPE_CHECKING:
+    from trappm.reports.choices import MapPoint
     from trappm.store import Home, Store
 
 WANTED = 10
@@ -43,7 +45,7 @@ class Maps:
     def find(
         self, store: Store, home: Home, campaign_id: str, device: str | None
     ) -> dict[str, Any] | None:
-        """The map as of now; None while it is worked out.
+        """The current map of a campaign; None while it is worked out.
 
         Raises:
             InputError: no such campaign or device, or nothing is encoded yet.
@@ -74,26 +76,27 @@ class Maps:
 
 def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, Any]:
     """The explanation of a campaign, with each point's reason, thinned to what a page can draw."""
-    from trappm.reports.choices import explain
-    from trappm.reports.label_frames import store_to_read
+    from trappm.label_frames import store_to_read
+    from trappm.reports.choices import PastChoice, WantedChoice, explain
 
     with store_to_read(home) as store, _nobody_measures_here():
         explanation = explain(store, home, campaign_id, device=device, count=WANTED)
         devices = list(store.assignments.counts(campaign_id))
-    reasons = {x["configuration"]: x for x in [*explanation["chosen"], *explanation["wanted"]]}
+    choices: list[PastChoice | WantedChoice] = [*explanation.chosen, *explanation.wanted]
+    reasons = {choice.configuration: choice for choice in choices}
     points = []
-    for point in explanation["map"]:
-        about = reasons.get(point["configuration"], {})
-        points.append({**point, "round": about.get("round"), "reason": about.get("reason", {})})
-    shown = _thinned(points)
+    for point in _thinned(explanation.map):
+        about = reasons.get(point.configuration)
+        in_round = about.round if isinstance(about, PastChoice) else None
+        points.append({**asdict(point), "round": in_round, "reason": about.reason if about else {}})
     return {
-        "campaign": explanation["campaign"],
-        "device": explanation["device"],
+        "campaign": explanation.campaign,
+        "device": explanation.device,
         "devices": devices,
-        "strategy": explanation["strategy"],
-        "points": shown,
-        "left_out": len(points) - len(shown),
-        "wanted": explanation["wanted"],
+        "strategy": explanation.strategy,
+        "points": points,
+        "left_out": len(explanation.map) - len(points),
+        "wanted": [asdict(choice) for choice in explanation.wanted],
     }
 
 
@@ -117,10 +120,12 @@ def _nobody_measures_here() -> Iterator[None]:
         ) from error
 
 
-def _thinned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _thinned(points: Sequence[MapPoint]) -> list[MapPoint]:
     """At most so many points: those that nothing was asked of go first, evenly."""
-    background = [p for p in points if p["kind"] in {"pool", "held out"}]
-    others = [p for p in points if p["kind"] not in {"pool", "held out"}][-MOST_POINTS:]
+    from trappm.reports.choices import BACKGROUND
+
+    background = [p for p in points if p.kind in BACKGROUND]
+    others = [p for p in points if p.kind not in BACKGROUND][-MOST_POINTS:]
     room = MOST_POINTS - len(others)
     if len(background) > room:
         background = [background[i * len(background) // room] for i in range(room)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +13,13 @@ from trappm.profiler.models.families import family_of
 from trappm.terminal.snapshot_tables import head_rows, snapshot_rows
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.store import Store
 
 
 def rows() -> list[dict[str, Any]]:
     """One row for each snapshot, the latest first, the shipped one last."""
-    return snapshot_rows(local_registry(), shipped=True)
+    return [row.to_json() for row in snapshot_rows(local_registry(), shipped=True)]
 
 
 def facts(store: Store, name: str) -> dict[str, Any]:
@@ -32,41 +33,40 @@ def facts(store: Store, name: str) -> dict[str, Any]:
         SnapshotError: there is none of that name, or it is damaged.
     """
     manifest = _manifest(name)
-    called: list[str] = next((row["aliases"] for row in rows() if row["id"] == manifest["id"]), [])
+    called: list[str] = next((row["aliases"] for row in rows() if row["id"] == manifest.id), [])
     return {
-        "id": manifest["id"],
+        "id": manifest.id,
         "aliases": called,
-        "manifest": manifest,
-        "heads": head_rows(manifest),
+        "manifest": manifest.to_json(),
+        "heads": [asdict(row) for row in head_rows(manifest)],
         "families": _families(store, manifest),
     }
 
 
-def _manifest(name: str) -> Mapping[str, Any]:
+def _manifest(name: str) -> Manifest:
     """Only of this machine's registry or the shipped one: a name is never a folder here."""
     shipped = read_manifest(SHIPPED)
-    if name in {DEFAULT, shipped["id"]}:
+    if name in {DEFAULT, shipped.id}:
         return shipped
     registry = local_registry()
     return registry.manifest(registry.resolve(name))
 
 
-def _families(store: Store, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _families(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
     """Errors by family, from the manifest, or else from the report of its campaign.
 
     Returns:
         One row for each device, phase (None: any), metric and family: count, mape.
     """
     rows = []
-    for device, phases in (manifest.get("errors") or {}).items():
-        for phase, metrics in phases.items():
+    for device in manifest.errors or {}:
+        for phase, metrics in manifest.errors_by_phase(device).items():
             for metric, judged in metrics.items():
-                families = judged.get("by_family") if isinstance(judged, Mapping) else None
-                for family, errors in (families or {}).items():
+                for family, errors in (judged.by_family or {}).items():
                     place = {"device": device, "phase": phase, "metric": metric}
                     numbers = {name: errors.get(name) for name in ("count", "mape")}
                     rows.append({**place, "family": family, **numbers})
-    return rows or _of_campaign(store, manifest.get("campaign"))
+    return rows or _of_campaign(store, manifest.campaign)
 
 
 def _of_campaign(store: Store, campaign_id: str | None) -> list[dict[str, Any]]:

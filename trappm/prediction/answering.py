@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,12 @@ from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedH
 from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
-from trappm.prediction.prediction import Prediction
+from trappm.prediction.estimate import largest_batch
+from trappm.prediction.prediction import Figures, Fit, Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
-from trappm.profiler.records import MAX_SIZE, METRICS, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, member
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
 """DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
 MIB_PER_GB = 1e9 / 2**20
-LARGEST_BATCH = 65_536
-"""The search for the largest batch size ends here."""
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "precision": Precision,
@@ -41,7 +41,7 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
 
 
 class Question:
-    """Everything that is asked but the model and the device."""
+    """A question apart from its model and device: settings, snapshot, the length of a run."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Question:
             InputError: a setting that there is not, or a run that cannot be.
         """
         self.batch_size = batch_size
-        self.phase = Phase(_member("phase", Phase, phase))
+        self.phase = Phase(member("phase", Phase, phase))
         given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
         self._given: dict[str, Any] = {
-            name: _member(name, _FAMILIES[name], value)
+            name: member(name, _FAMILIES[name], value)
             for name, value in given.items()
             if value is not None
         }
@@ -112,20 +112,21 @@ class Question:
         return answers([(self, subject, device)])[0]
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first one with heads of the device; the last one, which then refuses, if none has."""
+        """The first snapshot with heads of the device; else the last, which then refuses."""
         return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Those that a model's kernels are needed in, for heads that see kernels.
+        """Those that a model's steps are traced in, beside fp32 and contiguous.
 
         Raises:
             SnapshotError: there are no heads for a device and the phase.
         """
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        return list(dict.fromkeys(self.settings(x) for x in trained if x.heads.needs_kernels))
+        asked = dict.fromkeys(map(self.settings, trained))
+        return [row for row in asked if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
-        """Those of the question; the rest as in most labels that agree with it."""
+        """The question's settings of a step, the rest as in most labels that agree with it."""
         agreeing = [
             row
             for row in trained.settings
@@ -134,15 +135,16 @@ class Question:
         usual = (*agreeing, *trained.settings, _PLAIN)[0]
         return usual._replace(**self._given)
 
-    def run(self, device: str, batch: int, values: dict[str, Any]) -> Run | None:
-        if self.epochs is None or self._samples is None or values["step_time_ms"] is None:
+    def run(self, device: str, batch: int, figures: Figures) -> Run | None:
+        step_time_ms = figures.step_time_ms
+        if self.epochs is None or self._samples is None or step_time_ms is None:
             return None
         return run_of(
             epochs=self.epochs,
             samples=self._samples,
             batch_size=batch,
-            step_time_ms=(values["step_time_ms"], *values["intervals"]["step_time_ms"]),
-            energy_j=values["energy_j"],
+            step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
+            energy_j=figures.energy_j,
             carbon_g_per_kwh=self._carbon_g_per_kwh,
             prices=prices_of(device),
         )
@@ -227,10 +229,10 @@ class _Inquiry:
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
         """The whole answer, from what the heads predicted of it in this row."""
-        values = self._values(output, row)
-        fits = self._what_fits(values["intervals"].get("memory_mib"), risk, capacity)
-        missing = {**self._missing(values), **fits.pop("missing")}
-        run = self._question.run(self.device, self._batch_size, values)
+        figures = self._figures(output, row)
+        fit, unfit = self._what_fits(figures.intervals.get("memory_mib"), risk, capacity)
+        missing = self._missing(figures) | unfit
+        run = self._question.run(self.device, self._batch_size, figures)
         if run is None and self._question.epochs is not None:
             missing["run"] = "it needs step_time_ms"
         return Prediction(
@@ -248,69 +250,77 @@ class _Inquiry:
             simulated_memory=self._profile.memory(self._batch_size),
             memory_source=self._profile.step_source,
             memory_remark=self._profile.step_refusal or self._profile.step_remark,
-            **values,
-            **fits,
+            **vars(figures),
+            **vars(fit),
         )
 
-    def _values(self, output: Predictions, row: int) -> dict[str, Any]:
-        """What the heads predict and what follows from it, by the names of `Prediction`."""
-        values: dict[str, Any] = dict.fromkeys((*METRICS, "energy_j", "samples_per_s"))
-        intervals = {}
-        for at, metric in enumerate(output.metrics):
-            values[metric] = float(output.median[row, at])
-            intervals[metric] = (float(output.low[row, at]), float(output.high[row, at]))
-        if values["step_time_ms"] is not None:
-            per_second = 1000 * self._batch_size
-            values["samples_per_s"] = per_second / values["step_time_ms"]
+    def _figures(self, output: Predictions, row: int) -> Figures:
+        """What the heads predict in this row, and what follows from it."""
+        medians = {m: float(output.median[row, at]) for at, m in enumerate(output.metrics)}
+        intervals = {
+            metric: (float(output.low[row, at]), float(output.high[row, at]))
+            for at, metric in enumerate(output.metrics)
+        }
+        step_time_ms, power_w = medians.get("step_time_ms"), medians.get("power_w")
+        energy_j = samples_per_s = None
+        if step_time_ms is not None:
+            samples_ms = 1000 * self._batch_size
+            samples_per_s = samples_ms / step_time_ms
             low, high = intervals["step_time_ms"]
-            intervals["samples_per_s"] = (per_second / high, per_second / low)
-            if values["power_w"] is not None:
-                values["energy_j"] = values["power_w"] * values["step_time_ms"] / 1000
+            intervals["samples_per_s"] = (samples_ms / high, samples_ms / low)
+            if power_w is not None:
+                energy_j = power_w * step_time_ms / 1000
                 power = intervals["power_w"]
                 intervals["energy_j"] = (power[0] * low / 1000, power[1] * high / 1000)
-        unfamiliar = [m for at, m in enumerate(output.metrics) if output.outside[row, at]]
-        return {**values, "intervals": intervals, "unfamiliar": tuple(unfamiliar)}
+        return Figures(
+            step_time_ms=step_time_ms,
+            memory_mib=medians.get("memory_mib"),
+            power_w=power_w,
+            energy_j=energy_j,
+            samples_per_s=samples_per_s,
+            intervals=intervals,
+            unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
+        )
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
-    ) -> dict[str, Any]:
-        """Capacity, probability of running out of it, largest batch size and part of an A100.
+    ) -> tuple[Fit, dict[str, str]]:
+        """What fits into the device's memory, and why what is None of it is not known.
 
         `memory` is the interval of the memory at this batch size, where it is known.
         """
-        fits: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
+        fit = Fit(capacity_mib=capacity, out_of_memory=risk)
         if memory is None or capacity is None:
             unknown = f"the memory of a {self.device} is not known"
             reason = self._no_head("memory_mib") if memory is None else unknown
-            names = ("out_of_memory", "largest_batch_size")
-            return {**fits, "missing": dict.fromkeys(names, reason)}
+            return fit, dict.fromkeys(("out_of_memory", "largest_batch_size"), reason)
         missing = {}
         if risk is None:
             missing["out_of_memory"] = "heads of this kind have none"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
-            fits["largest_batch_size"] = self._largest(USABLE_SHARE * capacity)
+            fit = replace(fit, largest_batch_size=self._largest(USABLE_SHARE * capacity))
         else:
             missing["largest_batch_size"] = f"the file has one batch size only, {fixed}"
         if capacity > MIG_PROFILES[-1][0] * 1024 and self.device.startswith("a100"):
             missing["mig_profile"] = "the rule is of an A100 with 40 GB"
         elif self.device.startswith("a100"):
-            fits["mig_profile"] = mig_profile(memory[1])
-            if fits["mig_profile"] is None:
+            fit = replace(fit, mig_profile=mig_profile(memory[1]))
+            if fit.mig_profile is None:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
-        return {**fits, "missing": missing}
+        return fit, missing
 
-    def _missing(self, values: dict[str, Any]) -> dict[str, str]:
-        """Why values are None."""
+    def _missing(self, figures: Figures) -> dict[str, str]:
+        """Why figures are None."""
         reasons = {}
         for metric in METRICS:
-            if values[metric] is None:
+            if getattr(figures, metric) is None:
                 reasons[metric] = self._no_head(metric)
         if self._no_kernels is not None:
             reasons["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
-            lacking = [part for part in parts if values[part] is None]
+            lacking = [part for part in parts if getattr(figures, part) is None]
             if lacking:
                 reasons[name] = f"it needs {' and '.join(lacking)}"
         return reasons
@@ -328,57 +338,36 @@ class _Inquiry:
         return remarks
 
     def _workload(self, batch_size: int) -> Workload:
-        kernels = None
-        if self._trained.heads.needs_kernels:
-            traced = self._subject.kernels(self._settings)
-            if isinstance(traced, str):
-                self._no_kernels = traced
-            else:
-                kernels = traced
+        step, kernels = self._profile.step, None
+        traced = self._subject.step(self._settings)
+        if isinstance(traced, str):
+            self._no_kernels = traced if self._trained.heads.needs_kernels else None
+        else:
+            step = traced
+            kernels = traced.kernels if self._trained.heads.needs_kernels else None
         return Workload(
             graph=self._profile.graph.at(batch_size),
             precision=self._settings.precision,
             memory_format=self._settings.memory_format,
             optimizer=self._settings.optimizer,
             phase=self._phase,
-            step=self._profile.step,
+            step=step,
             kernels=kernels,
         )
-
-    def _upper_mib(self, batch_size: int) -> float:
-        output = self.predict([self._workload(batch_size)])
-        return float(output.high[0, output.metrics.index("memory_mib")])
 
     def _largest(self, limit_mib: float) -> int:
         """The largest batch size whose upper bound stays below the limit."""
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings)
         if key not in known:
-            known[key] = self._bisected(limit_mib)
+            known[key] = largest_batch(lambda size: self._upper_mib(size) <= limit_mib)
         return known[key]
 
-    def _bisected(self, limit_mib: float) -> int:
-        fits, too_large = 0, 1
-        while too_large <= LARGEST_BATCH and self._upper_mib(too_large) <= limit_mib:
-            fits, too_large = too_large, 2 * too_large
-        while too_large - fits > 1 and fits:
-            middle = (fits + too_large) // 2
-            if self._upper_mib(middle) <= limit_mib:
-                fits = middle
-            else:
-                too_large = middle
-        return min(fits, LARGEST_BATCH, MAX_SIZE)
+    def _upper_mib(self, batch_size: int) -> float:
+        output = self.predict([self._workload(batch_size)])
+        return float(output.high[0, output.metrics.index("memory_mib")])
 
 
 def mig_profile(upper_mib: float) -> str | None:
     """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
     return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
-
-
-def _member(name: str, kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InputError(
-            f"{name.replace('_', ' ')} is {value!r}; it must be one of: {', '.join(kind)}"
-        ) from None

@@ -34,7 +34,7 @@ def verdicts(predictions: Sequence[Prediction]) -> dict[str, dict[str, str | Non
 
 
 def cheapest_usd(prediction: Prediction) -> float | None:
-    """Of the whole run where it is cheapest, or of a million samples where no run is given."""
+    """The lowest price of the whole run, or of a million samples where no run is given."""
     if prediction.run is not None:
         return prediction.run.offers[0].usd if prediction.run.offers else None
     return usd_per_million(prediction)

@@ -67,7 +67,7 @@ class Run:
 
 
 def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
-    """Before anything is predicted; None is what was not asked.
+    """Checks the length of a run and the carbon intensity; None is what was not given.
 
     Raises:
         InputError: half of a run, or epochs, samples or carbon intensity that cannot be.

@@ -32,11 +32,11 @@ from trappm.profiler.simulation.step_trace import StepTrace
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from trappm.profiler.simulation.origins import Origin
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.simulation.step_trace import Origin
+    from trappm.profiler.tracing.tracer import StepOptions
 
-LARGEST_BATCH = 1 << 24
-"""Where the search for the largest batch gives up."""
+LARGEST_BATCH = 65_536
+"""Nobody trains with more on one device: where the search for the largest batch ends."""
 
 
 def estimate(
@@ -71,8 +71,8 @@ def estimate(
         InputError, UnknownArchitectureError: what is wrong with the arguments.
         UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
     """
-    from trappm.profiler.simulation.losses import default_loss
-    from trappm.profiler.simulation.tracing import StepOptions
+    from trappm.profiler.tracing.losses import default_loss
+    from trappm.profiler.tracing.tracer import StepOptions
 
     options = StepOptions(
         precision=member("precision", Precision, precision),
@@ -149,18 +149,10 @@ class Estimate:
         if self.only_batch is not None:
             raise InputError(
                 f"{self.name} runs another step at every batch size (it loops over its samples, or "
-                f"compares all of them), so only batch {self.only_batch} is known; estimate again at another one"
+                f"compares all of them), so only batch {self.only_batch} is known; estimate again at "
+                "another one"
             )
-        fitting, beyond = 0, 1
-        while beyond < LARGEST_BATCH and self.fits(device, beyond):
-            fitting, beyond = beyond, beyond * 2
-        while beyond - fitting > 1:
-            middle = (fitting + beyond) // 2
-            if self.fits(device, middle):
-                fitting = middle
-            else:
-                beyond = middle
-        return fitting
+        return largest_batch(lambda size: self.fits(device, size))
 
     def breakdown(
         self, device: str | None = None, batch_size: int | None = None
@@ -211,6 +203,17 @@ class Estimate:
         return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
 
 
+def largest_batch(fits: Callable[[int], bool]) -> int:
+    """The largest batch size that fits, of at most `LARGEST_BATCH`; 0 if none does."""
+    fitting, beyond = 0, 1
+    while beyond <= LARGEST_BATCH and fits(beyond):
+        fitting, beyond = beyond, 2 * beyond
+    while fitting and beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
+    return min(fitting, LARGEST_BATCH)
+
+
 def _traced(
     model: str | nn.Module,
     inputs: Inputs,
@@ -224,7 +227,7 @@ def _traced(
 
     from trappm.profiler.models.on_meta import on_meta
     from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
-    from trappm.profiler.simulation.tracing import Tracer
+    from trappm.profiler.tracing.tracer import Tracer
 
     module = on_meta(model, _size(model, input_size) if isinstance(model, str) else inputs)
     if options.memory_format is MemoryFormat.CHANNELS_LAST:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trappm.label_frames import store_to_read
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
-from trappm.reports.label_frames import store_to_read
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction

@@ -19,6 +19,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one step costs, by the names of `Prediction`; None where it is not known."""
+
+    step_time_ms: float | None
+    memory_mib: float | None
+    power_w: float | None
+    energy_j: float | None
+    samples_per_s: float | None
+    intervals: Mapping[str, tuple[float, float]]
+    unfamiliar: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the device's memory holds, by the names of `Prediction`; None where it is not known."""
+
+    capacity_mib: float | None
+    out_of_memory: float | None
+    largest_batch_size: int | None = None
+    mig_profile: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What one step costs; iterating gives step time, memory, power."""
 

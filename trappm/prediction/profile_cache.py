@@ -23,18 +23,18 @@ from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static_profile import StaticProfile
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when a profile says something else of the same model."""
 MAX_ENTRY_BYTES = 64 << 20
-_KERNELS_REFUSED = b"refused\n"
+_STEP_REFUSED = b"refused\n"
 
 
 @dataclass(frozen=True)
 class ProfileCache:
-    """One folder of entries."""
+    """Profiles of single models in a folder, one file for each."""
 
     folder: Path
 
@@ -49,27 +49,25 @@ class ProfileCache:
         self._keep(path, profile_to_bytes(name, profile))
         return name, profile
 
-    def kernels(
-        self, key: tuple[object, ...], make: Callable[[], KernelProfile]
-    ) -> KernelProfile | str:
-        """The kernels of a model, made if they are not there; or why there are none."""
-        from trappm.profiler.simulation.kernel_profile import KernelProfile
+    def step(self, key: tuple[object, ...], make: Callable[[], StepProfile]) -> StepProfile | str:
+        """The steps of a model, traced if they are not there; or why there are none."""
+        from trappm.profiler.simulation.step_profile import StepProfile
 
-        path = self._path(key, "kernels.npz")
+        path = self._path(key, "step.npz")
         with contextlib.suppress(OSError, TrappmError, UnicodeDecodeError):
             data = _bytes_of(path)
-            if data.startswith(_KERNELS_REFUSED):
-                return data.removeprefix(_KERNELS_REFUSED).decode()
-            return KernelProfile.from_bytes(data)
+            if data.startswith(_STEP_REFUSED):
+                return data.removeprefix(_STEP_REFUSED).decode()
+            return StepProfile.from_bytes(data)
         try:
-            kernels = make()
+            step = make()
         except InputError:
             raise
         except TrappmError as error:
-            self._keep(path, _KERNELS_REFUSED + str(error).encode())
+            self._keep(path, _STEP_REFUSED + str(error).encode())
             return str(error)
-        self._keep(path, kernels.to_bytes())
-        return kernels
+        self._keep(path, step.to_bytes())
+        return step
 
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
         identity = repr((FORMAT, *_versions(), *key))

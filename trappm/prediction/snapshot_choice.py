@@ -30,7 +30,7 @@ def local_registry() -> Registry:
 
 
 def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
-    """The snapshots to ask, the first one first.
+    """The snapshots that answer a question, in the order in which they are tried.
 
     Args:
         name: a folder, an alias or an id; None for the latest one and the shipped one after it.

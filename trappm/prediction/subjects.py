@@ -18,13 +18,14 @@ from trappm.prediction.profile_cache import ProfileCache, content_key
 from trappm.prediction.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.records import MemoryFormat, Precision
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from trappm.profiler.models.model_input import Sample
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static_profile import StaticProfile
 
 
@@ -40,8 +41,8 @@ class Subject(ABC):
         """Raises TrappmError where no graph can be made of it."""
 
     @abstractmethod
-    def kernels(self, settings: StepSettings) -> KernelProfile | str:
-        """The kernels of its steps, or why they cannot be traced."""
+    def step(self, settings: StepSettings) -> StepProfile | str:
+        """Its steps as they are run in these settings, or why they cannot be traced."""
 
 
 def subject_of(
@@ -85,20 +86,20 @@ def known_subject(key: tuple[object, ...]) -> Subject:
     """A model that some process has profiled, by `name_key` or `file_key`; nothing is traced here.
 
     Raises:
-        UnprofiledError: none has; so do the subject's `kernels` where those are not there.
+        UnprofiledError: none has; so does the subject's `step` where that is not there.
     """
     return _known(key, _profiles())
 
 
 def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSettings]) -> None:
-    """Profiles a model, and its kernels in these settings, so that `known_subject` finds it.
+    """Profiles a model, and its steps in these settings, so that `known_subject` finds it.
 
     Raises:
         TrappmError: what is wrong with the model.
     """
     subject = _Kept(key, _profiles(), tracer)
     for row in settings:
-        subject.kernels(row)
+        subject.step(row)
 
 
 def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
@@ -118,20 +119,22 @@ class _Kept(Subject):
         self._cache = cache
         self._key = key
         self._tracer = tracer
-        self._kernels: dict[tuple[str, str], KernelProfile | str] = {}
+        self._steps: dict[tuple[str, str], StepProfile | str] = {}
         self.name, self._profile = self._cache.profile(key, self._make)
 
     def profile(self) -> StaticProfile:
         return self._profile
 
-    def kernels(self, settings: StepSettings) -> KernelProfile | str:
+    def step(self, settings: StepSettings) -> StepProfile | str:
         layout = _layout(settings)
-        if layout not in self._kernels:
+        if layout == PLAIN:
+            return self._profile.step or self._profile.step_refusal or ""
+        if layout not in self._steps:
             batch_size = self._profile.graph.fixed_batch_size
-            self._kernels[layout] = self._cache.kernels(
-                (*self._key, *layout), lambda: self._unprofiled.kernels(settings, batch_size)
+            self._steps[layout] = self._cache.step(
+                (*self._key, *layout), lambda: self._unprofiled.step(settings, batch_size)
             )
-        return self._kernels[layout]
+        return self._steps[layout]
 
     def _make(self) -> tuple[str, StaticProfile]:
         return self._unprofiled.profile()
@@ -161,16 +164,15 @@ class _Module(Subject):
     def profile(self) -> StaticProfile:
         return self._profile
 
-    def kernels(self, settings: StepSettings) -> KernelProfile | str:
-        from trappm.profiler.static_profile import kernel_profile
+    def step(self, settings: StepSettings) -> StepProfile | str:
+        from trappm.profiler.static_profile import step_profile
+        from trappm.profiler.tracing.tracer import StepOptions
 
         try:
-            return kernel_profile(
-                self._module,
-                self._sample,
-                precision=settings.precision,
-                memory_format=settings.memory_format,
+            options = StepOptions(
+                precision=settings.precision, memory_format=settings.memory_format
             )
+            return step_profile(self._module, self._sample, options)
         except TrappmError as error:
             return str(error)
 
@@ -197,6 +199,10 @@ def _profiles() -> ProfileCache:
     return ProfileCache(data_folder() / "profiles")
 
 
+PLAIN = (Precision.FP32.value, MemoryFormat.CONTIGUOUS.value)
+"""What the profile itself is traced in."""
+
+
 def _layout(settings: StepSettings) -> tuple[str, str]:
-    """What kernels depend on."""
+    """What a trace depends on."""
     return settings.precision.value, settings.memory_format.value

@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,14 @@ from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static_profile import StaticProfile
+    from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
     "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
-    "trappm.profiler.simulation.kernel_profile",
+    "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
@@ -86,12 +87,18 @@ class Tracer(ABC):
         """
 
     @abstractmethod
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        """The kernels of its steps; the batch size is that of a file that has but one.
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        """The model's steps in these settings; the batch size is that of a file with a single one.
 
         Raises:
             TrappmError: why they cannot be traced.
         """
+
+
+def _options(settings: StepSettings) -> StepOptions:
+    from trappm.profiler.tracing.tracer import StepOptions
+
+    return StepOptions(precision=settings.precision, memory_format=settings.memory_format)
 
 
 @dataclass(frozen=True)
@@ -108,17 +115,12 @@ class NameTracer(Tracer):
         name = check(self.model)
         return name, static_profile(name, self._size(name))
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
         from trappm.profiler.models.zoo import check
-        from trappm.profiler.static_profile import kernel_profile
+        from trappm.profiler.static_profile import step_profile
 
         name = check(self.model)
-        return kernel_profile(
-            name,
-            self._size(name),
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-        )
+        return step_profile(name, self._size(name), _options(settings))
 
     def _size(self, name: str) -> int:
         from trappm.profiler.models.zoo import native_input_size
@@ -141,17 +143,13 @@ class FileTracer(Tracer):
 
         return Path(self.model).name, file_profile(Path(self.model), self.input_size)
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        from trappm.profiler.static_profile import kernel_profile, rebuilt
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+        from trappm.profiler.static_profile import rebuilt, step_profile
 
         module, sample = rebuilt(Path(self.model), self.input_size)
-        return kernel_profile(
-            module,
-            sample,
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            batch_size=batch_size,
-        )
+        batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
+        return step_profile(module, sample, _options(settings), batch_sizes)
 
 
 @dataclass(frozen=True)
@@ -166,22 +164,49 @@ class OutsideTracer(Tracer):
     """For all traces together; else each has its own."""
 
     def profile(self) -> tuple[str, StaticProfile]:
-        return profile_from_bytes(self._look(None))
+        return profile_from_bytes(self._look(settings=None))
 
-    def kernels(self, settings: StepSettings, batch_size: int | None) -> KernelProfile:
-        from trappm.profiler.simulation.kernel_profile import KernelProfile
+    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
+        from trappm.profiler.simulation.step_profile import StepProfile
 
-        layout = [settings.precision, settings.memory_format, settings.optimizer]
-        return KernelProfile.from_bytes(self._look({"settings": layout, "batch_size": batch_size}))
+        return StepProfile.from_bytes(self._look(settings, batch_size))
 
-    def _look(self, kernels: Mapping[str, Any] | None) -> bytes:
+    def _look(self, settings: StepSettings | None, batch_size: int | None = None) -> bytes:
         is_file = isinstance(self.inner, FileTracer)
-        model = os.path.abspath(self.inner.model) if is_file else self.inner.model
-        request = {
-            "model": model, "is_file": is_file, "input_size": self.inner.input_size,
-            "kernels": kernels,
-        }  # fmt: skip
+        request = TracingRequest(
+            model=os.path.abspath(self.inner.model) if is_file else self.inner.model,
+            is_file=is_file,
+            input_size=self.inner.input_size,
+            settings=settings,
+            batch_size=batch_size,
+        )
         return self.process.look(request, self.name, self.deadline)
+
+
+@dataclass(frozen=True)
+class TracingRequest:
+    """What a tracing process is to trace; JSON can hold all of it."""
+
+    model: str
+    """An architecture of timm, or the absolute path of a file."""
+    is_file: bool
+    input_size: int | None
+    settings: StepSettings | None
+    """Those of the steps that are wanted; None where the profile is."""
+    batch_size: int | None
+    """That of a file that has but one, for its steps."""
+
+    def tracer(self) -> NameTracer | FileTracer:
+        """The tracer that does what is requested in this process."""
+        return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
+
+
+@dataclass(frozen=True)
+class TracingLimits:
+    """What a tracing process may use beside what it has when it begins."""
+
+    memory_bytes: int
+    cpu_s: int
 
 
 class TracingProcess:
@@ -218,7 +243,7 @@ class TracingProcess:
         deadline.end()
         self._server.interrupt()
 
-    def look(self, request: Mapping[str, Any], name: str, deadline: Deadline | None) -> bytes:
+    def look(self, request: TracingRequest, name: str, deadline: Deadline | None) -> bytes:
         """The result of a trace in a fork.
 
         Raises:
@@ -234,7 +259,7 @@ class TracingProcess:
             self._server.start()
             until = deadline or Deadline(self._timeout_s)
             try:
-                return self._look({**request, **self._limits(request)}, name, until)
+                return self._look(request, name, until)
             except ForkServerError:
                 self._server.stop()  # its next message would not be about the next model
                 raise
@@ -244,18 +269,17 @@ class TracingProcess:
                 self._server.stop()
                 raise
 
-    def _limits(self, request: Mapping[str, Any]) -> dict[str, int]:
+    def _limits(self, request: TracingRequest) -> TracingLimits:
         size, mib = 0, self._memory_mib
-        if request["is_file"]:
-            size, mib = os.stat(request["model"]).st_size, min(mib, _FILE_MEMORY_MIB)
-        return {
-            "memory_bytes": (mib << 20) + _COPIES * size,
-            "cpu_s": int(self._timeout_s) + 1,
-        }
+        if request.is_file:
+            size, mib = os.stat(request.model).st_size, min(mib, _FILE_MEMORY_MIB)
+        return TracingLimits((mib << 20) + _COPIES * size, int(self._timeout_s) + 1)
 
-    def _look(self, request: Mapping[str, Any], name: str, until: Deadline) -> bytes:
+    def _look(self, request: TracingRequest, name: str, until: Deadline) -> bytes:
         reply: Mapping[str, Any] = {}
-        child = self._server.fork("trappm.prediction.tracing:look", dict(request))
+        limits = self._limits(request)
+        message = {"request": asdict(request), "limits": asdict(limits)}
+        child = self._server.fork("trappm.prediction.tracing:look", message)
         try:
             for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass
@@ -269,54 +293,55 @@ class TracingProcess:
             child.close()
         if "error" in reply:
             kind = getattr(errors, str(reply["error"]), TrappmError)
-            raise kind(str(reply["message"]).replace(request["model"], name))
-        if "found" not in reply:
+            raise kind(str(reply["message"]).replace(request.model, name))
+        if "result" not in reply:
             raise ModelFileError(
                 f"looking at {name} ended its process ({child.exit_code}): it needs more than "
-                f"{request['memory_bytes'] >> 20:,} MiB, or breaks a library"
+                f"{limits.memory_bytes >> 20:,} MiB, or breaks a library"
             )
-        return base64.b64decode(reply["found"])
+        return base64.b64decode(reply["result"])
 
 
-def look(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Profiles the model of the request, in a process of its own, and sends the result."""
+def look(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Profiles the model of a request, in a process of its own, and sends the result."""
     import torch
 
-    confine(request["memory_bytes"], request["cpu_s"])
+    request, limits = TracingRequest(**message["request"]), TracingLimits(**message["limits"])
+    confine(limits)
     torch.set_num_threads(1)
-    model = request["model"]
-    tracer = (FileTracer if request["is_file"] else NameTracer)(model, request["input_size"])
     try:
-        outcome = _found(tracer, request["kernels"])
+        result = _result(request)
     except TrappmError as error:
         send({"error": type(error).__name__, "message": str(error)})
     except MemoryError:
-        mib = request["memory_bytes"] >> 20
-        send({"error": "ModelFileError", "message": f"{model} needs more than {mib:,} MiB"})
+        needs = f"{request.model} needs more than {limits.memory_bytes >> 20:,} MiB"
+        send({"error": "ModelFileError", "message": needs})
     except Exception as error:  # a file may hold anything
-        reason = f"{model} cannot be read: unexpected {type(error).__name__} ({one_line(error)})"
-        send({"error": "UnsupportedModelError", "message": f"{reason}; please report it"})
+        unexpected = f"unexpected {type(error).__name__} ({one_line(error)})"
+        reason = f"{request.model} cannot be read: {unexpected}; please report it"
+        send({"error": "UnsupportedModelError", "message": reason})
     else:
-        send({"found": base64.b64encode(outcome).decode()})
+        send({"result": base64.b64encode(result).decode()})
 
 
-def confine(memory_bytes: int, cpu_s: int) -> None:
+def confine(limits: TracingLimits) -> None:
     """Limits this process: memory beside what it has, CPU time, what it writes and opens."""
     from trappm.profiler.host.procfs import memory_status_kib
 
-    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + memory_bytes)
-    _limit(resource.RLIMIT_CPU, cpu_s)
+    _limit(resource.RLIMIT_AS, (memory_status_kib()["VmSize"] << 10) + limits.memory_bytes)
+    _limit(resource.RLIMIT_CPU, limits.cpu_s)
     _limit(resource.RLIMIT_FSIZE, _MAX_WRITTEN_BYTES)
     _limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
 
 
-def _found(tracer: Tracer, kernels: Mapping[str, Any] | None) -> bytes:
-    if kernels is None:
+def _result(request: TracingRequest) -> bytes:
+    tracer = request.tracer()
+    if request.settings is None:
         return profile_to_bytes(*tracer.profile())
-    precision, memory_format, optimizer = kernels["settings"]
+    precision, memory_format, optimizer = request.settings  # JSON has plain strings
     settings = StepSettings(Precision(precision), MemoryFormat(memory_format), Optimizer(optimizer))
-    return tracer.kernels(settings, kernels["batch_size"]).to_bytes()
+    return tracer.step(settings, request.batch_size).to_bytes()
 
 
 def _limit(kind: int, most: int) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from trappm.cluster.campaign.ownership import ENDED, runs
-from trappm.cluster.campaign.spec import CampaignBudget, budget_of
 from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 from trappm.store.records import EventRecord, Purpose, RoundState
@@ -169,11 +169,11 @@ class CampaignFacts:
 
     @property
     def trained(self) -> list[tuple[RoundFacts, TrainingReport]]:
-        """Rounds with a report."""
+        """The rounds that have a report, with their reports."""
         return [(r, r.report) for r in self.rounds if r.report is not None]
 
     def to_json(self, *, exclude: set[str] | None = None) -> dict[str, Any]:
-        """Plain values, for machines."""
+        """The facts as JSON values."""
         values: dict[str, Any] = TypeAdapter(CampaignFacts).dump_python(
             self, mode="json", exclude=exclude
         )
@@ -252,7 +252,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
 
 
 def live_state(campaign: CampaignRecord) -> str:
-    """Its state; one that the store calls running, but whose process is gone, is interrupted."""
+    """The state of a campaign; a running one whose process is gone counts as interrupted."""
     if campaign.state is CampaignState.RUNNING and not runs(campaign):
         return INTERRUPTED
     return str(campaign.state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.records import METRICS
 from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
 from trappm.store import AssignmentState

@@ -6,7 +6,9 @@ from what the store knows now, by the campaign's strategy and its cached encoder
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +21,26 @@ from trappm.terminal.png_figures import new_figure, save_png
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
-    from trappm.cluster.campaign.spec import CampaignSpec
+    from trappm.cluster.spec import CampaignSpec
     from trappm.profiler.records import Configuration
     from trappm.store import Assignment, CampaignRecord, Home, Store
 
-KINDS = ("pool", "held out", "labelled", "pending", "wanted")
-"""Of the points of a map; later ones lie over earlier ones."""
-_MARKS = {"pool": "·", "held out": ":", "labelled": "o", "pending": "?", "wanted": "X"}
-_COLOURS = {
-    "pool": "#cccccc",
-    "held out": "#999999",
-    "labelled": "#1f77b4",
-    "pending": "#ff7f0e",
-    "wanted": "#d62728",
-}
+
+class PointKind(enum.StrEnum):
+    """Of a configuration on the map; later ones lie over earlier ones."""
+
+    POOL = "pool"
+    HELD_OUT = "held out"
+    LABELLED = "labelled"
+    PENDING = "pending"
+    WANTED = "wanted"
+
+
+BACKGROUND = {PointKind.POOL, PointKind.HELD_OUT}
+_MARKS = dict(zip(PointKind, "·:o?X", strict=True))
+_COLOURS = dict(
+    zip(PointKind, ("#cccccc", "#999999", "#1f77b4", "#ff7f0e", "#d62728"), strict=True)
+)
 _REASONS = {
     "uncertainty": "uncertainty",
     "distance_to_nearest_label": "distance",
@@ -45,26 +53,62 @@ _REASONS = {
 """Reasons that a table shows, and their headings."""
 
 
+@dataclass(frozen=True)
+class WantedChoice:
+    """What would be measured next, and why."""
+
+    configuration: str
+    reason: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PastChoice:
+    """What acquisition chose, and what became of it."""
+
+    configuration: str
+    round: int
+    state: str
+    reason: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """A configuration of the pool along the two directions in which embeddings differ most."""
+
+    configuration: str
+    x: float
+    y: float
+    kind: PointKind
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choices of a campaign on one device; `chosen` has the latest first."""
+
+    campaign: str
+    device: str
+    strategy: str
+    chosen: Sequence[PastChoice]
+    wanted: Sequence[WantedChoice]
+    map: Sequence[MapPoint]
+
+
 def explain(
     store: Store, home: Home, campaign_id: str, *, device: str | None, count: int
-) -> dict[str, Any]:
-    """The choices of a campaign on one device with their reasons, the latest first.
+) -> Explanation:
+    """The choices of a campaign on one device with their reasons, and the map of its pool.
 
     Args:
         store: with the campaign.
         home: whose folder of the campaign has its encoder.
         campaign_id: of the campaign.
         device: one of the campaign's; by default its source.
-        count: how many of the next picks to tell.
-
-    Returns:
-        campaign, device, strategy, chosen (configuration, round, state, reason), wanted
-        (configuration, reason), map (x, y, kind of each configuration of the pool).
+        count: how many of the next picks to give.
 
     Raises:
         InputError: the campaign has no such device, or has not encoded its pool yet.
     """
-    from trappm.cluster.campaign.spec import spec_of
+    from trappm.cluster.spec import spec_of
 
     campaign = store.campaigns.get(campaign_id)
     spec = spec_of(campaign)
@@ -77,29 +121,21 @@ def explain(
     assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
     pool = store.campaigns.pool(campaign.id)
     wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
-    return {
-        "campaign": campaign.id,
-        "device": chosen_device,
-        "strategy": spec.strategy,
-        "chosen": _chosen(assigned),
-        "wanted": [
-            {"configuration": str(configuration), "reason": dict(reason)}
-            for configuration, reason in wanted
-        ],
-        "map": _map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
-    }
+    return Explanation(
+        campaign=campaign.id,
+        device=chosen_device,
+        strategy=spec.strategy,
+        chosen=_chosen(assigned),
+        wanted=[WantedChoice(str(c), dict(reason)) for c, reason in wanted],
+        map=_map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
+    )
 
 
-def _chosen(assigned: Sequence[Assignment]) -> list[dict[str, Any]]:
+def _chosen(assigned: Sequence[Assignment]) -> list[PastChoice]:
     """What acquisition chose, the latest first."""
     acquired = [a for a in assigned if a.role is Role.TRAIN]
     return [
-        {
-            "configuration": str(a.configuration),
-            "round": a.round_number,
-            "state": str(a.state),
-            "reason": dict(a.reason),
-        }
+        PastChoice(str(a.configuration), a.round_number, str(a.state), dict(a.reason))
         for a in sorted(acquired, key=lambda a: (-a.round_number, a.rank))
     ]
 
@@ -113,10 +149,10 @@ def _next(
     count: int,
 ) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
     """What the strategy would pick now, and the embeddings of the pool."""
+    from trappm.cluster.campaign.learner_thread import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
-    from trappm.cluster.learning.learner_thread import training_labels
-    from trappm.cluster.profiles.kernel_profiles import KernelCache
+    from trappm.cluster.profiles.step_profiles import StepCache
 
     cache = home.campaigns / campaign.id
     if not list(cache.glob("encoder-*.safetensors")):
@@ -138,7 +174,7 @@ def _next(
         [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
         lambda done, total: None,
         store.workloads.step_profiles(pairs),
-        planner.known_kernels(KernelCache(home.kernel_profiles)),
+        planner.known_steps(StepCache(home.step_profiles)),
     )
     if labels := training_labels(store, campaign.id).labels:
         learner.fit(labels, lambda done, total: None)
@@ -153,7 +189,7 @@ def _map(
     assigned: Sequence[Assignment],
     wanted: set[str],
     embeddings: np.ndarray[Any, np.dtype[np.float32]],
-) -> list[dict[str, Any]]:
+) -> list[MapPoint]:
     """The two directions in which the embeddings differ most."""
     from trappm.learner.acquisition.similarity import principal_directions
 
@@ -162,57 +198,51 @@ def _map(
     points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
     states = {a.configuration.id: a.state for a in assigned}
 
-    def kind(configuration: Configuration, held_out: bool) -> str:
+    def kind(configuration: Configuration, held_out: bool) -> PointKind:
         if configuration.id in wanted:
-            return "wanted"
+            return PointKind.WANTED
         state = states.get(configuration.id)
         if state in {AssignmentState.OPEN, AssignmentState.LEASED}:
-            return "pending"
+            return PointKind.PENDING
         if state is AssignmentState.DONE:
-            return "labelled"
-        return "held out" if held_out else "pool"
+            return PointKind.LABELLED
+        return PointKind.HELD_OUT if held_out else PointKind.POOL
 
     return [
-        {
-            "configuration": str(c),
-            "x": round(float(x), 4),
-            "y": round(float(y), 4),
-            "kind": kind(c, held_out),
-        }
+        MapPoint(str(c), round(float(x), 4), round(float(y), 4), kind(c, held_out))
         for (c, held_out), (x, y) in zip(pool, points, strict=True)
     ]
 
 
-def print_explanation(facts: Mapping[str, Any], most: int) -> None:
+def print_explanation(explanation: Explanation, most: int) -> None:
     """Tables of what was chosen and what is wanted next, and the map as text."""
     columns = ["configuration", "round", "state", *_REASONS.values()]
-    rows = [
-        [x["configuration"], x["round"], x["state"], *_reasons(x)] for x in facts["chosen"][:most]
-    ]
+    rows = [[x.configuration, x.round, x.state, *_reasons(x)] for x in explanation.chosen[:most]]
     if rows:
-        print_table(f"chosen on {facts['device']} by {facts['strategy']}", columns, rows)
-    if facts["wanted"]:
-        rows = [[x["configuration"], *_reasons(x)] for x in facts["wanted"]]
+        title = f"chosen on {explanation.device} by {explanation.strategy}"
+        print_table(title, columns, rows)
+    if explanation.wanted:
+        rows = [[x.configuration, *_reasons(x)] for x in explanation.wanted]
         print_table("most wanted now", ["configuration", *_REASONS.values()], rows)
-    console().print(_drawing(facts["map"]), markup=False, soft_wrap=True)
+    console().print(_drawing(explanation.map), markup=False, soft_wrap=True)
 
 
-def _reasons(choice: Mapping[str, Any]) -> list[Any]:
-    return [choice["reason"].get(name) for name in _REASONS]
+def _reasons(choice: PastChoice | WantedChoice) -> list[Any]:
+    return [choice.reason.get(name) for name in _REASONS]
 
 
-def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
+def _drawing(points: Sequence[MapPoint]) -> str:
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(76, 22)
-    for kind in KINDS:
-        points_of_kind = [p for p in points if p["kind"] == kind]
+    for kind in PointKind:
+        points_of_kind = [p for p in points if p.kind == kind]
         if points_of_kind:
             plotext.scatter(
-                [p["x"] for p in points_of_kind],
-                [p["y"] for p in points_of_kind],
+                [p.x for p in points_of_kind],
+                [p.y for p in points_of_kind],
                 marker=_MARKS[kind],
                 label=kind,
             )
@@ -221,7 +251,7 @@ def _drawing(points: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def draw_map(facts: Mapping[str, Any], path: Path) -> None:
+def draw_map(explanation: Explanation, path: Path) -> None:
     """The map as a PNG file.
 
     Raises:
@@ -229,17 +259,17 @@ def draw_map(facts: Mapping[str, Any], path: Path) -> None:
     """
     figure = new_figure(8, 6)
     axes = figure.subplots()
-    for kind in KINDS:
-        points_of_kind = [p for p in facts["map"] if p["kind"] == kind]
+    for kind in PointKind:
+        points_of_kind = [p for p in explanation.map if p.kind == kind]
         axes.scatter(
-            [p["x"] for p in points_of_kind],
-            [p["y"] for p in points_of_kind],
-            s=10 if kind in KINDS[:2] else 36,
+            [p.x for p in points_of_kind],
+            [p.y for p in points_of_kind],
+            s=10 if kind in BACKGROUND else 36,
             color=_COLOURS[kind],
             label=f"{kind} ({len(points_of_kind)})",
         )
     axes.legend()
-    axes.set_title(f"campaign {facts['campaign']} on {facts['device']}: embedding space")
+    axes.set_title(f"campaign {explanation.campaign} on {explanation.device}: embedding space")
     axes.set_xlabel("first principal component")
     axes.set_ylabel("second")
     save_png(figure, path, dpi=130)

@@ -17,7 +17,7 @@ from trappm import __version__
 from trappm.page.mounting import mount
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answers.answerer import Answerer
-from trappm.serving.body_kinds import BodyKinds
+from trappm.serving.body_kinds import JsonBodies
 from trappm.serving.gate import Gate
 from trappm.serving.metrics import Metrics
 from trappm.serving.problems import MEDIA_TYPE, details, headers_of, problem
@@ -54,7 +54,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
     )  # fmt: skip
     app.state.settings = settings
     app.state.answerer = answerer
-    app.add_middleware(BodyKinds)
+    app.add_middleware(JsonBodies)
     if settings.hosts is not None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)
     app.add_middleware(Gate, settings=settings, metrics=metrics)  # what is added last is outermost

@@ -27,7 +27,7 @@ class ReloadOutcome(enum.StrEnum):
 
 
 class Metrics:
-    """Of one application; several in one process do not mix."""
+    """The metrics of one application; several in one process do not mix."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -73,5 +73,5 @@ class Metrics:
             self._snapshots.labels(snapshot_id).set(1)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)

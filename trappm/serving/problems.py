@@ -54,7 +54,7 @@ class TooLargeError(ServingError):
 
 
 class UnauthorizedError(ServingError):
-    """No token, or another one."""
+    """A request with no token, or with a wrong one."""
 
     status = 401
 

@@ -14,7 +14,6 @@ from trappm.profiler.errors import InputError
 from trappm.serving.answers.answerer import Answer, Answerer, named_model
 from trappm.serving.answers.tracing import Model
 from trappm.serving.answers.uploads import Upload
-from trappm.serving.body_kinds import UPLOAD
 from trappm.serving.gate import client_of
 from trappm.serving.problems import body
 from trappm.serving.schemas import MAX_LIST, Questions, Settings
@@ -69,7 +68,7 @@ UploadInquiry = Annotated[Inquiry, Depends(_uploaded)]
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process lives."""
+    """Whether the process lives."""
     return {"status": "ok"}
 
 
@@ -81,7 +80,7 @@ async def readyz(answerer: Service) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(answerer: Service) -> Response:
-    """For Prometheus."""
+    """The metrics, for Prometheus."""
     text = answerer.metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -92,7 +91,7 @@ async def predict(inquiry: JsonInquiry, answerer: Service, request: Request) -> 
     return await _predictions(inquiry, answerer, request)
 
 
-@router.post(f"/v1/predict{UPLOAD}", form_limits={"max_files": 1, "max_fields": 4})
+@router.post("/v1/predict/upload", form_limits={"max_files": 1, "max_fields": 4})
 async def predict_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
     """What a step of an uploaded ONNX file costs."""
     return await _predictions(inquiry, answerer, request)
@@ -104,7 +103,7 @@ async def compare(inquiry: JsonInquiry, answerer: Service, request: Request) -> 
     return await _comparisons(inquiry, answerer, request)
 
 
-@router.post(f"/v1/compare{UPLOAD}", form_limits={"max_files": 1, "max_fields": 4})
+@router.post("/v1/compare/upload", form_limits={"max_files": 1, "max_fields": 4})
 async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
     """Devices side by side, all by default, for an uploaded ONNX file."""
     return await _comparisons(inquiry, answerer, request)
@@ -114,7 +113,7 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Req
 async def snapshot(answerer: Service, name: str | None = None) -> Response:
     """The manifest of the snapshot in force, or of another one by id or alias."""
     snapshots = await answerer.snapshots.named(name)
-    return _json(body(snapshots[0].manifest))
+    return _json(body(snapshots[0].manifest.to_json()))
 
 
 @router.get("/v1/devices")

@@ -20,7 +20,7 @@ from trappm.profiler.files.plain_files import read_plain
 from trappm.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    pass
 
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
 LEAST_TOKEN = 16
@@ -37,7 +37,6 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    started: Callable[[FastAPI], None] | None = None,
     listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serves until it is interrupted.
@@ -46,7 +45,6 @@ def serve(
         settings: of the application.
         host: the address to listen at.
         port: 0 for any that is free.
-        started: called with the application before it listens.
         listening: called with the address, once it can be asked.
 
     Raises:
@@ -61,8 +59,6 @@ def serve(
     place = _listen(host, port)
     with place:
         app = create_app(settings)
-        if started is not None:
-            started(app)
         sys.setswitchinterval(_SWITCH_S)
         config = uvicorn.Config(
             app,

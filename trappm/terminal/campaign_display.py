@@ -14,7 +14,7 @@ from rich.progress import (
 )
 
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import CampaignSpec
+from trappm.cluster.spec import CampaignSpec
 from trappm.terminal.progress_bar import LiveBar
 
 

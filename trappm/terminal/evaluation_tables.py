@@ -38,7 +38,7 @@ class EvaluationDisplay(LiveBar):
         )
         self._task = self._bar.add_task("", total=None)
         self._bar.line_below = "reading"
-        self._total, self._told_percent = 0, 0
+        self._total, self._shown_percent = 0, 0
 
     def show(self, done: int, total: int, what: str) -> None:
         self._safely(lambda: self._show(done, total, what))
@@ -46,12 +46,12 @@ class EvaluationDisplay(LiveBar):
     def _show(self, done: int, total: int, what: str) -> None:
         if total != self._total:  # another stage, whose pace is its own
             self._bar.reset(self._task, total=total)
-            self._total, self._told_percent = total, 0
+            self._total, self._shown_percent = total, 0
         self._bar.line_below = what
         self._bar.update(self._task, completed=done)
         percent = 100 * done // max(total, 1)
-        if not self._console.is_terminal and percent >= self._told_percent + 10:
-            self._told_percent = percent
+        if not self._console.is_terminal and percent >= self._shown_percent + 10:
+            self._shown_percent = percent
             self._console.print(f"{percent} %: {what}", markup=False, soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:
 
 
 def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
-    """Any frame as it is."""
+    """Prints a frame as it is."""
     clean = _without_nan(frame)
     rows = clean.values.tolist()
     print_table(f"{len(rows)} {what}" if len(rows) != 1 else "", list(clean.columns), rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
@@ -13,12 +14,55 @@ from trappm.profiler.errors import SnapshotError
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.registry import Registry
 
-Manifest = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class SnapshotListing:
+    """A snapshot in a list; of a damaged one only its id and names are known."""
+
+    id: str
+    aliases: list[str]
+    campaign: str | None = None
+    devices: list[str] | None = None
+    training_labels: Mapping[str, int] | None = None
+    """Counts by provenance."""
+    created_at: str | None = None
+    damage: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.damage else {k: v for k, v in values.items() if k != "damage"}
 
 
-def snapshot_rows(registry: Registry, *, shipped: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class HeadErrors:
+    """A head of a snapshot, with its errors (in percent) where they are known."""
+
+    device: str
+    phase: str
+    metric: str
+    labels: int
+    count: float | None
+    mape: float | None
+    median_ape: float | None
+    coverage: float | None
+    within_10_percent: float | None
+    rmse: float | None
+    """In the metric's unit."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two manifests say differently; None where one lacks it."""
+
+    what: str
+    first: object
+    second: object
+
+
+def snapshot_rows(registry: Registry, *, shipped: bool) -> list[SnapshotListing]:
     """One row for each whole snapshot, the latest first; the shipped one last."""
     aliases = registry.aliases()
     rows = []
@@ -27,23 +71,22 @@ def snapshot_rows(registry: Registry, *, shipped: bool) -> list[dict[str, Any]]:
         try:
             rows.append(_row(registry.manifest(name), called))
         except SnapshotError as error:
-            rows.append({**dict.fromkeys(_COLUMNS), "id": name, "aliases": called,
-                         "damage": str(error)})  # fmt: skip
-    rows.sort(key=lambda row: str(row["created_at"]), reverse=True)
+            rows.append(SnapshotListing(name, called, damage=str(error)))
+    rows.sort(key=lambda row: str(row.created_at), reverse=True)
     if shipped:
         rows.append(_row(read_manifest(SHIPPED), [DEFAULT]))
     return rows
 
 
-def print_snapshots(rows: list[dict[str, Any]]) -> None:
+def print_snapshots(rows: Sequence[SnapshotListing]) -> None:
     shown = [
         (
-            row["id"],
-            ", ".join(row["aliases"]),
-            row["campaign"],
-            ", ".join(row["devices"] or ()),
-            ", ".join(f"{n} {name}" for name, n in (row["training_labels"] or {}).items()),
-            row.get("damage") or str(row["created_at"])[:16].replace("T", " "),
+            row.id,
+            ", ".join(row.aliases),
+            row.campaign,
+            ", ".join(row.devices or ()),
+            ", ".join(f"{n} {name}" for name, n in (row.training_labels or {}).items()),
+            row.damage or str(row.created_at)[:16].replace("T", " "),
         )
         for row in rows
     ]
@@ -53,107 +96,108 @@ def print_snapshots(rows: list[dict[str, Any]]) -> None:
 def print_manifest(manifest: Manifest) -> None:
     """Heads with their errors, labels, and where it comes from."""
     shown = ("device", "phase", "metric", "labels", "mape", "median_ape", "coverage")
-    rows = [tuple(row[name] for name in shown) for row in head_rows(manifest)]
+    rows = [tuple(getattr(row, name) for name in shown) for row in head_rows(manifest)]
     out = console()
-    out.print(f"snapshot [bold]{manifest['id']}[/], made {manifest['created_at']}")
+    out.print(f"snapshot [bold]{manifest.id}[/], made {manifest.created_at}")
     columns = ("device", "phase", "metric", "labels", "MAPE, %", "median, %", "in interval, %")
     print_table("", columns, rows)
     lines = {
-        "errors on": manifest.get("split"),
-        "campaign": manifest.get("campaign"),
-        "parent": manifest.get("parent"),
-        "labels": f"{_provenances(manifest)}, {manifest['training_labels']['sha256'][:16]}",
-        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
-        "versions": ", ".join(f"{k} {v}" for k, v in manifest["versions"].items()),
+        "errors on": manifest.split,
+        "campaign": manifest.campaign,
+        "parent": manifest.parent,
+        "labels": f"{_provenances(manifest)}, {manifest.training_labels.sha256[:16]}",
+        "features": ", ".join(f"{k} {v}" for k, v in manifest.feature_schema.items()),
+        "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
     for name, value in lines.items():
         if value is not None:
             out.print(f"{name}: {value}", soft_wrap=True, markup=False)
-    for source in manifest.get("sources", []):
+    for source in manifest.sources:
         out.print(
-            f"{source['labels']} labels from {source['file']} ({source['source']})",
+            f"{source.labels} labels from {source.file} ({source.source})",
             soft_wrap=True,
             markup=False,
         )
 
 
-def head_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """One row for each head: device, phase, metric, labels, and its errors where they are known."""
-    errors, rows = manifest.get("errors") or {}, []
-    for device, phases in manifest["heads"].items():
-        for phase, settings in phases.items():
-            of_device = errors.get(device, {})
-            of_phase = of_device.get(phase, of_device)
-            for metric in settings["metrics"]:
-                known = of_phase.get(metric) or {}
+def head_rows(manifest: Manifest) -> list[HeadErrors]:
+    """The heads of a snapshot with their errors, one row for each."""
+    rows = []
+    for device, phases in manifest.heads.items():
+        errors = manifest.errors_by_phase(device)
+        for phase, head in phases.items():
+            by_metric = errors.get(phase) or errors.get(None, {})
+            for metric in head.metrics:
+                known = by_metric.get(metric)
                 rows.append(
-                    {
-                        "device": device,
-                        "phase": phase,
-                        "metric": metric,
-                        "labels": settings["label_count"],
-                        **{number: known.get(number) for number in _NUMBERS},
-                    }
+                    HeadErrors(
+                        device,
+                        phase,
+                        metric,
+                        head.label_count,
+                        **{name: known.number(name) if known else None for name in _NUMBERS},
+                    )
                 )
     return rows
 
 
-def differences(first: Manifest, second: Manifest) -> list[dict[str, Any]]:
-    """What two manifests say differently: one row each, missing values None."""
+def differences(first: Manifest, second: Manifest) -> list[Difference]:
+    """What two manifests say differently."""
     sides = [_facts(manifest) for manifest in (first, second)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [
-        {"what": name, "first": sides[0].get(name), "second": sides[1].get(name)}
+        Difference(name, sides[0].get(name), sides[1].get(name))
         for name in names
         if sides[0].get(name) != sides[1].get(name)
     ]
 
 
-def print_differences(rows: list[dict[str, Any]]) -> None:
+def print_differences(rows: Sequence[Difference]) -> None:
     if not rows:
         console().print("they are the same snapshot")
         return
-    print_table("", ("what", "first", "second"), [list(row.values()) for row in rows])
+    print_table(
+        "", ("what", "first", "second"), [(row.what, row.first, row.second) for row in rows]
+    )
 
 
 _NUMBERS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
-_COLUMNS = ("id", "aliases", "campaign", "devices", "training_labels", "created_at")
 
 
-def _row(manifest: Manifest, aliases: list[str]) -> dict[str, Any]:
-    return {
-        "id": manifest["id"],
-        "aliases": aliases,
-        "campaign": manifest.get("campaign"),
-        "devices": sorted(manifest["heads"]),
-        "training_labels": _by_provenance(manifest),
-        "created_at": manifest["created_at"],
-    }
+def _row(manifest: Manifest, aliases: list[str]) -> SnapshotListing:
+    return SnapshotListing(
+        id=manifest.id,
+        aliases=aliases,
+        campaign=manifest.campaign,
+        devices=sorted(manifest.heads),
+        training_labels=_by_provenance(manifest),
+        created_at=manifest.created_at,
+    )
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "id": manifest["id"],
-        "made": manifest["created_at"],
-        "campaign": manifest.get("campaign"),
+def _facts(manifest: Manifest) -> dict[str, str | None]:
+    facts = {
+        "id": manifest.id,
+        "made": manifest.created_at,
+        "campaign": manifest.campaign,
         "labels": _provenances(manifest),
-        "label set": manifest["training_labels"]["sha256"][:16],
-        "source device": manifest["source_device"],
-        "features": ", ".join(f"{k} {v}" for k, v in manifest["feature_schema"].items()),
+        "label set": manifest.training_labels.sha256[:16],
+        "source device": manifest.source_device,
+        "features": ", ".join(f"{k} {v}" for k, v in manifest.feature_schema.items()),
     }
     errors = mean_errors(manifest)
-    for device, phases in manifest["heads"].items():
-        for phase, settings in phases.items():
-            for metric in settings["metrics"]:
+    for device, phases in manifest.heads.items():
+        for phase, head in phases.items():
+            for metric in head.metrics:
                 error = errors.get((device, phase, metric))
-                known = "error not told" if error is None else f"{error:.3g} % off"
+                known = "error not known" if error is None else f"{error:.3g} % off"
                 facts[f"head {device} {phase} {metric}"] = known
-    return facts | {f"version of {name}": v for name, v in manifest["versions"].items()}
+    return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
 
 
 def _by_provenance(manifest: Manifest) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for counts in manifest.get("training_labels", {}).get("counts", {}).values():
+    for counts in manifest.training_labels.counts.values():
         total.update(counts)
     return dict(total)
 

@@ -46,11 +46,11 @@ from trappm.cluster.actors.profiler_actor import this_process  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
 from trappm.cluster.campaign.results import Results  # noqa: E402
-from trappm.cluster.campaign.spec import CampaignSpec  # noqa: E402
-from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels  # noqa: E402
+from trappm.cluster.profiles.static_profiles import ProfiledGraph  # noqa: E402
+from trappm.cluster.profiles.step_profiles import StepCache, TracedStep  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
+from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.cluster.workers import fair_share  # noqa: E402
-from trappm.cluster.workers.interfaces import ProfiledGraph  # noqa: E402
 from trappm.profiler.errors import DeviceError  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
@@ -168,7 +168,7 @@ class MadeUpPool(ProfilerPool):
 
     def trace(self, keys):
         for key in keys:
-            yield TracedKernels(key, None, "made up")
+            yield TracedStep(key, None, "made up")
 
 
 def spec(
@@ -271,7 +271,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         campaign = Campaign(
             store=owned(store, record.id), campaign_id=record.id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or FakeLearner(),
-            kernels=KernelCache(Home.find().kernel_profiles),
+            steps=StepCache(Home.find().step_profiles),
         )  # fmt: skip
         if isinstance(learner, LearnerProxy):
             learner._tell = lambda message: campaign.note("learner", message)

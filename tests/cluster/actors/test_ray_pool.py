@@ -51,22 +51,22 @@ print(json.dumps({
 
 TRACES = """
 import json, os, signal, sys
-from trappm.cluster.profiles.kernel_profiles import KernelKey
+from trappm.cluster.profiles.step_profiles import StepKey
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.records import MemoryFormat, Precision
 
 def crash_on_fp16(keys):
-    from trappm.cluster.profiles.kernel_profiles import trace_kernels
+    from trappm.cluster.profiles.step_profiles import trace_steps
     if any(key.precision == "amp-fp16" for key in keys):
         os.kill(os.getpid(), signal.SIGKILL)
-    return trace_kernels(keys)
+    return trace_steps(keys)
 
-keys = [KernelKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
+keys = [StepKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
         for precision in (Precision.FP32, Precision.AMP_FP16)]
-keys.append(KernelKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
+keys.append(StepKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
 with ray_runtime(sys.argv[1]):
     from trappm.cluster.actors import profile_tasks
-    profile_tasks.trace_kernels = crash_on_fp16
+    profile_tasks.trace_steps = crash_on_fp16
     made = list(profile_tasks.trace_on_ray(keys))
 print(json.dumps({
     f"{t.key.architecture} {t.key.precision}": [t.profile is not None, t.refusal] for t in made
@@ -152,7 +152,7 @@ def test_a_model_that_ends_its_worker_costs_no_other(told_by):
 def test_kernels_that_end_their_worker_cost_their_own_precision_only(told_by):
     told = told_by(TRACES)
     assert told["test_resnet fp32"] == [True, ""]
-    assert told["test_resnet amp-fp16"] == [False, "tracing its kernels ended the process"]
+    assert told["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
     assert told["test_no_such fp32"][0] is False
     assert "test_no_such" in told["test_no_such fp32"][1]
 

@@ -24,7 +24,7 @@ import trappm.cluster.launch
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry, order_stop
 from trappm.cluster.launch import check_spec, start_or_continue, to_resume
-from trappm.cluster.profiles.kernel_profiles import KernelCache, TracedKernels
+from trappm.cluster.profiles.step_profiles import StepCache, TracedStep
 from trappm.cluster.scheduler.messages import Worker
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.host.environment import stack_fingerprint
@@ -288,7 +288,7 @@ def test_kernels_are_traced_once_for_each_format_where_a_device_is_a_gpu(store, 
         run.run()
     names = {c.architecture for c, _ in store.campaigns.pool(run.id)}
     assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
-    refusals = [line for line in workers.told if "no kernels of" in line]
+    refusals = [line for line in workers.told if "no step of" in line]
     assert len(refusals) == len(workers.traced)
 
     again = FakeWorkers(workers=[(f"w-{name}", name) for name in devices])
@@ -301,7 +301,7 @@ def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
     class Unlucky(FakeWorkers):
         def trace(self, keys):
             for key in super().trace(keys):
-                lost = TracedKernels(key.key, None, "it ended the process", is_final=False)
+                lost = TracedStep(key.key, None, "it ended the process", is_final=False)
                 yield lost if len(self.traced) == 2 else key
 
     options = {"devices": {"source": "a100", "target": "v100"}}
@@ -310,8 +310,8 @@ def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
     run = campaign(store, workers, **options)
     with pytest.raises(CampaignStopped):
         run.run()
-    damaged = KernelCache(Path(workers.kernels.name))
-    damaged.put(TracedKernels(workers.traced[0], b"no profile", ""))
+    damaged = StepCache(Path(workers.kernels.name))
+    damaged.put(TracedStep(workers.traced[0], b"no profile", ""))
     (Path(workers.kernels.name) / f"{workers.traced[0].file_name}.txt").unlink()
     again = FakeWorkers(workers=names)
     again.kernels = workers.kernels
@@ -321,7 +321,7 @@ def test_kernels_that_cost_a_worker_and_damaged_ones_are_traced_again(store):
 
 def test_an_order_from_another_shell_holds_while_the_encoder_is_trained(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
-        def set_pool(self, pool, on_progress, steps=None, kernels=None):
+        def set_pool(self, pool, on_progress, steps=None, traced=None):
             on_progress(1, 3)
             order_stop(store, None, CampaignState.PAUSED)
             on_progress(2, 3)

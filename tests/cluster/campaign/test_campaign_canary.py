@@ -8,7 +8,7 @@ import math
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
-from trappm.cluster.campaign.spec import spec_of
+from trappm.cluster.spec import spec_of
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.membership import CanaryStopError
 from trappm.profiler.errors import InputError

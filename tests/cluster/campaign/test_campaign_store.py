@@ -20,7 +20,7 @@ import trappm.store.db.engine
 import trappm.store.repositories.owners
 from trappm.cluster.campaign.resume import course_so_far
 from trappm.cluster.campaign.stop_check import StopCheck
-from trappm.cluster.learning.training_report import TrainingReport
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store

@@ -18,7 +18,7 @@ from campaign_crew import (
 )
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles.kernel_profiles import KernelKey, trace_kernels
+from trappm.cluster.profiles.step_profiles import StepKey, trace_steps
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.networks.presets import LAPTOP, PRESETS
@@ -171,7 +171,7 @@ SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 
 @pytest.fixture
 def traced(tmp_path, monkeypatch):
-    """A learner whose pool has kernels in its first half, and the pool."""
+    """A learner of a pool in two precisions, and the pool."""
     monkeypatch.setitem(
         PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
     )
@@ -181,7 +181,7 @@ def traced(tmp_path, monkeypatch):
         for precision in (Precision.FP32, Precision.AMP_FP16)
         for batch in (1, 4, 16, 64)
     ]
-    kernels = trace_kernels([KernelKey.of(configurations[0])])
+    steps = trace_steps([StepKey.of(configurations[4])])
     learner = CampaignLearner(
         preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path
     )
@@ -189,7 +189,7 @@ def traced(tmp_path, monkeypatch):
         [(c, profile.graph.to_bytes()) for c in configurations],
         lambda done, total: None,
         {("test_resnet", 64): profile.step.to_bytes()},
-        {one.key: one.profile for one in kernels},
+        {step.key: step.profile for step in steps},
     )
     return learner, configurations
 
@@ -204,7 +204,7 @@ def labels_of(configurations, device, card=None):
 
 def test_kernels_are_known_to_gpus_and_not_to_cpus(traced):
     learner, configurations = traced
-    for device, expected in (("a100", 4), ("simulated:a100", 4), ("cpu-2t", 0)):
+    for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 0)):
         workloads = learner._pool.workloads(device)
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
         learner.fit(labels_of(configurations, device), lambda done, total: None)
@@ -227,7 +227,7 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     learner.fit(labels_of(configurations, "a100", card), lambda done, total: None)
     assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
-    assert load_snapshot(tmp_path / published["folder"]).card("a100") == (card or "a100")
+    assert load_snapshot(tmp_path / published.folder).card("a100") == (card or "a100")
 
 
 def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):

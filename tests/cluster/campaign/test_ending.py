@@ -12,7 +12,7 @@ import trappm.cluster.campaign.loop
 import trappm.cluster.campaign.stop_check
 from trappm.cluster.campaign.news import CampaignStopped
 from trappm.cluster.campaign.orders import order_retry
-from trappm.cluster.learning.training_report import Judgement
+from trappm.cluster.scheduler.training_report import Judgement
 from trappm.profiler.errors import InputError
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_status

@@ -16,7 +16,7 @@ from guarded_postgresql import guard
 from sqlalchemy import make_url
 
 from trappm.cluster import launch
-from trappm.cluster.campaign.spec import load_preset
+from trappm.cluster.spec import load_preset
 from trappm.store import CampaignState, Home, Patience, Store
 from trappm.store.db import retry
 

@@ -9,8 +9,8 @@ from campaign_crew import BUDGET, FakeWorkers, campaign
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.news import CampaignStopped
-from trappm.cluster.learning.training_report import TrainingReport
 from trappm.cluster.scheduler.stop_rules import result_of
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.reports import live_campaign
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trappm.cluster.campaign.spec import load_preset, load_spec, parse_spec, presets
-from trappm.cluster.profiles.pool_file import load_pool_file
+from trappm.cluster.pool_file import load_pool_file
+from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.pool import build_pool

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from trappm.cluster.profiles.pool_file import parse_pool_file
+from trappm.cluster.pool_file import parse_pool_file
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, parse, read_text
 from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError

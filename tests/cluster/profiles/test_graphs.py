@@ -8,8 +8,11 @@ import pytest
 
 import trappm.profiler.static_profile
 from trappm.cluster.profiles import static_profiles, worker_processes
-from trappm.cluster.profiles.static_profiles import profile_graph, profile_in_processes
-from trappm.cluster.workers.interfaces import ProfiledGraph
+from trappm.cluster.profiles.static_profiles import (
+    ProfiledGraph,
+    profile_graph,
+    profile_in_processes,
+)
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
 

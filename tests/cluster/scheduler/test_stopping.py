@@ -5,7 +5,6 @@ import datetime
 import numpy as np
 import pytest
 
-from trappm.cluster.learning.training_report import Spent
 from trappm.cluster.scheduler.stop_rules import (
     Judged,
     StopRules,
@@ -15,6 +14,7 @@ from trappm.cluster.scheduler.stop_rules import (
     stopped,
     upper_bound,
 )
+from trappm.cluster.scheduler.training_report import Spent
 from trappm.profiler.errors import InputError
 
 SERIES = ("a100", "step_time_ms")

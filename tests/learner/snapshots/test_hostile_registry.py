@@ -74,9 +74,9 @@ def test_whatever_a_field_is_the_rest_is_listed_and_the_odd_one_named(place, shi
             continue
         for odd in ODD:
             name = put(place, changed(shipped, path, odd))
-            rows = {row["id"]: row for row in snapshot_rows(registry, shipped=False)}
-            assert rows[good].get("damage") is None
-            if told := rows[name].get("damage"):
+            rows = {row.id: row for row in snapshot_rows(registry, shipped=False)}
+            assert rows[good].damage is None
+            if told := rows[name].damage:
                 assert "\n" not in told
                 refused += 1
             else:
@@ -147,7 +147,7 @@ def test_an_entry_of_an_alias_that_cannot_be_read_hides_nothing(place, content):
     os.mkfifo(entry) if content is None else entry.write_bytes(content)
     assert registry.aliases() == {"stable": name}
     assert registry.resolve("stable") == name
-    assert [row["id"] for row in snapshot_rows(registry, shipped=False)] == [name]
+    assert [row.id for row in snapshot_rows(registry, shipped=False)] == [name]
     with pytest.raises(SnapshotError, match=entry.name):
         registry.history("stable")
 

@@ -87,7 +87,7 @@ def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):
 
 def test_the_manifest_tells_what_it_is(saved):
     manifest = json.loads((saved.folder / "manifest.json").read_text())
-    assert manifest == saved.manifest
+    assert manifest == saved.manifest.to_json()
     assert manifest["campaign"] == "test"
     assert sorted(manifest["heads"]) == ["cpu-1t", "cpu-2t"]
     assert manifest["heads"]["cpu-2t"]["train"]["metrics"] == ["step_time_ms", "memory_mib"]
@@ -183,7 +183,7 @@ def test_a_manifest_that_cannot_be_is_refused_even_with_a_fitting_checksum(saved
 
 
 def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
-    preset = json.loads(json.dumps(saved.manifest["preset"]))
+    preset = json.loads(json.dumps(saved.manifest.to_json()["preset"]))
     preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
     rewrite(saved.folder, preset=preset)
     with pytest.raises(SnapshotError, match="does not fit"):

@@ -19,8 +19,8 @@ from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.onnx_files.reader import read_onnx
-from trappm.profiler.simulation.tracing import Tracer
 from trappm.profiler.static_profile import graph_template
+from trappm.profiler.tracing.tracer import Tracer
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 from pathlib import Path
@@ -29,6 +30,10 @@ def measured() -> dict[Configuration, Measurement]:
     with lzma.open(DATA / "sweeps" / "check.jsonl.xz", "rt") as lines:
         found = [Measurement.from_dict(json.loads(line)) for line in lines]
     return {m.configuration: m for m in found if m.outcome is Outcome.OK}
+
+
+# The batch sizes of a model share its profile.
+profile_of = functools.cache(static_profile)
 
 
 def units(size_bytes: int) -> int:
@@ -86,7 +91,7 @@ def test_simulated_tensors_are_those_of_an_h100(architecture: str) -> None:
             architecture, Phase.TRAIN, Precision.FP32
         ):  # fmt: skip
             continue
-        step = static_profile(architecture, configuration.input_size).step
+        step = profile_of(architecture, configuration.input_size).step
         assert step is not None
         simulated = step.memory(configuration.batch_size, configuration.optimizer)
         live_mib = simulated.live_mib + H100.library_workspace_mib(Phase.TRAIN)

@@ -24,7 +24,7 @@ from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.profiler.simulation.tracing import Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 

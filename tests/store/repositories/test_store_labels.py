@@ -52,9 +52,6 @@ def test_labels_of_a_campaign_come_as_planned_whatever_happened(store):
     labels = store.labels.of_campaign(campaign_id)
     assert [label.configuration.batch_size for label in labels] == sizes
     assert [label.id for label in labels] != sorted(label.id for label in labels)
-    assert store.labels.of_campaign(campaign_id, device=DEVICE, role="train") == labels
-    assert store.labels.of_campaign(campaign_id, role="evaluate") == []
-    assert store.labels.of_campaign(campaign_id, device="a100") == []
 
 
 def test_recording_twice_changes_nothing(store, database_url):

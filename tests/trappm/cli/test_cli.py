@@ -192,10 +192,13 @@ def test_a_process_ends_with_the_status_and_one_line(home):
     assert result.stdout == ""
 
 
-def test_debug_shows_the_trace(home):
-    result = in_a_process("predict", "resnet188", "--debug", home=home)
-    assert result.returncode == 2
-    assert "Traceback" in result.stderr
+def test_debug_shows_the_trace(home, monkeypatch, capsys):
+    monkeypatch.setenv("TRAPPM_HOME", str(home))
+    monkeypatch.setattr(sys, "argv", ["trappm", "predict", "resnet188", "--debug"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_empty_lists_say_what_to_do_next(trappm, home):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.profiles.kernel_profiles import KernelCache
 from trappm.cluster.profiles.static_profiles import profile_graph
+from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.experiments.label_files import read_labels
 from trappm.experiments.labelled_workloads import prepare
 from trappm.learner.estimators import ESTIMATORS
@@ -98,7 +98,7 @@ def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, en
         replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
     ]
     with Store.open(Home(home).database_url) as store:
-        kernels = KernelCache(Home(home).kernel_profiles)
+        kernels = StepCache(Home(home).kernel_profiles)
         prepared = prepare(labels, "memory_mib", store, kernels, processes=1)
     assert (prepared.device, prepared.card) == ("a100", card)
 

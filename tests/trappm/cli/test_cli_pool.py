@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-import trappm.cluster.profiles.pool_file
+import trappm.cluster.pool_file
 from trappm.cli import run
 from trappm.cluster.profiles.static_profiles import profile_graph
 
@@ -106,7 +106,7 @@ def user(tmp_path, monkeypatch, capsys):
 def at_once(monkeypatch):
     """Builds that are typed here make profiles here: starting processes for them takes longer."""
     monkeypatch.setattr(
-        trappm.cluster.profiles.pool_file,
+        trappm.cluster.pool_file,
         "profile_in_processes",
         lambda pairs, processes: (profile_graph(*pair) for pair in pairs),
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trappm.cli import run
-from trappm.cluster.campaign.spec import parse_spec
 from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.spec import parse_spec
 from trappm.cluster.workers.interfaces import ChoiceRequest
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
@@ -89,12 +89,12 @@ def home(tmp_path_factory, hasty):
 def test_reasons_come_back_and_the_next_picks_are_others(home):
     with Store.open(home.database_url) as store:
         facts = explain(store, home, store.campaigns.get(None).id, device=None, count=2)
-    assert facts["strategy"] == "ours"
-    assert [c["reason"]["rank"] for c in facts["chosen"]] == [0, 1]
-    assert all(c["reason"]["variance_reduction"] > 0 for c in facts["chosen"])
-    assert all(c["reason"]["representation"] >= 0 for c in facts["chosen"])
-    assert facts["wanted"][0]["reason"]["distance_to_nearest_label"] >= 0
-    chosen, wanted = ({c["configuration"] for c in facts[key]} for key in ("chosen", "wanted"))
+    assert facts.strategy == "ours"
+    assert [c.reason["rank"] for c in facts.chosen] == [0, 1]
+    assert all(c.reason["variance_reduction"] > 0 for c in facts.chosen)
+    assert all(c.reason["representation"] >= 0 for c in facts.chosen)
+    assert facts.wanted[0].reason["distance_to_nearest_label"] >= 0
+    chosen, wanted = ({c.configuration for c in part} for part in (facts.chosen, facts.wanted))
     assert len(wanted) == 2
     assert not chosen & wanted
 
@@ -102,12 +102,12 @@ def test_reasons_come_back_and_the_next_picks_are_others(home):
 def test_the_map_has_every_configuration_once(home):
     with Store.open(home.database_url) as store:
         facts = explain(store, home, store.campaigns.get(None).id, device=None, count=2)
-    kinds = [p["kind"] for p in facts["map"]]
+    kinds = [p.kind for p in facts.map]
     assert len(kinds) == 9
     assert {k: kinds.count(k) for k in set(kinds)} == {
         "held out": 3, "pending": 2, "wanted": 2, "pool": 2,
     }  # fmt: skip
-    assert np.isfinite([[p["x"], p["y"]] for p in facts["map"]]).all()
+    assert np.isfinite([[p.x, p.y] for p in facts.map]).all()
 
 
 def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_path):
@@ -134,9 +134,9 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
             )  # fmt: skip
             store.measurements.record(measurement, assignment_id=lease.id)
         facts = explain(store, labelled, campaign, device=None, count=2)
-    assert len(facts["wanted"]) == 2
+    assert len(facts.wanted) == 2
     # The labels are 40 to 80 ms; what the prior says without heads is 2 or 3.
-    assert all(20 < one["reason"]["predicted_step_time_ms"] < 150 for one in facts["wanted"])
+    assert all(20 < one.reason["predicted_step_time_ms"] < 150 for one in facts.wanted)
 
 
 def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys, tmp_path):
@@ -147,7 +147,11 @@ def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys,
     assert "X wanted" in printed
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
     assert run(["campaign", "explain", "--json"], debug=True) == 0
-    assert len(json.loads(capsys.readouterr().out)["map"]) == 9
+    printed = json.loads(capsys.readouterr().out)
+    assert [*printed] == ["campaign", "device", "strategy", "chosen", "wanted", "map"]
+    assert {*printed["chosen"][0]} == {"configuration", "round", "state", "reason"}
+    assert len(printed["map"]) == 9
+    assert {*printed["map"][0]} == {"configuration", "x", "y", "kind"}
 
 
 def test_what_cannot_be_explained_is_told(home, tmp_path):

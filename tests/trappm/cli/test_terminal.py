@@ -14,7 +14,7 @@ from terminal import COLUMNS, Terminal
 from test_cli_evaluate import write_sheet
 
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import load_preset
+from trappm.cluster.spec import load_preset
 from trappm.terminal.campaign_display import Display
 from trappm.terminal.progress_bar import LiveBar
 
@@ -107,7 +107,7 @@ def test_a_bar_that_cannot_be_drawn_is_told_and_ends_nothing(screen, capsys):
 CAMPAIGN = """
 import sys
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.campaign.spec import load_preset
+from trappm.cluster.spec import load_preset
 from trappm.terminal.campaign_display import Display
 with Display("1a2b3c4d", load_preset("laptop")) as display:
     for done in range(1000):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trappm.cluster.campaign.spec import parse_spec
 from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.spec import parse_spec
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol, StepSummary
 from trappm.store import Home, PlannedAssignment, Store

@@ -55,19 +55,18 @@ def file(tmp_path_factory):
 def test_the_shipped_snapshot_is_small_whole_and_tells_where_it_comes_from():
     manifest, contents = read_whole(SHIPPED)
     assert sum(map(len, contents.values())) < 9_900_000
-    assert {"a100-40gb", "rtx3090", "rtx4090"} == set(manifest["heads"])
-    assert set(manifest["heads"]["rtx3090"]) == {"train", "infer"}
-    assert all(source["file"] and source["source"] for source in manifest["sources"])
-    assert "held out" in manifest["split"]
-    errors = manifest["errors"]
-    assert errors["a100-40gb"]["train"]["memory_mib"]["mape"] < 4
-    assert errors["rtx3090"]["infer"]["step_time_ms"]["count"] > 200
+    assert {"a100-40gb", "rtx3090", "rtx4090"} == set(manifest.heads)
+    assert set(manifest.heads["rtx3090"]) == {"train", "infer"}
+    assert all(source.file and source.source for source in manifest.sources)
+    assert "held out" in manifest.split
+    assert manifest.errors_by_phase("a100-40gb")["train"]["memory_mib"].mape < 4
+    assert manifest.errors_by_phase("rtx3090")["infer"]["step_time_ms"].count > 200
     assert {path.suffix for path in SHIPPED.iterdir()} == {".json", ".safetensors"}
 
 
 def test_a_new_user_is_answered_and_told_what_is_not_known(answer):
     assert answer.device == "a100-40gb"
-    assert answer.snapshot == read_whole(SHIPPED)[0]["id"]
+    assert answer.snapshot == read_whole(SHIPPED)[0].id
     low, high = answer.intervals["memory_mib"]
     assert 1000 < low < answer.memory_mib < high < 10_000
     assert answer.step_time_ms is answer.power_w is answer.energy_j is None
@@ -285,7 +284,7 @@ def test_prices_of_ones_own_take_the_place_of_ours(home):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"phase": "sleep"}, "phase is 'sleep'; it must be one of: train, infer"),
+        ({"phase": "sleep"}, "phase is 'sleep'; it must be one of train, infer"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"device": 3}, "device is 3; give its name"),
         ({"devices": []}, "list of devices is empty"),

@@ -140,18 +140,18 @@ def test_what_is_wrong_is_told(server, change, status, words):
     assert told.json["hint"] or "both" in told.json["detail"]
 
 
-def test_json_of_any_content_type_and_uploads_by_either_route_are_read(server):
-    """As `curl -d` sends JSON, and as files were sent before uploads had routes of their own."""
+def test_json_of_any_content_type_is_read_and_files_by_routes_of_their_own(server):
+    """As `curl -d` sends JSON."""
     for kind in ("application/x-www-form-urlencoded", "text/plain"):
         assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
-    for path in ("/v1/predict", "/v1/compare", "/v1/predict/upload", "/v1/compare/upload"):
-        told = server.post(
-            path, head + b"junk\r\n--x--", content_type="multipart/form-data; boundary=x"
-        )
+    form = {"content_type": "multipart/form-data; boundary=x"}
+    assert server.post("/v1/predict", head + b"junk\r\n--x--", **form).status == 422
+    for path in ("/v1/predict/upload", "/v1/compare/upload"):
+        told = server.post(path, head + b"junk\r\n--x--", **form)
         assert (told.status, "a.onnx" in told.json["detail"]) == (422, True), told.body
         twice = head + b"junk\r\n" + head + b"junk\r\n--x--"
-        told = server.post(path, twice, content_type="multipart/form-data; boundary=x")
+        told = server.post(path, twice, **form)
         assert (told.status, "many files" in told.json["detail"]) == (400, True), told.body
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -195,10 +196,8 @@ def test_one_client_has_half_of_the_uploads():
     with Asker(max_uploads=4, body_timeout_s=0.3) as asker:
 
         async def crowd():
-            uploads = [
-                asyncio.create_task(asker.ask("POST", "/v1/predict", [b"--x"], kind, never=True))
-                for _ in range(4)
-            ]
+            ask = partial(asker.ask, "POST", "/v1/predict/upload", [b"--x"], kind, never=True)
+            uploads = [asyncio.create_task(ask()) for _ in range(4)]
             return [one.status for one in await asyncio.gather(*uploads)]
 
         assert sorted(asker.run(crowd())) == [408, 408, 503, 503]

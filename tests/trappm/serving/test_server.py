@@ -69,13 +69,13 @@ def test_an_uploaded_file_has_the_answer_that_the_command_gives(server, tmp_path
     export_onnx("test_resnet", 64, path)
     asked = json.dumps({"device": "a100", "batch_size": 8})
     status, told = ask(
-        port, "/v1/predict", form("../x/mine.onnx", path.read_bytes(), asked), **FORM
+        port, "/v1/predict/upload", form("../x/mine.onnx", path.read_bytes(), asked), **FORM
     )
     assert status == 200, told
     mine = trappm.predict(path, device="a100", batch_size=8)
     assert told == {**json.loads(json.dumps(mine.to_dict())), "model": "mine.onnx"}
 
-    status, told = ask(port, "/v1/predict", form("x.onnx", b"junk", asked), **FORM)
+    status, told = ask(port, "/v1/predict/upload", form("x.onnx", b"junk", asked), **FORM)
     assert (status, told["type"]) == (422, "urn:trappm:problem:model-file")
     assert str(tmp_path) not in told["detail"]
     assert "x.onnx" in told["detail"]

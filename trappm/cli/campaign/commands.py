@@ -14,7 +14,7 @@ from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
-    from trappm.cluster.campaign.spec import CampaignSpec
+    from trappm.cluster.spec import CampaignSpec
     from trappm.reports.campaign_facts import CampaignFacts
     from trappm.store import Home
 
@@ -61,8 +61,8 @@ def launch(
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.campaign.spec import load_preset, load_spec
     from trappm.cluster.launch import check_spec, opened_first, start_or_continue
+    from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
     with opened_first(home) as store:
@@ -80,8 +80,8 @@ def resume(campaign_id: CampaignId = None, address: Address = None, detach: Deta
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.campaign.spec import spec_of
     from trappm.cluster.launch import opened_first, to_resume
+    from trappm.cluster.spec import spec_of
 
     with opened_first(home) as store:
         campaign = to_resume(store, campaign_id)
@@ -95,9 +95,9 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow a campaign that runs, on this machine or a cluster: rates, errors, time to go."""
+    from trappm.label_frames import store_to_read
     from trappm.reports import live_campaign
     from trappm.reports.campaign_facts import campaign_facts
-    from trappm.reports.label_frames import store_to_read
     from trappm.store import Home
 
     home = Home.find()
@@ -150,9 +150,9 @@ def retry(
 @app.command("list", epilog="Example: trappm campaign list")
 def list_campaigns(as_json: AsJson = False) -> None:
     """List all campaigns, the latest first."""
+    from trappm.label_frames import store_or_none_yet
     from trappm.reports.campaign_facts import campaign_rows
     from trappm.reports.campaign_report import print_campaigns
-    from trappm.reports.label_frames import store_or_none_yet
     from trappm.store import Home
 
     home = Home.find()
@@ -183,8 +183,8 @@ def show_report(campaign_id: CampaignId = None, as_json: AsJson = False) -> None
 def _show(
     campaign_id: str | None, as_json: bool, for_people: Callable[[CampaignFacts], None]
 ) -> None:
+    from trappm.label_frames import store_or_none_yet
     from trappm.reports.campaign_facts import campaign_facts
-    from trappm.reports.label_frames import store_or_none_yet
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
@@ -208,9 +208,9 @@ def _run(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
     from trappm.cluster.launch import End, run_campaign
+    from trappm.label_frames import store_to_read
     from trappm.reports.campaign_facts import campaign_facts
     from trappm.reports.campaign_report import print_report
-    from trappm.reports.label_frames import store_to_read
     from trappm.terminal.campaign_display import Display
 
     with Display(campaign_id, spec) as display:

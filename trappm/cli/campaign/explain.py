@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,9 @@ def explain(
     """Tell why a campaign measured what it measured, and what it wants next, with a map."""
     from rich.console import Console
 
+    from trappm.label_frames import store_to_read
     from trappm.reports.choices import draw_map, print_explanation
-    from trappm.reports.choices import explain as facts_of
-    from trappm.reports.label_frames import store_to_read
+    from trappm.reports.choices import explain as explain_choices
     from trappm.store import Home
     from trappm.terminal.png_figures import require_matplotlib
 
@@ -37,12 +38,12 @@ def explain(
     home = Home.find()
     busy = Console(stderr=True).status("training on the labels so far, then choosing")
     with store_to_read(home) as store, busy:
-        facts = facts_of(
+        explanation = explain_choices(
             store, home, store.campaigns.get(campaign_id).id, device=device, count=count
         )
     if png is not None:
-        draw_map(facts, png)
+        draw_map(explanation, png)
     if as_json:
-        print_json(facts)
+        print_json(asdict(explanation))
     else:
-        print_explanation(facts, count)
+        print_explanation(explanation, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,16 +64,11 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     for_machines = check_formats(as_json, as_jsonl, as_csv, parquet)
-    from trappm.reports.label_frames import labels, store_to_read
+    from trappm.label_frames import labels
 
     if sql is not None:
         shaping = {"columns": columns, "by": by, "agg": agg, "sort": sort}
-        beside = [k for k, value in (vars(wanted) | shaping).items() if value is not None]
-        if beside:
-            option = "--" + beside[0].replace("_", "-")
-            raise InputError(f"--sql says everything itself; {option} cannot stand beside it")
-        with store_to_read() as store:
-            frame, more = store.query_sql(sql, **({"limit": limit} if limit else {}))
+        frame, more = _answer_to_sql(sql, limit, vars(wanted) | shaping)
     else:
         most = limit or (None if for_machines else SHOWN)
         frame = labels(
@@ -94,6 +90,19 @@ def query(
         whole = sql is None and not (by or agg or columns)
         what = "labels" if wanted.outcome is None else "attempts"
         (print_labels if whole else print_rows)(frame, what if whole else "rows")
+
+
+def _answer_to_sql(
+    sql: str, limit: int | None, others: Mapping[str, object]
+) -> tuple[pd.DataFrame, bool]:
+    """The rows, and whether there are more; an InputError if any other option is given."""
+    from trappm.label_frames import store_to_read
+
+    if given := [name for name, value in others.items() if value is not None]:
+        option = "--" + given[0].replace("_", "-")
+        raise InputError(f"--sql says everything itself; {option} cannot stand beside it")
+    with store_to_read() as store:
+        return store.query_sql(sql, **({"limit": limit} if limit else {}))
 
 
 def _warn(frame: pd.DataFrame, more: bool) -> None:

@@ -20,7 +20,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file; replaced.")],
 ) -> None:
     """Write labels into a file, each with its whole measurement."""
-    from trappm.reports.label_frames import store_to_read
+    from trappm.label_frames import store_to_read
     from trappm.store.exchange.files import export_file
 
     with store_to_read() as store:

@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class Answerer:
-    """Belongs to one event loop."""
+    """Answers questions from snapshots, with a memory; belongs to one event loop."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
         """Raises SnapshotError: there is no such snapshot, or it is damaged."""
@@ -159,7 +159,7 @@ class Answerer:
 
 
 def named_model(name: str, input_size: int | None) -> Model:
-    """A timm name.
+    """The model of a timm name.
 
     Raises:
         InputError: it looks like a path: the server opens no files of its own for callers.

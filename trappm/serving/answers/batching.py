@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Belongs to one event loop; `work` runs in the thread, and nowhere else."""
+    """Collects jobs of an event loop into batches, and runs `work` on them in one thread."""
 
     def __init__(
         self, work: Callable[[Sequence[Item]], Sequence[Result | Exception]], max_batch: int

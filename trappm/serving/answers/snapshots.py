@@ -23,7 +23,7 @@ _log = logging.getLogger("trappm.serving")
 
 
 class LoadedSnapshots:
-    """Those in force, the first one first."""
+    """The loaded snapshots in force, in the order in which they are tried."""
 
     def __init__(self, name: str | None, metrics: Metrics) -> None:
         """Raises SnapshotError: there is none of that name, or it is damaged."""

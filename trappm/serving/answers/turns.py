@@ -45,7 +45,7 @@ class Shared(Generic[Result]):
 
 
 class Turns:
-    """So many at once; the others wait, and their clients get their turns one after the other."""
+    """Limits work to so many at once; waiting clients get their turns one after the other."""
 
     def __init__(self, at_once: int, max_waiting: int, max_of_client: int) -> None:
         self._free = at_once

@@ -8,27 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from trappm.profiler.simulation.step_trace import Origin
+
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
-
-
-class Origin(NamedTuple):
-    """Where a tensor comes from."""
-
-    module: str
-    """Its path within the model, such as `layer1.0.conv2`; empty outside of all modules."""
-    operator: str
-    """Of ATen, such as `convolution`."""
-    line: str
-    """File and line of the model's code, such as `timm/models/resnet.py:233`."""
-    is_backward: bool
-    """Whether the backward pass made it; module and line are those of the forward operator."""
 
 
 class OriginLog:

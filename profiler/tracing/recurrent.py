@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trappm.profiler.simulation.kernel_log import KernelLog
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
-from trappm.profiler.simulation.kernel_rules import Product
+from trappm.profiler.tracing.kernel_log import KernelLog
+from trappm.profiler.tracing.kernel_rules import Product
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 

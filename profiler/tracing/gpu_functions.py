@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from trappm.profiler.simulation.autocast import Autocast
-from trappm.profiler.simulation.kernel_log import HALVES, KernelLog
-from trappm.profiler.simulation.recurrent import recurrent
+from trappm.profiler.tracing.autocast import Autocast
+from trappm.profiler.tracing.kernel_log import HALVES, KernelLog
+from trappm.profiler.tracing.recurrent import recurrent
 
 _CONSTRUCTORS = frozenset(_device_constructors())
 

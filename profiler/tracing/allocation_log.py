@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.origins import Origin
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Origin, Pass
 
 
 class AllocationLog:

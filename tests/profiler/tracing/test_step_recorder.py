@@ -11,9 +11,9 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.simulation import step_recorder
 from trappm.profiler.simulation.step_trace import Event
-from trappm.profiler.simulation.tracing import Tracer
+from trappm.profiler.tracing import step_recorder
+from trappm.profiler.tracing.tracer import Tracer
 
 
 def trace_step(model, inputs, batch_sizes=(8, 32)):
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_traced_says_why():
         def forward(self, x):
             return x[x > 0]  # its shape depends on the pixels
 
-    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
+    with pytest.raises(UnsupportedModelError, match="does not run without values"):
         trace_step(Broken(), 16)
 
 

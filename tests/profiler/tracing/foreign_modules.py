@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from foreign_layers import (
     Autoencoder,
     Checkpointed,
@@ -97,10 +97,8 @@ def _detection(name: str, **options: Any) -> Callable[[], nn.Module]:
         register_missing_operators()
         from torchvision.models import detection
 
-        made = getattr(detection, name)(
-            weights=None, weights_backbone=None, num_classes=5, **options
-        )
-        return made
+        make = getattr(detection, name)
+        return make(weights=None, weights_backbone=None, num_classes=5, **options)
 
     return build
 

@@ -13,9 +13,15 @@ from typing import Any, Self
 
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace
-from trappm.cluster.learning.training_report import LeftOut, TrainingReport
-from trappm.cluster.profiles.kernel_profiles import KernelKey
-from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, Learner, TrainingLabel
+from trappm.cluster.profiles.step_profiles import StepKey
+from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
+from trappm.cluster.workers.interfaces import (
+    Choice,
+    ChoiceRequest,
+    Learner,
+    PublishedSnapshot,
+    TrainingLabel,
+)
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Configuration
@@ -27,7 +33,7 @@ OnLearned = Callable[[TrainingReport, bool], None]
 
 
 class LearnerThread:
-    """Asks the learner one thing at a time, and hands on its answers when the loop asks for them.
+    """Runs the learner's jobs one after another; the loop polls for their results.
 
     Args:
         on_chosen: called with device, round and what was chosen.
@@ -72,7 +78,7 @@ class LearnerThread:
         self,
         store: Store,
         pool: Sequence[tuple[Configuration, bool]],
-        kernels: Mapping[KernelKey, bytes],
+        traced: Mapping[StepKey, bytes],
     ) -> None:
         """Gives the learner the pool; waits until its encoder is ready."""
         pairs = {(c.architecture, c.input_size) for c, _ in pool}
@@ -82,7 +88,7 @@ class LearnerThread:
             [(c, templates[c.architecture, c.input_size]) for c, _ in pool],
             self._news.on_progress("encoder"),
             steps=store.workloads.step_profiles(pairs),
-            kernels=kernels,
+            traced=traced,
         )
         self._news.tell(news=f"encoder: ready, {len(pool)} configurations embedded")
 
@@ -107,7 +113,7 @@ class LearnerThread:
         self._ask(lambda: self._learner.fit(labels, on_progress), learned)
 
     def follow(self, patience_s: float) -> None:
-        """Hands on the learner's answer, if there is one within so many seconds.
+        """Hands on the result of the learner's job, if it ends within so many seconds.
 
         Raises:
             TrappmError: the learner failed.
@@ -123,8 +129,8 @@ class LearnerThread:
 
     def publish(
         self, registry: Path, campaign_id: str, labels: Sequence[TrainingLabel], errors: Any
-    ) -> dict[str, Any]:
-        """Publishes a snapshot; its id, folder and manifest."""
+    ) -> PublishedSnapshot:
+        """Publishes a snapshot with these errors in its manifest."""
         evaluated = Counter(label.device for label in labels if label.role == Role.EVALUATE)
         fields = {
             "campaign": campaign_id,
@@ -151,7 +157,7 @@ class TrainingLabels:
 
 
 def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
-    """The labels that a campaign has by now, of each device key those of one device.
+    """The labels that a campaign can learn from now, of one software stack for each device key.
 
     The same key on another software stack, or another card, is another device, whose labels would
     make one head of two things. That of most labels counts, of two alike the one planned first.

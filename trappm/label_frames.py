@@ -74,7 +74,7 @@ def store_to_read(home: Home | None = None) -> Store:
 
 
 def store_or_none_yet(home: Home) -> Store:
-    """As `store_to_read`; an empty one in memory where there is none yet, for lists of what is.
+    """The label store for lists: as `store_to_read`, and an empty one in memory where none exists.
 
     Raises:
         StoreError: it cannot be read.

@@ -1,10 +1,10 @@
-"""Kernel profiles are traced once, refusals are remembered, and damage is traced again."""
+"""Steps are traced once, refusals are remembered, and damage is traced again."""
 
 import pytest
 
-from trappm.cluster.profiles.kernel_profiles import KernelCache, KernelKey
+from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.profiler.records import MemoryFormat, Precision
-from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.simulation.step_profile import StepProfile
 
 
 def key(architecture="test_resnet", **changes):
@@ -14,18 +14,18 @@ def key(architecture="test_resnet", **changes):
         "memory_format": MemoryFormat.CONTIGUOUS,
         "fused_attention": True,
     }
-    return KernelKey(architecture, **{**fields, **changes})
+    return StepKey(architecture, **{**fields, **changes})
 
 
 def test_what_was_traced_or_refused_is_not_made_again(tmp_path):
-    cache, keys = KernelCache(tmp_path / "kernels"), [key(), key("no_such_model")]
+    cache, keys = StepCache(tmp_path / "steps"), [key(), key("no_such_model")]
     assert cache.missing(keys) == keys
     made = {traced.key: traced.refusal for traced in cache.make(keys, 1)}
     assert made[keys[0]] == ""
     assert "no_such_model" in made[keys[1]]
     assert cache.missing([*keys, key(fused_attention=False)]) == [key(fused_attention=False)]
     profile = cache.get(keys[0])
-    assert isinstance(profile, KernelProfile)
+    assert isinstance(profile, StepProfile)
     assert profile.precision is Precision.AMP_FP16
     assert cache.get(keys[1]) is None
 

@@ -30,16 +30,16 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.simulation.allocation_log import AllocationLog
-from trappm.profiler.simulation.gpu_functions import GpuFunctions
-from trappm.profiler.simulation.kernel_log import KernelLog, kernel_table
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
-from trappm.profiler.simulation.known_values import KnownValues
-from trappm.profiler.simulation.losses import Loss, default_loss
-from trappm.profiler.simulation.origins import Origin, OriginLog, line_of_error
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_recorder import StepRecorder
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
+from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.known_values import KnownValues
+from trappm.profiler.tracing.losses import Loss, default_loss
+from trappm.profiler.tracing.origins import OriginLog, line_of_error
+from trappm.profiler.tracing.step_recorder import StepRecorder
 
 CHECKED_BATCH_SIZE = 3
 """Where a graph is checked whose sizes look as if they were not affine in the batch size."""
@@ -238,7 +238,8 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
         why = f"{why} ({name})"
         if needs_values(operator) or "meta tensor" in str(error):
             why = f"needs the values of a tensor ({name})"
-    return UnsupportedModelError(f"{what} cannot be traced: {f'{line_of_error(error)} {why}'.strip()}")
+    where_and_why = f"{line_of_error(error)} {why}".strip()
+    return UnsupportedModelError(f"{what} cannot be traced: {where_and_why}")
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:

@@ -15,7 +15,7 @@ from torch import Tensor
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
-from trappm.profiler.simulation.kernel_rules import (
+from trappm.profiler.tracing.kernel_rules import (
     Product,
     convolution,
     convolution_kind,
@@ -191,7 +191,8 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     # both sizes, which ends below 0 at an empty batch.
     bent = fixed < 0
     slope[bent], fixed[bent] = sizes[bent] // batch_sizes[0], 0
-    whole = np.hstack([rows[:, :_DESCRIPTION], np.stack([fixed, slope], -1).reshape(len(rows), -1)])
+    affine = np.stack([fixed, slope], -1).reshape(len(rows), 2 * len(Size))
+    whole = np.hstack([rows[:, :_DESCRIPTION], affine])
     _, at, inverse = np.unique(whole, axis=0, return_index=True, return_inverse=True)
     counts = np.bincount(inverse.ravel(), first.counts(), len(at)).astype(np.int32)
     order = np.argsort(at)

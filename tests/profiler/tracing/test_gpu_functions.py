@@ -5,8 +5,8 @@ import threading
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trappm.profiler.simulation.gpu_functions import GpuFunctions
-from trappm.profiler.simulation.kernel_log import KernelLog
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.kernel_log import KernelLog
 
 TOKENS = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
 FUSED = "_FusedAttentionBackward"

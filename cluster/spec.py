@@ -1,4 +1,4 @@
-"""The campaign file: a short YAML that says what to measure, where, and how much of it.
+"""The campaign file: a short YAML of what to measure, on which devices, and how much of it.
 
 It is checked strictly before anything starts: an unknown key, a wrong type or a budget that cannot
 be spent is an error of one line. A preset is such a file that ships with the package.

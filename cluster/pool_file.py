@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles.static_profiles import profile_in_processes
-from trappm.cluster.workers.interfaces import ProfiledGraph
+from trappm.cluster.profiles.static_profiles import ProfiledGraph, profile_in_processes
 from trappm.cluster.yaml_file import parse, read_text
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.records import Pair
