@@ -26,7 +26,8 @@ _CONSTRUCTORS = frozenset(_device_constructors())
 
 def _unchecked(function: Any) -> Any:
     """A function of PyTorch written in Python without its first lines, which ask for modes."""
-    never = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *_: False)
+    asking = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    never = dict.fromkeys(asking, lambda *_: False)
     body = FunctionType(
         function.__code__,
         {**function.__globals__, **never},
@@ -38,7 +39,15 @@ def _unchecked(function: Any) -> Any:
     return body
 
 
-_BODIES = {F.multi_head_attention_forward: _unchecked(F.multi_head_attention_forward)}
+_BODIES = {
+    function: _unchecked(function)
+    for function in (
+        F.multi_head_attention_forward,
+        Tensor.backward,  # these run what a checkpoint computes again
+        torch.autograd.backward,
+        torch.autograd.grad,
+    )
+}
 """Functions within which others are replaced; PyTorch runs them with all modes switched off."""
 
 

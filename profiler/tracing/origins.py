@@ -17,6 +17,7 @@ from trappm.profiler.simulation.step_trace import Origin
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep
+_STANDARD = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 
 
@@ -92,7 +93,9 @@ def line_of_error(error: BaseException) -> str:
 
 
 def _is_of_model(path: str) -> bool:
-    return not path.startswith((_TORCH, _OURS, "<frozen", "<string>"))
+    if path.startswith(_PACKAGES):  # these may lie below the standard library
+        return not path.startswith(_TORCH)
+    return not path.startswith((_OURS, _STANDARD, "<frozen", "<string>"))
 
 
 def short_path(path: str) -> str:

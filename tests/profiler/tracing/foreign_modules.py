@@ -54,12 +54,11 @@ class Foreign:
     """Further arguments of `trappm.estimate`."""
     refusal: str | None = None
     """A regular expression of the one line that is said instead of an answer."""
-    flops: bool = True
-    """Whether `FlopCounterMode` counts what a GPU computes."""
-    saved: bool = True
-    """Whether a CPU keeps for the backward pass what a GPU keeps."""
-    note: str = ""
-    """What the answer was not checked against, and why."""
+    cpu_differs: str = ""
+    """Why a CPU keeps other tensors than a GPU, or computes otherwise, where it does."""
+    peak_differs: str = ""
+    """Why its live memory peaks elsewhere."""
+    is_slow: bool = False
 
     def call(self, batch_size: int = BATCH_SIZE) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keywords at a batch size."""
@@ -158,6 +157,12 @@ def _hugging_face(kind: str, config: str, **options: Any) -> Callable[[], nn.Mod
     return build
 
 
+def _checkpointed_gpt2() -> nn.Module:
+    model: Any = _hugging_face("GPT2LMHeadModel", "GPT2Config", **_GPT2)()
+    model.gradient_checkpointing_enable()
+    return model
+
+
 def _clip() -> nn.Module:
     register_missing_operators()
     from transformers import CLIPConfig, CLIPModel
@@ -178,7 +183,10 @@ _VALUES = r"needs the values of a tensor"
 _LLAMA = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    "use_cache": False,
+}  # fmt: skip
+_GPT2 = {
+    "vocab_size": 64, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 _BERT = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -203,6 +211,7 @@ MODULES: tuple[Foreign, ...] = (
         )
     ),
     Foreign(
+        is_slow=True,
         name="torchvision fcn_resnet50 with auxiliary loss",
         build=_torchvision("segmentation", "fcn_resnet50", weights_backbone=None, aux_loss=True,
                            num_classes=5),
@@ -210,6 +219,7 @@ MODULES: tuple[Foreign, ...] = (
         loss=_pixels,
     ),
     Foreign(
+        is_slow=True,
         name="torchvision deeplabv3_mobilenet_v3_large with auxiliary loss",
         build=_torchvision("segmentation", "deeplabv3_mobilenet_v3_large", weights_backbone=None,
                            aux_loss=True, num_classes=5),
@@ -217,6 +227,7 @@ MODULES: tuple[Foreign, ...] = (
         loss=_pixels,
     ),
     Foreign(
+        is_slow=True,
         name="torchvision lraspp_mobilenet_v3_large",
         build=_torchvision("segmentation", "lraspp_mobilenet_v3_large", weights_backbone=None,
                            num_classes=5),
@@ -224,6 +235,7 @@ MODULES: tuple[Foreign, ...] = (
         loss=_pixels,
     ),
     Foreign(
+        is_slow=True,
         name="torchvision r3d_18 (video)",
         build=_torchvision("video", "r3d_18", num_classes=5),
         inputs=sequences(3, 8, 32, 32),
@@ -264,11 +276,11 @@ MODULES: tuple[Foreign, ...] = (
     ),
     Foreign(
         name="LSTM language model", build=lambda: LanguageModel(nn.LSTM), inputs=tokens(16),
-        saved=False, flops=False,
+        cpu_differs="cuDNN keeps a reserve of its own",
     ),
     Foreign(
         name="GRU language model", build=lambda: LanguageModel(nn.GRU), inputs=tokens(16),
-        saved=False, flops=False,
+        cpu_differs="cuDNN keeps a reserve of its own",
     ),
     Foreign(
         name="torch.utils.checkpoint, not reentrant",
@@ -322,13 +334,16 @@ MODULES: tuple[Foreign, ...] = (
         build=lambda: UNet().to(memory_format=torch.channels_last),
         inputs=lambda b: images(32)(b).contiguous(memory_format=torch.channels_last),
         estimate={"memory_format": "channels-last"},
+        peak_differs="a GPU copies what is not channels-last",
     ),
     Foreign(
         name="Hugging Face GPT-2",
-        build=_hugging_face(
-            "GPT2LMHeadModel", "GPT2Config", vocab_size=64, n_positions=64, n_embd=64, n_layer=2,
-            n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        ),
+        build=_hugging_face("GPT2LMHeadModel", "GPT2Config", **_GPT2),
+        inputs=labelled(32),
+    ),
+    Foreign(
+        name="Hugging Face GPT-2, gradient checkpointing",
+        build=_checkpointed_gpt2,
         inputs=labelled(32),
     ),
     Foreign(
@@ -349,11 +364,11 @@ MODULES: tuple[Foreign, ...] = (
         ),
     ),
     Foreign(
+        cpu_differs="its position bias wants a gradient, and a CPU has no fused attention for that",
         name="Hugging Face T5",
         build=_hugging_face(
             "T5ForConditionalGeneration", "T5Config", vocab_size=64, d_model=64, d_kv=16, d_ff=128,
             num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
-            use_cache=False,
         ),
         inputs=labelled(32),
     ),
@@ -364,8 +379,7 @@ MODULES: tuple[Foreign, ...] = (
             encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
             decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=16,
             max_source_positions=32, max_target_positions=32, pad_token_id=0, bos_token_id=1,
-            eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None, use_cache=False,
-            dropout=0.0,
+            eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None, dropout=0.0,
         ),
         inputs=lambda b: {
             "input_features": torch.rand(b, 16, 64),
@@ -389,6 +403,7 @@ MODULES: tuple[Foreign, ...] = (
             "pixel_values": torch.rand(b, 3, 32, 32),
             "return_loss": True,
         },
+        cpu_differs="checked at its own batch only",
     ),
 )  # fmt: skip
 BY_NAME = {foreign.name: foreign for foreign in MODULES}
