@@ -60,6 +60,12 @@ class Foreign:
     """Why its live memory peaks elsewhere."""
     is_slow: bool = False
 
+    @property
+    def has_fused_attention(self) -> bool:
+        """Whether it runs kernels whose backward pass is another on a CPU."""
+        words = ("Transformer", "Attention", "Llama", "Mistral", "BERT", "Whisper", "ViT")
+        return any(word in self.name for word in words)
+
     def call(self, batch_size: int = BATCH_SIZE) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keywords at a batch size."""
         given = self.inputs(batch_size)

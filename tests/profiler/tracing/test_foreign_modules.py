@@ -1,4 +1,4 @@
-"""Modules that nobody wrote for TraPPM, through `trappm.estimate` and against real steps on the CPU."""
+"""Modules that nobody wrote for TraPPM: what is answered about them, against real steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from foreign_layers import LanguageModel, UNet
-from foreign_modules import BATCH_SIZE, BY_NAME, MODULES, NO_TRANSFORMERS, TRANSFORMERS, Foreign
+from foreign_layers import LanguageModel
+from foreign_modules import BATCH_SIZE, BY_NAME, MODULES, NO_TRANSFORMERS, TRANSFORMERS
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -163,6 +163,7 @@ def real_events(foreign):
         loss = real_loss(foreign, model(*args, **kwargs), inputs)
         log.end_forward()
         loss.backward()
+        del loss
     log.closed = True
     return log.events()
 
@@ -178,7 +179,17 @@ def peak(events):
     return int(np.cumsum(signs * events[:, 2]).max())
 
 
+@pytest.fixture
+def gradients_apart(monkeypatch):
+    """Under a dispatch mode the engine adds gradients into new memory; so does the trace here."""
+    monkeypatch.setattr(step_recorder, "_accumulates", lambda args, last: False)
+
+
 IN_ORDER = (
+    "GAN step: generator through discriminator, two backward passes",
+    "Siamese net of two inputs",
+    "torch.utils.checkpoint, not reentrant",
+    "torch.utils.checkpoint, reentrant",
     "module that returns a dict",
     "module with keywords",
     "weight norm",
@@ -190,22 +201,17 @@ IN_ORDER = (
 )
 
 
+@pytest.mark.usefixtures("gradients_apart")
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_storages_are_born_and_die_in_the_order_of_a_real_step(name):
     foreign = BY_NAME[name]
     np.testing.assert_array_equal(traced_events(foreign), real_events(foreign))
 
 
-WITH_ATTENTION = ("Transformer", "Attention", "Llama", "Mistral", "BERT", "Whisper", "ViT")
-
-
+@pytest.mark.usefixtures("gradients_apart")
 @pytest.mark.parametrize(
     "foreign",
-    params(
-        f
-        for f in COMPARED
-        if not f.peak_differs and not any(word in f.name for word in WITH_ATTENTION)
-    ),
+    params(f for f in COMPARED if not (f.peak_differs or f.has_fused_attention)),
 )
 def test_live_memory_peaks_where_that_of_a_real_step_does(foreign):
     """Not where fused attention decides the peak: its backward pass is another on a CPU."""
@@ -213,10 +219,15 @@ def test_live_memory_peaks_where_that_of_a_real_step_does(foreign):
 
 
 @pytest.mark.parametrize(
-    "name", ["Siamese net of two inputs", "torch.utils.checkpoint, not reentrant", "GAN step"]
+    "name",
+    [
+        "Siamese net of two inputs",
+        "torch.utils.checkpoint, not reentrant",
+        "torch.utils.checkpoint, reentrant",
+    ],
 )
 def test_gradients_meet_in_place_as_the_engine_adds_them(name, monkeypatch):
-    foreign = next(f for f in MODULES if f.name.startswith(name))
+    foreign = BY_NAME[name]
     decided = []
 
     def deciding(args, last, decide=step_recorder._accumulates):
@@ -226,8 +237,9 @@ def test_gradients_meet_in_place_as_the_engine_adds_them(name, monkeypatch):
     monkeypatch.setattr(step_recorder, "_accumulates", deciding)
     tracer(foreign, (4, 4)).phase(Phase.TRAIN)
     model, inputs = foreign.build().train(), foreign.call()
+    loss = real_loss(foreign, model(*inputs[0], **inputs[1]), inputs)
     with torch.profiler.profile() as profiled:
-        real_loss(foreign, model(*inputs[0], **inputs[1]), inputs).backward()
+        loss.backward()
     in_place = [event.name for event in profiled.events()].count("aten::add_")
     assert decided.count(True) == 2 * in_place
     assert in_place
@@ -245,7 +257,6 @@ def test_every_module_has_an_answer(foreign):
 def test_a_step_that_cannot_be_traced_is_refused_with_operator_and_line(foreign):
     with pytest.raises(UnsupportedModelError) as refused:
         estimate(foreign)
-    pytest.importorskip("re").compile(foreign.refusal)
     assert refused.match(foreign.refusal)
     assert refused.match(r"\(aten::\w+\)$")
     assert "\n" not in str(refused.value)
@@ -397,14 +408,5 @@ def test_keys_of_grouped_queries_are_repeated_only_where_no_kernel_shares_them()
     assert causal[:, Size.COLUMNS, 0].tolist() == [16, 16]  # half of 32 keys
 
 
-def test_a_unet_of_another_size_is_another_answer():
-    small, large = (
-        trappm.estimate(UNet(), torch.empty(2, 3, side, side), batch_size=8).breakdown().total_mib
-        for side in (64, 128)
-    )
-    assert 3 < large / small < 4.5
-
-
-def test_a_foreign_module_says_what_it_is_checked_against():
-    assert len({foreign.name for foreign in MODULES}) == len(MODULES) >= 40
-    assert all(isinstance(foreign, Foreign) for foreign in MODULES)
+def test_names_are_of_one_module_each():
+    assert len(BY_NAME) == len(MODULES) >= 40
