@@ -2,7 +2,7 @@
 
 Hugging Face's models and torchvision's are made from configurations, without weights.
 `test_foreign_modules.py` checks what is answered about each against a real step on the CPU;
-`benchmarks/profiler/foreign_modules.py` prints the table of docs/foreign_modules.md.
+`benchmarks/profiler/foreign_table.py` prints the table of docs/foreign_modules.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class Foreign:
     refusal: str | None = None
     """A regular expression of the one line that is said instead of an answer."""
     cpu_differs: str = ""
-    """Why a CPU keeps other tensors than a GPU, or computes otherwise, where it does."""
+    """Why a CPU keeps other tensors than a GPU, where it does."""
+    is_recurrent: bool = False
+    """Whether cuDNN computes it, and more than a CPU: a test of their own."""
+    is_pairwise: bool = False
+    """Whether it compares all samples, and so is another step at every batch size."""
     peak_differs: str = ""
     """Why its live memory peaks elsewhere."""
     is_slow: bool = False
@@ -63,7 +67,17 @@ class Foreign:
     @property
     def has_fused_attention(self) -> bool:
         """Whether it runs kernels whose backward pass is another on a CPU."""
-        words = ("Transformer", "Attention", "Llama", "Mistral", "BERT", "Whisper", "ViT")
+        words = (
+            "Transformer",
+            "Attention",
+            "Llama",
+            "Mistral",
+            "BERT",
+            "Whisper",
+            "ViT",
+            "CLIP",
+            "T5",
+        )
         return any(word in self.name for word in words)
 
     def call(self, batch_size: int = BATCH_SIZE) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -283,10 +297,12 @@ MODULES: tuple[Foreign, ...] = (
     Foreign(
         name="LSTM language model", build=lambda: LanguageModel(nn.LSTM), inputs=tokens(16),
         cpu_differs="cuDNN keeps a reserve of its own",
+        is_recurrent=True,
     ),
     Foreign(
         name="GRU language model", build=lambda: LanguageModel(nn.GRU), inputs=tokens(16),
         cpu_differs="cuDNN keeps a reserve of its own",
+        is_recurrent=True,
     ),
     Foreign(
         name="torch.utils.checkpoint, not reentrant",
@@ -409,7 +425,7 @@ MODULES: tuple[Foreign, ...] = (
             "pixel_values": torch.rand(b, 3, 32, 32),
             "return_loss": True,
         },
-        cpu_differs="checked at its own batch only",
+        is_pairwise=True,
     ),
 )  # fmt: skip
 BY_NAME = {foreign.name: foreign for foreign in MODULES}

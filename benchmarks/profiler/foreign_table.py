@@ -1,6 +1,6 @@
 """The table of docs/foreign_modules.md: what `trappm.estimate` says of modules of other people.
 
-    PYTHONPATH=tests/profiler/tracing python benchmarks/profiler/foreign_modules.py
+    PYTHONPATH=tests/profiler/tracing python benchmarks/profiler/foreign_table.py
 
 Memory is that of an A100 at batch 32 without CUDA's context and libraries. What each answer is
 checked against stands in tests/profiler/tracing/test_foreign_modules.py.
@@ -25,7 +25,7 @@ def answer(foreign: Foreign) -> str:
     try:
         estimate = trappm.estimate(foreign.build(), *args, loss=foreign.loss, **options)
     except UnsupportedModelError as refusal:
-        return f"refused: {refusal}"
+        return f"`{refusal}`"
     only = "; this batch only" if estimate.only_batch is not None else ""
     return f"{estimate.breakdown().total_mib:,.0f} MiB{only}"
 
@@ -34,13 +34,10 @@ def checked(foreign: Foreign) -> str:
     """What the answer was compared with."""
     if foreign.refusal:
         return "operator and line"
-    if "language model" in foreign.name:
-        return f"FLOPs; kept bytes not ({foreign.cpu_differs})"
-    if foreign.cpu_differs:
-        return f"not ({foreign.cpu_differs})"
+    kept = f"kept bytes not: {foreign.cpu_differs}" if foreign.cpu_differs else "kept bytes"
     flops = "FLOPs of the forward pass" if "mobilenet" in foreign.name else "FLOPs"
-    peak = "" if foreign.peak_differs or foreign.has_fused_attention else ", peak of live bytes"
-    return f"kept bytes, {flops}{peak}"
+    unlike = foreign.cpu_differs or foreign.peak_differs or foreign.has_fused_attention
+    return ", ".join([flops, *([] if unlike else ["peak of live bytes"]), kept])
 
 
 def main() -> None:
