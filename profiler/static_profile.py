@@ -26,9 +26,10 @@ from trappm.profiler.models.model_input import Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Optimizer, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.simulation.training_loop import Loop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")

@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Prediction", "TrappmError", "__version__", "estimate", "labels",
-    "lookup", "predict",
+    "Answer", "Estimate", "Prediction", "TrainingLoop", "TrappmError", "__version__", "estimate",
+    "labels", "lookup", "predict",
 ]  # fmt: skip
 
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
     "Estimate": "trappm.prediction.estimate",
     "Prediction": "trappm.prediction.prediction",
+    "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
     "labels": "trappm.label_frames",

@@ -27,9 +27,11 @@ import numpy as np
 import pandas as pd
 
 from trappm.profiler.models.families import family_of
-from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, Loop, simulate_memory
+from trappm.profiler.records import Optimizer
+from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, simulate_memory
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
+from trappm.profiler.simulation.training_loop import Loop
 
 SEED = 1337
 COLUMNS = ("faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib")
@@ -82,9 +84,8 @@ def simulate(
     architecture, profile, batch_sizes = task
     step = StepProfile.from_bytes(base64.b85decode(profile)).trace
     started = time.process_time()
-    found = {
-        b: simulate_memory(step, b, loop=Loop.TUNED, workspace_share=shares) for b in batch_sizes
-    }
+    loop = Loop.TUNED.with_optimizer(Optimizer.SGD)
+    found = {b: simulate_memory(step, b, loop, workspace_share=shares) for b in batch_sizes}
     replayed_s = (time.process_time() - started) / len(batch_sizes)
     return [
         {

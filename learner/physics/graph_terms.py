@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.stats.student_t import losses, precisions
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
-
-BYTES_PER_ELEMENT = 4
 
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
 # passes, and each multiply-accumulate is two operations; 20 us for a node are for launches.

@@ -39,7 +39,7 @@ from trappm.learner.residual.graph_features import (
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.memory_simulation import Loop
+from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 

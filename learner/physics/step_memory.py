@@ -16,16 +16,17 @@ import numpy.typing as npt
 
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.macs import VIEWS
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.memory_simulation import MIB, Loop
+from trappm.profiler.simulation.memory_simulation import MIB
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
+from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
-BYTES_PER_ELEMENT = 4
 AMP_SHARE = 0.6
 """Under autocast, where no step was traced in it, of what an fp32 step keeps beside its weights:
 most activations are halved, norms and losses are not, and half-precision copies of weights are
@@ -112,9 +113,10 @@ def _simulated(
     change = np.where(born, sizes, 0.0)
     change[died] = -blocks[trace.blocks[died]]
     parameters, buffers = (float(s.sum()) for s in (trace.parameter_bytes, trace.buffer_bytes))
-    weights = parameters * (1 + loop.states_per_parameter(optimizer)) + buffers
+    weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter) + buffers
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
+    timed = trace.kinds != Event.ACCUMULATE  # which are not in the traces of earlier versions
     scratch = trace.kinds == Event.WORKSPACE
     lift, largest = np.zeros(SCRATCH_KINDS), np.zeros(SCRATCH_KINDS)
     for kind in range(SCRATCH_KINDS):
@@ -134,7 +136,7 @@ def _simulated(
         touched=np.bincount(kinds, sizes[forward], CONVOLUTION_KINDS) / peak,
         largest=float(blocks.max(initial=0.0)) / peak,
         kept=float(live[trace.end_of_forward]) / peak,
-        peak_at=float(live.argmax()) / len(live),
+        peak_at=np.count_nonzero(timed[: live.argmax()]) / np.count_nonzero(timed),
         allocations=len(blocks),
         small=float(np.mean(blocks <= MIB)) if len(blocks) else 0.0,
     )
@@ -145,7 +147,7 @@ def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
-    weights = parameters * (1 + loop.states_per_parameter(optimizer))
+    weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter)
     live = (weights + parameters + kept) / MIB
     return _of_graph(graph, live_mib=live, fragments_mib=0.0, weights_mib=weights / MIB)
 

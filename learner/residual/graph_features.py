@@ -12,12 +12,12 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph
 
 Array = npt.NDArray[np.float64]
 
 MIB = 2.0**20
-BYTES_PER_ELEMENT = 4
 
 OPERATORS = (
     "Conv", "MatMul", "Gemm", "Einsum", "Attention", "LSTM",

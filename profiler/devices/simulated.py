@@ -31,7 +31,7 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
-from trappm.profiler.simulation.memory_simulation import STATES_PER_PARAMETER
+from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
@@ -147,7 +147,7 @@ class SimulatedDevice(Device):
         if configuration.phase is Phase.INFER:
             return (forward_ms, 0.0, 0.0), busy_ms
         # Reads weights, gradients and states, writes weights and states.
-        tensors = 3 + 2 * STATES_PER_PARAMETER[configuration.optimizer]
+        tensors = 3 + 2 * _loop(configuration).states_per_parameter
         update = tensors * BYTES_PER_ELEMENT * int(graph.parameters.sum())
         update_ms = update / (self._card.bandwidth_gbs * 1e6)
         parts_ms = (forward_ms, _BACKWARD_PASSES * forward_ms, update_ms + _LAUNCH_MS)
@@ -180,12 +180,16 @@ class SimulatedDevice(Device):
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
         if configuration.precision is not Precision.FP32:
             # Weights, gradients and states stay in fp32; activations take half.
-            kept = weights * (2 + STATES_PER_PARAMETER[configuration.optimizer])
+            kept = weights * (2 + _loop(configuration).states_per_parameter)
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
         workspace = self._card.library_workspace_mib(Phase.TRAIN)
         live, reserved = live + workspace, reserved + workspace
         detail |= {"peak_allocated": live, "peak_reserved": reserved}
         return reserved + CONTEXT_MIB[Phase.TRAIN], detail, {}
+
+
+def _loop(configuration: Configuration) -> TrainingLoop:
+    return Loop.PLAIN.with_optimizer(configuration.optimizer)
 
 
 @lru_cache(maxsize=8)

@@ -99,6 +99,7 @@ def break_down(
     state_bytes: int,
     *,
     fixed_mib: Mapping[Part, float],
+    keeps_gradients: bool = False,
 ) -> MemoryBreakdown:
     """What the simulated memory of a step is made of.
 
@@ -109,6 +110,7 @@ def break_down(
         memory: as `simulate_memory` gives it for the same step.
         state_bytes: of the optimizer.
         fixed_mib: of parts that no trace knows: the context, workspaces of libraries.
+        keeps_gradients: whether those of an earlier pass are there throughout the step.
     """
     sizes = trace.sizes_at(batch_size)
     born = trace.kinds == Event.ALLOCATE
@@ -122,15 +124,18 @@ def break_down(
     alive[trace.blocks[: peak + 1][born[: peak + 1]]] = True
     alive[trace.blocks[: peak + 1][died[: peak + 1]]] = False
     weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
+    kept_bytes = int(trace.parameter_bytes.sum()) if keeps_gradients else 0
     is_gradient = np.zeros(len(block_sizes), dtype=np.bool_)
     is_gradient[trace.gradients] = True
-    in_step = (weights + state_bytes + int(live[peak] if len(live) else 0)) / MIB
+    in_step = (weights + kept_bytes + state_bytes + int(live[peak] if len(live) else 0)) / MIB
     optimizer_mib = 0.0
     moment = ""
     # Rounding each block up to 512 bytes makes less than this.
     if memory.live_mib > in_step * 1.02 + 1:
         alive = is_gradient
-        resident = (weights + state_bytes + int(block_sizes[is_gradient].sum())) / MIB
+        gradient_bytes = kept_bytes or int(block_sizes[is_gradient].sum())
+        alive = np.zeros_like(alive) if kept_bytes else alive
+        resident = (weights + state_bytes + gradient_bytes) / MIB
         optimizer_mib, moment = memory.live_mib - resident, "the optimizer's step"
     tensors = [
         LargeTensor(
@@ -146,6 +151,7 @@ def break_down(
         parts[tensor.part] += tensor.size_mib
         if tensor.part in (Part.ACTIVATIONS, Part.BACKWARD):
             modules.add(tensor.origin.module, tensor.size_mib)
+    parts[Part.GRADIENTS] += kept_bytes / MIB
     parts[Part.PARAMETERS] = weights / MIB
     parts[Part.OPTIMIZER] = state_bytes / MIB
     parts[Part.OPTIMIZER_STEP] = optimizer_mib

@@ -17,13 +17,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import IntArray, Optimizer
+from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
+from trappm.profiler.simulation.training_loop import DEFAULT_LOOP, Block, TrainingLoop
 
 MIB = 1 << 20
 _UNIT = 512
@@ -32,34 +32,13 @@ _MIB_UNITS = MIB // _UNIT
 _ADDRESS_BITS = 48
 _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
-STATES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2}
-"""Tensors of a parameter's size that each optimizer keeps."""
-
-TEMPORARIES_PER_PARAMETER = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 0, Optimizer.ADAM: 1}
-"""Tensors of a parameter's size that each optimizer makes for all parameters at once in its step
-and then frees: Adam the roots of its second moments (`_foreach_sqrt` in torch/optim/adam.py; for
-all parameters at once is CUDA's default)."""
-
 STEPS = 2
 """The second step differs from the first: optimizer states are there before it."""
 
 
-class Loop(Enum):
-    """What a training loop does around its steps. Gradients are freed at the start of each."""
-
-    PLAIN = "plain"
-    """Our protocol's (`profiler.steps.step`): no weight decay, cuDNN goes by its heuristics."""
-    TUNED = "tuned"
-    """As the published A100 labels imply, though undocumented: SGD has momenta; weight decay makes
-    a temporary as large as all gradients (`_foreach_add` in torch/optim/sgd.py); and with
-    `torch.backends.cudnn.benchmark` each convolution that is met for the first time is searched
-    for its fastest algorithm, after which PyTorch gives all unused segments back to the device
-    (`emptyCache` in aten/src/ATen/native/cudnn/Conv_v7.cpp), so that less is fragmented."""
-
-    def states_per_parameter(self, optimizer: Optimizer) -> int:
-        """Tensors of a parameter's size that are kept from step to step."""
-        return max(STATES_PER_PARAMETER[optimizer], int(self is Loop.TUNED))
-
+MICRO_STEPS = 2
+"""So does the second micro-step of a step, as gradients are there before it; those that follow are
+like the second."""
 
 WORKSPACE_SHARE: Mapping[int, float] = {
     ConvolutionKind.DENSE * 3 + Pass.FORWARD: 0.6,
@@ -86,8 +65,7 @@ class SimulatedMemory:
 def simulate_memory(
     trace: StepTrace,
     batch_size: int,
-    optimizer: Optimizer = Optimizer.SGD,
-    loop: Loop = Loop.PLAIN,
+    loop: TrainingLoop = DEFAULT_LOOP,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
 ) -> SimulatedMemory:
     """Replays two training steps at this batch size.
@@ -95,8 +73,7 @@ def simulate_memory(
     Args:
         trace: of a step in fp32.
         batch_size: any, not only the traced ones.
-        optimizer: its states are allocated in its first step.
-        loop: what happens around the steps; by default as in our protocol.
+        loop: what happens around the steps; by default as in our protocol, with SGD.
         workspace_share: see `WORKSPACE_SHARE`; others are for fitting it.
 
     Raises:
@@ -104,10 +81,10 @@ def simulate_memory(
     """
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
-    plain = _replay(trace, batch_size, optimizer, loop, {})
+    plain = _replay(trace, batch_size, loop, {})
     scratch = plain
     if workspace_share:
-        scratch = _replay(trace, batch_size, optimizer, loop, workspace_share)
+        scratch = _replay(trace, batch_size, loop, workspace_share)
     return SimulatedMemory(
         live_mib=plain.peak_live / _MIB_UNITS,
         reserved_mib=plain.peak_reserved / _MIB_UNITS,
@@ -116,35 +93,34 @@ def simulate_memory(
 
 
 def _replay(
-    trace: StepTrace,
-    batch_size: int,
-    optimizer: Optimizer,
-    loop: Loop,
-    shares: Mapping[int, float],
+    trace: StepTrace, batch_size: int, loop: TrainingLoop, shares: Mapping[int, float]
 ) -> Allocator:
     allocator = Allocator()
-    allocate, free = allocator.allocate, allocator.free
     parameters, buffers = (
         [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
         for sizes in (trace.parameter_bytes, trace.buffer_bytes)
     )
     for size in (*parameters, *buffers):
-        allocate(size)
+        allocator.allocate(size)
     events = _events(trace, batch_size, shares)
+    adding = events
+    if loop.accumulation_steps > 1 or not loop.set_to_none:
+        adding = _events(trace, batch_size, shares, adding=True)
     kept = frozenset(trace.gradients.tolist())
     gradients: list[Block] = []
     for step in range(STEPS):
-        for block in gradients:
-            free(block)
-        gradients = _replay_step(allocator, events, kept, step == 0 and loop is Loop.TUNED)
-        passing = [allocate(size) for size in parameters if loop is Loop.TUNED]
-        if step == 0:
-            for size in parameters:
-                for _ in range(loop.states_per_parameter(optimizer)):
-                    allocate(size)
-        passing += [allocate(s) for s in parameters * TEMPORARIES_PER_PARAMETER[optimizer]]
-        for block in passing:
-            free(block)
+        if loop.set_to_none:
+            for block in gradients:
+                allocator.free(block)
+            gradients = []
+        for _ in range(min(loop.accumulation_steps, MICRO_STEPS)):
+            if gradients:
+                _replay_step(allocator, adding, frozenset(), searching=False)
+            else:
+                searching = loop.cudnn_benchmark and step == 0
+                gradients = _replay_step(allocator, events, kept, searching=searching)
+        if parameters:
+            loop.update(allocator, parameters, first=step == 0)
     return allocator
 
 
@@ -153,12 +129,13 @@ def _units(sizes: IntArray) -> IntArray:
 
 
 def _events(
-    trace: StepTrace, batch_size: int, shares: Mapping[int, float]
+    trace: StepTrace, batch_size: int, shares: Mapping[int, float], *, adding: bool = False
 ) -> list[tuple[int, int]]:
     """The requests to the allocator, in order: a block and its size; 0 frees the block.
 
     The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is given back at once; the
-    second is that of a convolution that has not been met before, and may be 0.
+    second is that of a convolution that has not been met before, and may be 0. With `adding`,
+    gradients are freed as they are added to those of an earlier backward pass.
     """
     sizes, blocks = trace.sizes_at(batch_size), trace.blocks.copy()
     scratch = np.flatnonzero(trace.kinds == Event.WORKSPACE)
@@ -172,14 +149,22 @@ def _events(
     blocks[scratch] = _SCRATCH
     blocks[scratch[met]] = _SEARCHED
     requested = (units > 0) | (blocks == _SEARCHED)
-    units[trace.kinds == Event.FREE] = 0
+    complete = trace.kinds == Event.ACCUMULATE
+    if adding:
+        complete[trace.additions] = False
+    requested &= ~complete
+    units[(trace.kinds == Event.FREE) | (trace.kinds == Event.ACCUMULATE)] = 0
     return list(zip(blocks[requested].tolist(), units[requested].tolist(), strict=True))
 
 
 def _replay_step(
-    allocator: Allocator, events: Sequence[tuple[int, int]], kept: frozenset[int], searching: bool
+    allocator: Allocator,
+    events: Sequence[tuple[int, int]],
+    kept: frozenset[int],
+    *,
+    searching: bool,
 ) -> list[Block]:
-    """Replays one step and returns the blocks of its gradients."""
+    """Replays one step and returns the blocks that are kept, its gradients."""
     allocate, free = allocator.allocate, allocator.free
     held: dict[int, Block] = {}
     for block, size in events:
@@ -198,9 +183,6 @@ def _replay_step(
 
 
 _SCRATCH, _SEARCHED = -1, -2
-
-Block = tuple[int, int]
-"""Address and size of a block, in units of 512 bytes."""
 
 
 class Allocator:

@@ -18,8 +18,9 @@ from trappm.profiler.errors import TrappmError, one_line
 from trappm.profiler.files.array_archive import pack, unpack
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.memory_simulation import Loop, SimulatedMemory, simulate_memory
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import MAX_EVENTS, StepTrace
+from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 
 _TRACE: dict[str, npt.DTypeLike] = {
     "kinds": np.int8,
@@ -30,6 +31,9 @@ _TRACE: dict[str, npt.DTypeLike] = {
     "buffer_bytes": np.int64,
 }
 """The arrays of a trace in an archive, and their types."""
+TRACE_VERSION = 2
+"""Counted up when the recorder sees something else of the same step: what is stored with an earlier
+one is made anew. The first knew training steps in fp32 alone, and no kernels."""
 _INFER = {f"infer.{name}": kind for name, kind in _TRACE.items()}
 _KERNELS = "kernels"
 """One more array: the archive of a kernel profile."""
@@ -83,15 +87,22 @@ class StepProfile:
         loop: Loop = Loop.PLAIN,
         phase: Phase = Phase.TRAIN,
     ) -> SimulatedMemory:
-        """GPU memory of a step at this batch size; see `simulate_memory`.
+        """GPU memory of a step at this batch size; see `memory_in`."""
+        return self.memory_in(loop.with_optimizer(optimizer), batch_size, phase)
+
+    def memory_in(
+        self, loop: TrainingLoop, batch_size: int, phase: Phase = Phase.TRAIN
+    ) -> SimulatedMemory:
+        """GPU memory of a step in this loop at this batch size; see `simulate_memory`.
 
         Raises:
+            InputError: the batch size is below 1.
             TrappmError: an inference step, of which a profile of an earlier version has none.
         """
-        key = batch_size, optimizer, loop, phase
+        key = loop, batch_size, phase
         memory = self._known.get(key)
         if memory is None:
-            memory = simulate_memory(self.trace_of(phase), batch_size, optimizer, loop)
+            memory = simulate_memory(self.trace_of(phase), batch_size, loop)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = memory
@@ -126,7 +137,7 @@ class StepProfile:
         return Precision.FP32 if self.kernels is None else self.kernels.precision
 
     @cached_property
-    def _known(self) -> dict[tuple[int, Optimizer, Loop, Phase], SimulatedMemory]:
+    def _known(self) -> dict[tuple[TrainingLoop, int, Phase], SimulatedMemory]:
         """What was simulated before: an answer needs it more than once."""
         return {}
 

@@ -30,6 +30,9 @@ class Event(IntEnum):
     WORKSPACE = 2
     """A convolution runs here and needs scratch memory; `size` are the bytes that it touches."""
     END_OF_FORWARD = 3
+    ACCUMULATE = 4
+    """A gradient is complete: it becomes the parameter's, or is added to the one that is there and
+    freed. Traces of earlier versions have none."""
 
 
 class ConvolutionKind(IntEnum):
@@ -125,6 +128,9 @@ class StepTrace:
             return "a block is freed that was never allocated"
         if np.any(died < born[freed]):
             return "a block is freed before it is allocated"
+        added = self.blocks[self.kinds == Event.ACCUMULATE]
+        if len(added) and not 0 <= added.min() <= added.max() < len(born):
+            return "a gradient is complete that was never allocated"
         kept = self.gradients
         if len(kept) and not 0 <= kept.min() <= kept.max() < len(born):
             return "a gradient that was never allocated"
@@ -138,6 +144,14 @@ class StepTrace:
         share = (batch_size - first) / (second - first)
         below, above = self.sizes[:, 0], self.sizes[:, 1]
         return np.maximum(np.rint(below + (above - below) * share), 0).astype(np.int64)
+
+    @property
+    def additions(self) -> IntArray:
+        """Index of the event at which each gradient is added if its parameter has one already."""
+        complete = self.kinds == Event.ACCUMULATE
+        events = np.flatnonzero(complete & np.isin(self.blocks, self.gradients))[::-1]
+        # What several parameters share is freed with the last.
+        return events[np.unique(self.blocks[events], return_index=True)[1]]
 
     @property
     def end_of_forward(self) -> int:

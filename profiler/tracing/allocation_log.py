@@ -96,6 +96,14 @@ class AllocationLog:
         self.saved_bytes = sum(size for number, size in self._kept.items() if number in alive)
         self._events.append((Event.END_OF_FORWARD, 0, 0))
 
+    def accumulated(self, parameter: Tensor) -> None:
+        """A gradient of this parameter is complete."""
+        if parameter.grad is not None:
+            storage = parameter.grad.untyped_storage()
+            number = self._live.get(storage._cdata)
+            if number is not None:
+                self._events.append((Event.ACCUMULATE, number, storage.nbytes()))
+
     def note_gradients(self, model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:

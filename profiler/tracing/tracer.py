@@ -266,6 +266,11 @@ def _record(
     functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
+    hooks = [
+        p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
+        for p in model.parameters()
+        if p.requires_grad
+    ]
     following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
     graph = GraphLog(model, tensors) if with_graph else None
     values = KnownValues()
@@ -298,5 +303,7 @@ def _record(
     except Exception as error:
         raise _refusal(phase, error, recorder.failed) from error
     finally:
+        for hook in hooks:
+            hook.remove()
         allocations.closed = True
         model.zero_grad(set_to_none=True)

@@ -82,6 +82,8 @@ class StepProfileRow(Base):
     trainable_parameters: Mapped[int | None] = mapped_column(BIG)
     frozen_parameters: Mapped[int | None] = mapped_column(BIG)
     refusal: Mapped[str | None] = mapped_column(Text)
+    trace_version: Mapped[int] = mapped_column(server_default="1")
+    """`profiler.simulation.step_profile.TRACE_VERSION` of when it was made."""
 
     __table_args__ = (
         CheckConstraint("(profile IS NULL) <> (refusal IS NULL)", name="profile_or_refusal"),

@@ -18,7 +18,7 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
 from trappm.store.db.engine import insert_new
 from trappm.store.db.models import ArchitectureGraphRow, ConfigurationRow, GraphRow, StepProfileRow
 from trappm.store.db.transactions import Repository, reading, writing
@@ -74,13 +74,16 @@ class Workloads(Repository):
         if step is None and step_refusal is None:
             session.execute(delete(StepProfileRow).filter_by(**at))
         else:
-            session.merge(StepProfileRow(**at, profile=step, **facts, refusal=step_refusal))
+            row = {"profile": step, **facts, "refusal": step_refusal}
+            session.merge(StepProfileRow(**at, **row, trace_version=TRACE_VERSION))
 
     @reading
     def pairs_to_profile(
         self, session: Session, pairs: Sequence[Pair], *, also_refused: bool = False
     ) -> list[Pair]:
         """Those whose static profile is not complete: without a graph or a step profile.
+
+        A step profile of an earlier version of the recorder counts as none.
 
         Args:
             pairs: of an architecture and an input size.
@@ -92,12 +95,21 @@ class Workloads(Repository):
             select(graph.architecture, graph.input_size)
             .outerjoin(
                 step,
-                (step.architecture == graph.architecture) & (step.input_size == graph.input_size),
+                (step.architecture == graph.architecture)
+                & (step.input_size == graph.input_size)
+                & (step.trace_version == TRACE_VERSION),
             )
             .where(step.profile.is_not(None) if also_refused else refused_or_complete)
         )
         known = {(architecture, input_size) for architecture, input_size in rows}
         return [pair for pair in pairs if pair not in known]
+
+    @reading
+    def outdated(self, session: Session) -> list[Pair]:
+        """Architectures and sizes whose step profile an earlier version of the recorder made."""
+        row = StepProfileRow
+        query = select(row.architecture, row.input_size).where(row.trace_version < TRACE_VERSION)
+        return [(a, size) for a, size in session.execute(query.order_by(row.architecture))]
 
     @reading
     def graph_templates(self, session: Session, pairs: Collection[Pair]) -> dict[Pair, bytes]:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import evaluate, pool, predict, serve, snapshot, store, tune, ui
+from trappm.cli import estimate, evaluate, pool, predict, serve, snapshot, store, tune, ui
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.profiler.errors import TrappmError
@@ -36,6 +36,7 @@ app.add_typer(store.app, name="store")
 app.add_typer(snapshot.app, name="snapshot")
 app.command(name="predict")(predict.predict)
 app.command(name="compare")(predict.compare)
+app.command(name="estimate")(estimate.estimate)
 app.command(name="serve")(serve.serve)
 app.command(name="ui")(ui.ui)
 app.command(

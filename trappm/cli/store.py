@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
+
+if TYPE_CHECKING:
+    from trappm.profiler.records import Pair
+    from trappm.store import Store
 
 app = typer.Typer(
     help="Upgrade, check, mend, profile, count, back up and restore the label store.",
@@ -28,20 +33,34 @@ Database = Annotated[
 
 
 @app.command(epilog="Example: trappm store upgrade")
-def upgrade(database: Database = None, as_json: AsJson = False) -> None:
-    """Bring the store to the schema of this version; a SQLite file is copied first."""
+def upgrade(
+    processes: Processes = None, database: Database = None, as_json: AsJson = False
+) -> None:
+    """Bring the store to this version: its schema, and profiles that an earlier one made.
+
+    A SQLite file is copied first. Profiles take about a second each; stopped or killed, the same
+    command goes on where it was.
+    """
+    from trappm.store import Store
     from trappm.store.maintenance.upgrade import upgrade_store
 
     done = upgrade_store(_url(database))
+    with Store.open(_url(database)) as store:
+        outdated = store.workloads.outdated()
+        if outdated:
+            _make_profiles(store, outdated, processes)
     if as_json:
-        print_json(asdict(done))
-    elif done.before == done.after:
-        typer.echo(f"{done.address} has schema {done.after}, the newest; nothing to do")
-    else:
+        print_json({**asdict(done), "profiles_made": len(outdated)})
+        return
+    if done.before != done.after:
         if done.backup is not None:
             typer.echo(f"as it was, it is kept in {done.backup}")
         before = "an empty database" if done.before is None else f"schema {done.before}"
         typer.echo(f"{done.address} upgraded from {before} to schema {done.after}")
+    elif not outdated:
+        typer.echo(f"{done.address} has schema {done.after}, the newest; nothing to do")
+    if outdated:
+        typer.echo(f"{len(outdated):,} profiles of an earlier version were made anew")
 
 
 @app.command(epilog="Example: trappm store check")
@@ -109,8 +128,6 @@ def profile(
 
     About a second each. Stopped or killed, the same command goes on where it was.
     """
-    from trappm.cluster.pool_file import make_profiles
-    from trappm.reports.pools import BuildDisplay
     from trappm.store import Store
 
     url = _url(database)
@@ -118,20 +135,7 @@ def profile(
         pairs = store.labels.pairs(device)
     with Store.open(url) as store:
         missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)[:limit]
-        display = BuildDisplay()
-        try:
-            with display:
-                make_profiles(
-                    store,
-                    missing,
-                    address=None,
-                    processes=processes or len(os.sched_getaffinity(0)),
-                    watch=display.show,
-                    retry_refused=retry_refused,
-                )
-        except KeyboardInterrupt as interrupt:
-            typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
-            raise typer.Exit(130) from interrupt
+        _make_profiles(store, missing, processes, retry_refused=retry_refused)
         graphs = store.workloads.graph_templates(pairs)
         missing_count = len(store.workloads.pairs_to_profile(pairs))
     impossible = len(pairs) - len(graphs) - missing_count
@@ -139,6 +143,29 @@ def profile(
         f"{len(graphs):,} of {len(pairs):,} labelled architectures have a graph; "
         f"{missing_count:,} are still to be made, {impossible:,} cannot"
     )
+
+
+def _make_profiles(
+    store: Store, pairs: Sequence[Pair], processes: int | None, *, retry_refused: bool = False
+) -> None:
+    """Makes static profiles in processes of this machine, and shows how far it is."""
+    from trappm.cluster.pool_file import make_profiles
+    from trappm.reports.pools import BuildDisplay
+
+    display = BuildDisplay()
+    try:
+        with display:
+            make_profiles(
+                store,
+                pairs,
+                address=None,
+                processes=processes or len(os.sched_getaffinity(0)),
+                watch=display.show,
+                retry_refused=retry_refused,
+            )
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"trappm: interrupted{display.how_far}; the same command goes on", err=True)
+        raise typer.Exit(130) from interrupt
 
 
 @app.command(epilog="Example: trappm store stats --json")

@@ -3,7 +3,7 @@
     >>> import torch, trappm
     >>> estimate = trappm.estimate("resnet50", batch_size=64, optimizer="adam")
     >>> estimate.fits("a100"), estimate.largest_batch("a100")
-    (True, 437)
+    (True, 402)
 
 Nothing is learned here: a step is traced on the meta device and replayed through a model of
 PyTorch's allocator (docs/static_profile.md), so any module, any loss and any inputs will do.
@@ -20,14 +20,11 @@ from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import BatchOrderError, InputError
 from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.simulation.memory_simulation import (
-    STATES_PER_PARAMETER,
-    SimulatedMemory,
-    simulate_memory,
-)
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
+from trappm.profiler.simulation.training_loop import Algorithm, TrainingLoop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +40,7 @@ def estimate(
     model: str | nn.Module,
     *inputs: Any,
     batch_size: int | None = None,
-    optimizer: str = Optimizer.SGD,
+    optimizer: str | TrainingLoop = Algorithm.SGD,
     loss: Callable[..., Tensor] | None = None,
     precision: str = Precision.FP32,
     memory_format: str = MemoryFormat.CONTIGUOUS,
@@ -58,7 +55,9 @@ def estimate(
         inputs: what the module is called with, keywords included; only shapes and types are read.
             The first axis of the first tensor is the batch. None for a timm architecture.
         batch_size: by default that of the inputs; 1 for a timm architecture.
-        optimizer: `sgd`, `momentum` or `adam`.
+        optimizer: `sgd`, `momentum`, `adam` or `adamw`, as PyTorch runs them by default on CUDA; or
+            a `trappm.TrainingLoop` for all that happens around a step: accumulation of gradients,
+            clipping, a fused optimizer.
         loss: called with what the module returns; gives a scalar. By default the module's own
             (`output.loss`), or cross-entropy of its scores.
         precision: `fp32`, `amp-fp16` or `amp-bf16`. A module of 16-bit parameters is `fp32`: it has
@@ -79,7 +78,7 @@ def estimate(
         memory_format=member("memory_format", MemoryFormat, memory_format),
         loss=default_loss if loss is None else lambda output, _: loss(output),
     )
-    how = member("optimizer", Optimizer, optimizer)
+    loop = _loop(optimizer, options.precision)
     which = member("phase", Phase, phase)
     if isinstance(model, str):
         if inputs or keywords:
@@ -95,7 +94,7 @@ def estimate(
     return Estimate(
         name=model if isinstance(model, str) else type(model).__name__,
         batch_size=size,
-        optimizer=how,
+        loop=loop,
         phase=which,
         trace=trace,
         origins=origins,
@@ -109,7 +108,8 @@ class Estimate:
 
     name: str
     batch_size: int
-    optimizer: Optimizer
+    loop: TrainingLoop
+    """Around the step, if it is one of training."""
     phase: Phase
     trace: StepTrace
     origins: Sequence[Origin]
@@ -166,8 +166,9 @@ class Estimate:
             self.origins,
             size,
             self._simulated(size),
-            parameter_bytes * STATES_PER_PARAMETER[self.optimizer],
+            parameter_bytes * self.loop.states_per_parameter,
             fixed_mib=fixed,
+            keeps_gradients=self.loop.keeps_gradients,
         )
 
     def __repr__(self) -> str:
@@ -179,7 +180,7 @@ class Estimate:
 
     def _simulated(self, batch_size: int) -> SimulatedMemory:
         if batch_size not in self._known:
-            self._known[batch_size] = simulate_memory(self.trace, batch_size, self.optimizer)
+            self._known[batch_size] = simulate_memory(self.trace, batch_size, self.loop)
         return self._known[batch_size]
 
     @cached_property
@@ -201,6 +202,17 @@ class Estimate:
         card = card_of(device)
         workspace_mib = 0.0 if card is None else card.library_workspace_mib(self.phase)
         return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
+
+
+def _loop(optimizer: str | TrainingLoop, precision: Precision) -> TrainingLoop:
+    if isinstance(optimizer, TrainingLoop):
+        return optimizer
+    algorithm = member("optimizer", Algorithm, optimizer)
+    return TrainingLoop(
+        optimizer=algorithm,
+        weight_decay=algorithm is Algorithm.ADAMW,
+        gradient_scaler=precision is Precision.AMP_FP16,
+    )
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import weakref
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,15 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.memory_simulation import MIB, Allocator, Loop, simulate_memory
+from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.simulation.training_loop import Algorithm, Loop, TrainingLoop
 from trappm.profiler.tracing.tracer import Tracer
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -175,81 +172,19 @@ def test_memory_grows_with_the_batch_and_with_the_optimizers_states():
     by_batch = [simulate_memory(trace, b).reserved_mib for b in (1, 8, 64)]
     assert by_batch == sorted(by_batch)
     assert by_batch[0] < by_batch[-1]
-    by_optimizer = [simulate_memory(trace, 8, o).reserved_mib for o in Optimizer]
+    by_optimizer = [
+        simulate_memory(trace, 8, TrainingLoop(optimizer=o)).reserved_mib for o in Algorithm
+    ]
     assert by_optimizer == sorted(by_optimizer)
     assert by_optimizer[0] < by_optimizer[-1]
 
 
-class Watch(TorchDispatchMode):
-    """Bytes of the storages that are born within, alive now and at the peak."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive = self.peak = 0
-        self._watchers = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        old = {
-            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)
-        }
-        for tensor in filter(torch.is_tensor, tree_leaves(output)):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in old | self._watchers.keys():
-                self._born(storage)
-        return output
-
-    def _born(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-
-        def died(_):
-            del self._watchers[key]
-            self.alive -= size
-
-        self._watchers[key] = weakref.ref(storage, died)
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-
-
-class Blocks(nn.Module):
-    """Parameters of 256 KiB, so that the peak is in the optimizer's step; one is never used."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8)))
-        self.unused = nn.Parameter(torch.empty(256, 256))
-
-    def forward(self, x):
-        return self.layers(x.mean((1, 3)))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "make"),
-    [
-        (Optimizer.SGD, partial(torch.optim.SGD, lr=0.1)),
-        (Optimizer.MOMENTUM, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
-        (Optimizer.ADAM, torch.optim.Adam),
-    ],
-)
-def test_an_optimizer_adds_what_pytorchs_own_allocates_in_its_second_step(optimizer, make):
-    model = Blocks()
-    model(torch.ones(1, 3, 256, 4)).sum().backward()
-    real = make(model.parameters(), foreach=True)
-    with Watch() as states:
-        real.step()
-    with Watch() as temporaries:
-        real.step()
-    assert temporaries.alive == 0
-    with torch.device("meta"):
-        trace = trace_step(Blocks(), Sample((3, 256, 4), torch.float32))[0]
-    found, plain = (simulate_memory(trace, 1, o).live_mib for o in (optimizer, Optimizer.SGD))
-    added = (states.alive + temporaries.peak) / MIB
-    assert found - plain == pytest.approx(added, abs=1 / 64)
-
-
 def test_at_the_peak_of_the_backward_pass_adam_has_no_temporaries_yet():
     trace = trace_step(meta("resnet10t"), 64)[0]
-    sgd, adam = (simulate_memory(trace, 64, o) for o in (Optimizer.SGD, Optimizer.ADAM))
+    sgd, adam = (
+        simulate_memory(trace, 64, TrainingLoop(optimizer=o))
+        for o in (Algorithm.SGD, Algorithm.ADAM)
+    )
     states = 2 * trace.parameter_bytes.sum() / MIB
     assert adam.live_mib - sgd.live_mib == pytest.approx(states, rel=0.1)
 
@@ -262,16 +197,18 @@ def test_empty_parameters_and_buffers_take_no_memory():
         parameter_bytes=np.concatenate([empty, trace.parameter_bytes]),
         buffer_bytes=np.concatenate([empty, trace.buffer_bytes]),
     )
-    for optimizer in Optimizer:
-        assert simulate_memory(more, 4, optimizer) == simulate_memory(trace, 4, optimizer)
+    for optimizer in Algorithm:
+        loop = TrainingLoop(optimizer=optimizer)
+        assert simulate_memory(more, 4, loop) == simulate_memory(trace, 4, loop)
 
 
 def test_a_tuned_loop_has_momenta_and_weight_decay_has_a_temporary():
     """The peak at batch 1 is the optimizer's step, at 64 the end of the forward pass."""
     trace = trace_step(meta("resnet10t"), 64)[0]
     weights = trace.parameter_bytes.sum() / MIB
+    tuned = Loop.TUNED.with_optimizer(Optimizer.SGD)
     added = [
-        simulate_memory(trace, b, loop=Loop.TUNED).live_mib - simulate_memory(trace, b).live_mib
+        simulate_memory(trace, b, tuned).live_mib - simulate_memory(trace, b).live_mib
         for b in (1, 64)
     ]
     assert 1.5 * weights < added[0] <= 2.1 * weights
@@ -297,7 +234,9 @@ def test_only_segments_without_a_block_in_use_are_given_back():
 
 
 def test_reserved_memory_holds_what_is_live_and_scratch_memory_adds_to_it():
-    memory = simulate_memory(trace_step(meta("resnet10t"), 64)[0], 32, Optimizer.ADAM)
+    memory = simulate_memory(
+        trace_step(meta("resnet10t"), 64)[0], 32, TrainingLoop(optimizer=Algorithm.ADAM)
+    )
     assert 0 < memory.live_mib <= memory.reserved_mib <= memory.reserved_with_workspace_mib
 
 
@@ -327,6 +266,6 @@ def test_measured_a100_memory_is_predicted_with_two_coefficients(architecture):
         pytest.skip(f"no usable row of {architecture}")
     trace = trace_step(meta(architecture, 224), 224)[0]
     for batch_size in usable:
-        memory = simulate_memory(trace, batch_size, loop=Loop.TUNED)
+        memory = simulate_memory(trace, batch_size, Loop.TUNED.with_optimizer(Optimizer.SGD))
         predicted = 1750 + 1.02 * memory.reserved_with_workspace_mib
         assert predicted == pytest.approx(measured[batch_size], rel=0.15)

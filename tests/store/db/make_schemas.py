@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent / "schemas"
 
 def main(revision):
     """Fills the newest schema, and copies what an older one has room for."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     import store_whole
 
     known = trappm.store.db.migrate.REVISIONS

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,34 @@ def test_upgrade_says_from_what_to_what(home, run):
     assert "nothing to do" in out
     done = json.loads(run("upgrade", "--json")[1])
     assert (done["before"], done["backup"]) == (REVISIONS[-1], None)
+
+
+def test_upgrade_makes_profiles_of_an_earlier_version_anew(home, run):
+    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.static_profile import static_profile
+    from trappm.store import Store
+
+    made = static_profile("test_resnet", 64)
+    earlier = replace(made.step, infer_trace=None, kernels=None)
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        store.workloads.save_graph(
+            "test_resnet", 64, made.graph.to_bytes(), None, step=earlier.to_bytes()
+        )
+    with closing(sqlite3.connect(home / "labels.db")) as connection:
+        connection.execute("UPDATE step_profiles SET trace_version = 1")
+        connection.commit()
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        assert ("test_resnet", 64) in store.workloads.pairs_to_profile([("test_resnet", 64)])
+        outdated = len(store.workloads.outdated())
+    status, out, _, _ = run("upgrade")
+    assert status == 0
+    assert f"{outdated} profiles of an earlier version were made anew" in out
+    with Store.open(f"sqlite:///{home / 'labels.db'}") as store:
+        (data,) = store.workloads.step_profiles([("test_resnet", 64)]).values()
+        assert not store.workloads.outdated()
+    assert data == made.step.to_bytes()
+    assert StepProfile.from_bytes(data).kernels is not None
+    assert "nothing to do" in run("upgrade")[1]
 
 
 def test_backup_says_what_it_made_and_never_overwrites(home, run, tmp_path):

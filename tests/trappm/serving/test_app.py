@@ -146,7 +146,7 @@ def test_json_of_any_content_type_is_read_and_files_by_routes_of_their_own(serve
         assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
     form = {"content_type": "multipart/form-data; boundary=x"}
-    assert server.post("/v1/predict", head + b"junk\r\n--x--", **form).status == 422
+    assert server.post("/v1/predict", head + b"junk\r\n--x--", **form).status == 400
     for path in ("/v1/predict/upload", "/v1/compare/upload"):
         told = server.post(path, head + b"junk\r\n--x--", **form)
         assert (told.status, "a.onnx" in told.json["detail"]) == (422, True), told.body
@@ -224,7 +224,9 @@ def test_bodies_have_a_limit_whether_declared_or_not(home):
         assert asker.run(ask).status == 413
         head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\n'
         form = head + b"a" * 1001 + b"\r\n--x--\r\n"
-        told = asker.post("/v1/predict", form, content_type="multipart/form-data; boundary=x")
+        told = asker.post(
+            "/v1/predict/upload", form, content_type="multipart/form-data; boundary=x"
+        )
         assert told.status == 413
 
 

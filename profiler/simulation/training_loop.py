@@ -1,0 +1,218 @@
+"""What a training loop allocates around forward and backward pass, as PyTorch 2.13 does on CUDA.
+
+    zero_grad   frees the gradients, or keeps them
+    backward    once for each micro-step; the second adds its gradients to those of the first
+    unscale     GradScaler, if there is one
+    clip        `clip_grad_norm_`, if gradients are clipped
+    step        the optimizer: states in the first step, temporaries in every one
+
+The rules follow torch/optim, torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py;
+tests/profiler/simulation/test_training_loop.py compares them with what these allocate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Protocol
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer
+
+Block = tuple[int, int]
+"""Address and size of a block, in units of 512 bytes."""
+
+_SCALAR = 1
+"""A tensor of one number takes one unit of 512 bytes."""
+_CHUNK = 65_536 * 4 // 512
+"""Units of fp32 that one block of a kernel sums: `kChunkSize` in MultiTensorApply.cuh."""
+_NORMS = 128
+"""Norms in fp32 that fit into one unit."""
+
+
+class Memory(Protocol):
+    """Where blocks are taken from; sizes in units of 512 bytes."""
+
+    def allocate(self, size: int) -> Block: ...
+
+    def free(self, block: Block) -> None: ...
+
+
+class Algorithm(StrEnum):
+    """Optimizers by what they keep; those of `Optimizer` have the same values."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+    @property
+    def is_adam(self) -> bool:
+        return self in (Algorithm.ADAM, Algorithm.ADAMW)
+
+
+class Implementation(StrEnum):
+    """How `torch.optim` runs an optimizer."""
+
+    PLAIN = "plain"
+    """One parameter after the other (`foreach=False`)."""
+    FOREACH = "foreach"
+    """All parameters at once, operator by operator: the default on CUDA."""
+    FUSED = "fused"
+    """All parameters in one kernel (`fused=True`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoop:
+    """A training loop around a step in fp32.
+
+    Raises:
+        InputError: fewer than one accumulation step.
+    """
+
+    optimizer: Algorithm = Algorithm.SGD
+    implementation: Implementation = Implementation.FOREACH
+    weight_decay: bool = False
+    """Whether it is above 0. AdamW's default is, all others' is not."""
+    accumulation_steps: int = 1
+    """Forward and backward passes before each step of the optimizer."""
+    set_to_none: bool = True
+    """Whether `zero_grad` frees the gradients, which is its default."""
+    gradient_scaler: bool = False
+    """Whether a `GradScaler` scales the loss; it unscales before gradients are clipped."""
+    clip_gradients: bool = False
+    """By `clip_grad_norm_`."""
+    cudnn_benchmark: bool = False
+    """Whether each convolution is searched for its fastest algorithm when it is first met, after
+    which PyTorch gives all unused segments back to the device (`emptyCache` in
+    aten/src/ATen/native/cudnn/Conv_v7.cpp)."""
+
+    def __post_init__(self) -> None:
+        if self.accumulation_steps < 1:
+            raise InputError(
+                f"{self.accumulation_steps} accumulation steps; there must be 1 or more"
+            )
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients are there while forward and backward pass run."""
+        return self.accumulation_steps > 1 or not self.set_to_none
+
+    @property
+    def states_per_parameter(self) -> int:
+        """Tensors of a parameter's size that the optimizer keeps."""
+        if self.optimizer.is_adam:
+            return 2
+        return int(self.optimizer is Algorithm.MOMENTUM)
+
+    def update(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+        """Replays what comes between the last backward pass and the next step.
+
+        Args:
+            memory: where the gradients lie already.
+            sizes: of all parameters that have a gradient, in units.
+            first: whether this is the first step, which makes the states.
+        """
+        fused = self.implementation is Implementation.FUSED
+        with ExitStack() as step:
+            if self.gradient_scaler:
+                if first:  # the scale, and for how many steps it has not grown
+                    _allocate(memory, [_SCALAR] * 2)
+                # What `update` reads at the end: whether a gradient is infinite.
+                step.enter_context(_passing(memory, [_SCALAR]))
+                with _passing(memory, [_SCALAR] * 3):
+                    pass
+            if self.clip_gradients:
+                self._clip(memory, sizes)
+            if self.gradient_scaler and fused:
+                # The kernel unscales, unless it is done, and skips the step itself.
+                step.enter_context(_passing(memory, [_SCALAR] * (2 - self.clip_gradients)))
+            if first and (fused or self.optimizer.is_adam):
+                counts = [_SCALAR] * (fused and self.optimizer.is_adam)  # else on the host
+                for size in sizes:
+                    _allocate(memory, [*counts, *[size] * self.states_per_parameter])
+            if self.implementation is Implementation.FOREACH:
+                self._step_at_once(memory, sizes, first=first)
+            elif self.implementation is Implementation.PLAIN:
+                self._step_in_turn(memory, sizes, first=first)
+
+    @property
+    def _adds_decay(self) -> bool:
+        """Whether weight decay is added to copies of the gradients; AdamW has it in the weights."""
+        return self.weight_decay and self.optimizer is not Algorithm.ADAMW
+
+    @staticmethod
+    def _clip(memory: Memory, sizes: Sequence[int]) -> None:
+        """By all norms at once, CUDA's default whatever the optimizer's implementation is."""
+        if not sizes:
+            return
+        count, chunks = len(sizes), max(-(-size // _CHUNK) for size in sizes)
+        # The sums of chunks are seen on CUDA only (aten/src/ATen/native/cuda/ForeachReduceOp.cu).
+        with _passing(memory, [-(-count * chunks // _NORMS)]):
+            norms = _allocate(memory, [_SCALAR] * count)
+        with _passing(memory, [-(-count // _NORMS), _SCALAR]):  # stacked, and the total
+            pass
+        for norm in norms:
+            memory.free(norm)
+        with _passing(memory, [_SCALAR] * 4):  # the total and its coefficient
+            pass
+
+    def _step_at_once(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+        with _passing(memory, sizes if self._adds_decay else ()):
+            if first and self.optimizer is Algorithm.MOMENTUM:
+                _allocate(memory, sizes)
+        if self.optimizer.is_adam:
+            with _passing(memory, sizes):  # roots of the second moments
+                pass
+
+    def _step_in_turn(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+        divisor: Block | None = None
+        for size in sizes:
+            with _passing(memory, [size] if self._adds_decay else ()):
+                if first and self.optimizer is Algorithm.MOMENTUM:
+                    memory.allocate(size)
+                if self.optimizer.is_adam:
+                    before = divisor  # Python holds it until there is the next
+                    with _passing(memory, [size]):  # root of the second moment
+                        divisor = memory.allocate(size)
+                    if before is not None:
+                        memory.free(before)
+        if divisor is not None:
+            memory.free(divisor)
+
+
+DEFAULT_LOOP = TrainingLoop()
+"""SGD, and PyTorch's defaults on CUDA."""
+
+
+def _allocate(memory: Memory, sizes: Sequence[int]) -> list[Block]:
+    return [memory.allocate(size) for size in sizes]
+
+
+@contextmanager
+def _passing(memory: Memory, sizes: Sequence[int]) -> Iterator[None]:
+    """Blocks that are there within only."""
+    blocks = _allocate(memory, sizes)
+    yield
+    for block in reversed(blocks):
+        memory.free(block)
+
+
+class Loop(Enum):
+    """The loops that published labels come from, for any optimizer."""
+
+    PLAIN = "plain"
+    """Our protocol's (`profiler.steps.step`): all is PyTorch's default."""
+    TUNED = "tuned"
+    """As the published A100 labels imply, though undocumented: SGD has momenta, there is weight
+    decay, and `torch.backends.cudnn.benchmark` is on, so that less is fragmented."""
+
+    def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
+        """This loop with an optimizer of a configuration."""
+        tuned = self is Loop.TUNED
+        algorithm = Algorithm(optimizer)
+        if tuned and algorithm is Algorithm.SGD:
+            algorithm = Algorithm.MOMENTUM
+        return TrainingLoop(optimizer=algorithm, weight_decay=tuned, cudnn_benchmark=tuned)

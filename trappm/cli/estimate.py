@@ -1,0 +1,51 @@
+"""`trappm estimate`: the memory of a step, what it is made of, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trappm.cli.options import AsJson, InputSize, print_json
+
+Architecture = Annotated[str, typer.Argument(metavar="MODEL", help="A timm architecture.")]
+
+
+def estimate(
+    model: Architecture,
+    batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 1,
+    input_size: InputSize = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help="A card, such as v100; again for more.")
+    ] = None,
+    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    depth: Annotated[int, typer.Option(min=1, max=20, help="Of the tree of modules.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate the GPU memory of a step: what fits, the largest batch, and what takes it.
+
+    Simulated on PyTorch's allocator, without a GPU, labels or a trial; modules of your own by
+    `trappm.estimate` in Python.
+
+    Example: trappm estimate resnet50 --batch-size 64 --optimizer adamw --device v100
+    """
+    from trappm.prediction.estimate import estimate as estimate_step
+    from trappm.terminal.estimate_tables import estimate_json, print_estimate
+
+    made = estimate_step(
+        model,
+        batch_size=batch_size,
+        input_size=input_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+    )
+    devices = device or ["a100"]
+    if as_json:
+        print_json(estimate_json(made, devices, depth))
+    else:
+        print_estimate(made, devices, depth)

@@ -1,0 +1,90 @@
+"""Estimates of memory on the terminal: the answer, what it is made of, and the largest tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trappm.terminal.tables import console, table
+
+if TYPE_CHECKING:
+    from trappm.prediction.estimate import Estimate
+
+_BAR = 30
+_GIB = 1024.0
+
+
+def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> None:
+    """The answer for each device in a sentence; then parts, modules and the largest tensors."""
+    out = console()
+    for device in devices:
+        out.print(_answer(estimate, device), markup=False)
+    breakdown = estimate.breakdown(devices[0])
+    total_mib = breakdown.total_mib
+    out.print(f"\nat its peak, on {devices[0]}", style="bold", markup=False)
+    rows = [
+        (part.value, round(size_mib), _bar(size_mib / total_mib))
+        for part, size_mib in sorted(breakdown.parts_mib.items(), key=lambda row: -row[1])
+    ]
+    out.print(table("", ("part", "MiB", ""), rows))
+    out.print(f"the peak is in {breakdown.moment}", markup=False)
+    modules = [
+        (module.name, round(module.size_mib), _bar(module.size_mib / total_mib))
+        for module in breakdown.modules.walk(depth)
+        if module.size_mib >= total_mib / 200
+    ]
+    if modules:
+        out.print("\nactivations by module", style="bold")
+        out.print(table("", ("module", "MiB", ""), modules))
+    out.print("\nthe largest tensors", style="bold")
+    tensors = [
+        (
+            round(tensor.size_mib),
+            tensor.origin.module,
+            tensor.origin.operator,
+            tensor.origin.line,
+        )
+        for tensor in breakdown.largest
+    ]
+    out.print(table("", ("MiB", "module", "operator", "line"), tensors))
+
+
+def estimate_json(estimate: Estimate, devices: Sequence[str], depth: int) -> dict[str, Any]:
+    """The same for machines; sizes in MiB."""
+    breakdown = estimate.breakdown(devices[0])
+    return {
+        "model": estimate.name,
+        "batch_size": estimate.batch_size,
+        "phase": estimate.phase,
+        "devices": {
+            device: {
+                "memory_mib": estimate.memory_mib(device),
+                "capacity_mib": estimate.capacity_mib(device),
+                "fits": estimate.fits(device),
+                "largest_batch": estimate.largest_batch(device),
+            }
+            for device in devices
+        },
+        "parts_mib": {part.value: size_mib for part, size_mib in breakdown.parts_mib.items()},
+        "moment": breakdown.moment,
+        "modules_mib": {m.name: m.size_mib for m in breakdown.modules.walk(depth)},
+        "largest": [
+            {"size_mib": t.size_mib, "part": t.part, **t.origin._asdict()}
+            for t in breakdown.largest
+        ],
+    }
+
+
+def _answer(estimate: Estimate, device: str) -> str:
+    step = "A training step" if estimate.phase == "train" else "An inference step"
+    verdict = "fits" if estimate.fits(device) else "does not fit"
+    memory_gib = estimate.memory_mib(device) / _GIB
+    return (
+        f"{step} of {estimate.name} at batch {estimate.batch_size:,} {verdict} {device}: "
+        f"{memory_gib:,.1f} of {estimate.capacity_mib(device) / _GIB:,.1f} GiB; "
+        f"the largest batch that fits is {estimate.largest_batch(device):,}"
+    )
+
+
+def _bar(share: float) -> str:
+    return "█" * round(share * _BAR) or "▏"
