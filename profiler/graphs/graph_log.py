@@ -121,6 +121,11 @@ def _needs_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether a number or a shape hangs on values: by a mask it does, by whole numbers not."""
     if func is torch.ops.aten.index.Tensor:
         return any(t is not None and t.dtype == torch.bool for t in args[1])
+    return needs_values(func)
+
+
+def needs_values(func: Any) -> bool:
+    """Whether an operator of PyTorch returns a number, or a shape, that hangs on values."""
     return bool(_NEEDS_VALUES & set(func.tags))
 
 

@@ -180,7 +180,7 @@ def function(body):
         (lambda x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
         (torch.ones_like, "no output"),
         (torch.linalg.inv, "linalg_inv_ex"),
-        (lambda x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "does not run without values"),
+        (lambda x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
         (lambda x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
     ],
 )
