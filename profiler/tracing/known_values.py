@@ -7,7 +7,7 @@ the trace, on the CPU. Nothing is known of what a weight, a random number or an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class KnownValues:
     """The values of those tensors on the meta device that are known."""
 
     def __init__(self) -> None:
-        self._values = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+        self._values: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._lost: set[int] = set()
         """Storages of values in which something unknown was written."""
 
@@ -32,7 +32,7 @@ class KnownValues:
 
     def get(self, tensor: Tensor) -> Tensor | None:
         """The values, on the CPU; None if they are not known."""
-        values: Tensor | None = self._values.get(tensor)
+        values = self._values.get(tensor)
         lost = values is None or values.untyped_storage()._cdata in self._lost
         return None if lost else values
 
