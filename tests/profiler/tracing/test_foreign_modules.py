@@ -173,7 +173,7 @@ def real_events(foreign):
 def traced_events(foreign):
     trace = tracer(foreign).phase(Phase.TRAIN)[0]
     events = np.stack([trace.kinds, trace.blocks, trace.sizes_at(batch_of(foreign))], axis=1)
-    return events[trace.kinds != Event.WORKSPACE]
+    return events[np.isin(trace.kinds, (Event.ALLOCATE, Event.FREE, Event.END_OF_FORWARD))]
 
 
 def peak(events):
