@@ -17,6 +17,7 @@ from trappm.profiler.simulation.step_trace import Origin
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep
+_TRAPPM = str(Path(__file__).parents[2]) + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 
@@ -71,11 +72,13 @@ class OriginLog:
 
 
 def _line_of_model() -> str:
-    """The innermost frame that is neither PyTorch's nor ours."""
+    """The innermost frame that is neither PyTorch's nor the recorder's; empty if it is ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if _is_of_model(path):
+            if path.startswith(_TRAPPM):  # inputs and losses that are made for the model
+                return ""
             return f"{short_path(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -33,7 +33,7 @@ def estimate(
     Example: trappm estimate resnet50 --batch-size 64 --optimizer adamw --device v100
     """
     from trappm.prediction.estimate import estimate as estimate_step
-    from trappm.terminal.estimate_tables import estimate_json, print_estimate
+    from trappm.terminal.estimate_tables import print_estimate
 
     made = estimate_step(
         model,
@@ -46,6 +46,6 @@ def estimate(
     )
     devices = device or ["a100"]
     if as_json:
-        print_json(estimate_json(made, devices, depth))
+        print_json(made.to_dict(devices, depth))
     else:
         print_estimate(made, devices, depth)

@@ -136,13 +136,7 @@ class Estimate:
         Raises:
             InputError: no such card is known.
         """
-        capacity = memory_mib(device)
-        if capacity is None:
-            raise InputError(
-                f"no card is known as {device!r}; name one as `nvidia-smi` does, such as a100, "
-                "a100-80gb, v100 or rtx-4090"
-            )
-        return capacity
+        return _capacity_mib(device)
 
     def largest_batch(self, device: str) -> int:
         """The largest batch that fits a device; 0 if not even one sample does."""
@@ -170,6 +164,36 @@ class Estimate:
             fixed_mib=fixed,
             keeps_gradients=self.loop.keeps_gradients,
         )
+
+    def to_dict(self, devices: Sequence[str], depth: int) -> dict[str, Any]:
+        """For JSON: each device's answer, and the peak with modules down to a depth; sizes in MiB.
+
+        Raises:
+            InputError: no such device.
+        """
+        breakdown = self.breakdown()
+        return {
+            "model": self.name,
+            "batch_size": self.batch_size,
+            "phase": self.phase,
+            "devices": {device: self._on_device(device) for device in devices},
+            "moment": breakdown.moment,
+            "modules_mib": {m.name: m.size_mib for m in breakdown.modules.walk(depth)},
+            "largest": [
+                {"size_mib": t.size_mib, "part": t.part, **t.origin._asdict()}
+                for t in breakdown.largest
+            ],
+        }
+
+    def _on_device(self, device: str) -> dict[str, Any]:
+        parts_mib = self.breakdown(device).parts_mib
+        return {
+            "memory_mib": self.memory_mib(device),
+            "capacity_mib": self.capacity_mib(device),
+            "fits": self.fits(device),
+            "largest_batch": None if self.only_batch is not None else self.largest_batch(device),
+            "parts_mib": {part.value: size_mib for part, size_mib in parts_mib.items()},
+        }
 
     def __repr__(self) -> str:
         memory = self._simulated(self.batch_size)
@@ -202,6 +226,56 @@ class Estimate:
         card = card_of(device)
         workspace_mib = 0.0 if card is None else card.library_workspace_mib(self.phase)
         return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRequest:
+    """A timm architecture, how it is run and on which cards; the fields are those of `estimate`.
+
+    Raises:
+        InputError: what can be seen to be wrong before the model is traced.
+    """
+
+    model: str
+    batch_size: int
+    input_size: int | None
+    phase: str
+    precision: str
+    memory_format: str
+    optimizer: str
+    devices: Sequence[str]
+    depth: int
+    """Of the tree of modules."""
+
+    def __post_init__(self) -> None:
+        member("phase", Phase, self.phase)
+        member("memory_format", MemoryFormat, self.memory_format)
+        _loop(self.optimizer, member("precision", Precision, self.precision))
+        for device in self.devices:
+            _capacity_mib(device)
+
+    def answer(self) -> dict[str, Any]:
+        """The estimate for JSON; raises as `estimate` does."""
+        made = estimate(
+            self.model,
+            batch_size=self.batch_size,
+            input_size=self.input_size,
+            phase=self.phase,
+            precision=self.precision,
+            memory_format=self.memory_format,
+            optimizer=self.optimizer,
+        )
+        return made.to_dict(self.devices, self.depth)
+
+
+def _capacity_mib(device: str) -> float:
+    capacity = memory_mib(device)
+    if capacity is None:
+        raise InputError(
+            f"no card is known as {device!r}; name one as `nvidia-smi` does, such as a100, "
+            "a100-80gb, v100 or rtx-4090"
+        )
+    return capacity
 
 
 def _loop(optimizer: str | TrainingLoop, precision: Precision) -> TrainingLoop:

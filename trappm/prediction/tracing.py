@@ -8,6 +8,7 @@ server has no profiles of. The result is bytes: profiles, or one line about what
 from __future__ import annotations
 
 import base64
+import json
 import os
 import resource
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
@@ -190,14 +192,22 @@ class TracingRequest:
     """An architecture of timm, or the absolute path of a file."""
     is_file: bool
     input_size: int | None
-    settings: StepSettings | None
+    settings: StepSettings | None = None
     """Those of the steps that are wanted; None where the profile is."""
-    batch_size: int | None
+    batch_size: int | None = None
     """That of a file that has but one, for its steps."""
+    estimate: Mapping[str, Any] | None = None
+    """Fields of an `EstimateRequest`, whose answer is wanted instead of profiles."""
 
     def tracer(self) -> NameTracer | FileTracer:
         """The tracer that does what is requested in this process."""
         return (FileTracer if self.is_file else NameTracer)(self.model, self.input_size)
+
+
+def estimated(process: TracingProcess, request: EstimateRequest, deadline: Deadline) -> bytes:
+    """The answer to a request as JSON, made in a process of its own; raises as its `look` does."""
+    traced = TracingRequest(request.model, False, request.input_size, estimate=asdict(request))
+    return process.look(traced, request.model, deadline)
 
 
 @dataclass(frozen=True)
@@ -335,6 +345,8 @@ def confine(limits: TracingLimits) -> None:
 
 
 def _result(request: TracingRequest) -> bytes:
+    if request.estimate is not None:
+        return json.dumps(EstimateRequest(**request.estimate).answer()).encode()
     tracer = request.tracer()
     if request.settings is None:
         return profile_to_bytes(*tracer.profile())

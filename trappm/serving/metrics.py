@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -55,7 +56,7 @@ class Metrics:
         )
         self.traces = Counter(
             "trappm_traces",
-            "Models traced for the first time.",
+            "Models traced, for new profiles or an estimate.",
             ("outcome",),
             registry=self._registry,
         )
@@ -71,6 +72,16 @@ class Metrics:
         self._snapshots.clear()
         for snapshot_id in ids:
             self._snapshots.labels(snapshot_id).set(1)
+
+    @contextlib.contextmanager
+    def trace(self) -> Iterator[None]:
+        """Counts a trace by how it ends."""
+        outcome = TraceOutcome.FAILED
+        try:
+            yield
+            outcome = TraceOutcome.DONE
+        finally:
+            self.traces.labels(outcome).inc()
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -1,4 +1,4 @@
-"""The routes of the server: health, predictions from JSON and from uploaded files, snapshots."""
+"""The routes of the server: health, predictions, estimates, snapshots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trappm.serving.answers.tracing import Model
 from trappm.serving.answers.uploads import Upload
 from trappm.serving.gate import client_of
 from trappm.serving.problems import body
-from trappm.serving.schemas import MAX_LIST, Questions, Settings
+from trappm.serving.schemas import MAX_LIST, EstimateQuestion, Questions, Settings
 
 router = APIRouter()
 
@@ -107,6 +107,13 @@ async def compare(inquiry: JsonInquiry, answerer: Service, request: Request) -> 
 async def compare_upload(inquiry: UploadInquiry, answerer: Service, request: Request) -> Response:
     """Devices side by side, all by default, for an uploaded ONNX file."""
     return await _comparisons(inquiry, answerer, request)
+
+
+@router.post("/v1/estimate")
+async def estimate(question: EstimateQuestion, answerer: Service, request: Request) -> Response:
+    """The memory of a step and what it is made of: the answer of `trappm estimate --json`."""
+    client = client_of(request.scope)
+    return _json(await answerer.estimates.answer(question.request(), client))
 
 
 @router.get("/v1/snapshot")

@@ -1,4 +1,4 @@
-"""Questions over HTTP: the arguments of `trappm.predict`, checked before anything else."""
+"""Questions over HTTP: the arguments of `trappm.predict` and `trappm.estimate`, checked first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
+from trappm.prediction.estimate import EstimateRequest
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 
 MAX_NAME = 256
@@ -60,6 +62,35 @@ class Question(Settings):
     model: Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] = Field(
         description="A timm name, or a list of them: the answer is a list. Files are uploaded."
     )
+
+
+class EstimateQuestion(BaseModel):
+    """One estimate; see `trappm.estimate`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Name = Field(description="A timm name.")
+    batch_size: Size = 1
+    input_size: Size | None = Field(None, description="Pixels; its own if left out.")
+    phase: Name = Field("train", description="train or infer")
+    precision: Name = Field("fp32", description="fp32, amp-fp16 or amp-bf16")
+    memory_format: Name = Field("contiguous", description="contiguous or channels-last")
+    optimizer: Name = Field("sgd", description="sgd, momentum, adam or adamw")
+    devices: tuple[Name, ...] = Field(
+        ("a100",), min_length=1, max_length=MAX_LIST, description="Cards, such as v100."
+    )
+    depth: Annotated[int, Field(ge=1, le=20, strict=True)] = Field(
+        1, description="Of the tree of modules."
+    )
+
+    def request(self) -> EstimateRequest:
+        """Raises InputError: what can be seen to be wrong, or a model that is no timm name."""
+        if any(mark in self.model for mark in ("/", "\\", ".onnx")):
+            raise InputError(
+                f"{self.model!r} is no timm name, and estimates over HTTP are of these only; for "
+                "ONNX files and modules of your own call trappm.estimate in Python"
+            )
+        return EstimateRequest(**self.model_dump())
 
 
 Questions = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trappm.terminal.tables import console, table
 
@@ -47,32 +47,6 @@ def print_estimate(estimate: Estimate, devices: Sequence[str], depth: int) -> No
         for tensor in breakdown.largest
     ]
     out.print(table("", ("MiB", "module", "operator", "line"), tensors))
-
-
-def estimate_json(estimate: Estimate, devices: Sequence[str], depth: int) -> dict[str, Any]:
-    """The same for machines; sizes in MiB."""
-    breakdown = estimate.breakdown(devices[0])
-    return {
-        "model": estimate.name,
-        "batch_size": estimate.batch_size,
-        "phase": estimate.phase,
-        "devices": {
-            device: {
-                "memory_mib": estimate.memory_mib(device),
-                "capacity_mib": estimate.capacity_mib(device),
-                "fits": estimate.fits(device),
-                "largest_batch": estimate.largest_batch(device),
-            }
-            for device in devices
-        },
-        "parts_mib": {part.value: size_mib for part, size_mib in breakdown.parts_mib.items()},
-        "moment": breakdown.moment,
-        "modules_mib": {m.name: m.size_mib for m in breakdown.modules.walk(depth)},
-        "largest": [
-            {"size_mib": t.size_mib, "part": t.part, **t.origin._asdict()}
-            for t in breakdown.largest
-        ],
-    }
 
 
 def _answer(estimate: Estimate, device: str) -> str:

@@ -111,8 +111,11 @@ function frame(width, height, { x, y, xLabel, yLabel, label, log = false, zeroY 
   return { svg, marks, xs, ys, right, bottom };
 }
 
-export const legend = (names, kinds = null) =>
-  h("ul", { class: "legend" }, names.map((name, i) => h("li", {}, h("span", { class: `swatch series-${(kinds ? kinds[i] : i) % 6}`, "aria-hidden": "true" }), name)));
+export const legend = (names, kinds = null) => swatches(names, names.map((_, i) => `series-${(kinds ? kinds[i] : i) % 6}`));
+
+/** A legend with a class for each colour. */
+export const swatches = (names, classes) =>
+  h("ul", { class: "legend" }, names.map((name, i) => h("li", {}, h("span", { class: `swatch ${classes[i]}`, "aria-hidden": "true" }), name)));
 
 /** series: [{name, kind (its colour), points: [{x, y, tip}]}]; targets: [{y, name}]. */
 export function lineChart({ series, targets = [], xLabel, yLabel, label, xTick, height = 260, dots = true }) {

@@ -5,6 +5,7 @@ import { METRICS, NOTHING, bytes, hours, number, percent, share } from "./format
 import { get, post, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, field, pill, table, waiting } from "./parts.js";
 import { cellInterval } from "./charts.js";
+import { memoryCard } from "./estimate.js";
 
 const EXAMPLE = { model: "resnet50", batch_size: "64" };
 const SETTINGS = {
@@ -112,11 +113,21 @@ async function answer(asked, result, signal) {
   try {
     const told = await post(file ? "v1/compare/upload" : "v1/compare", body(question), mine.signal);
     if (mine.signal.aborted) return;
-    result.replaceChildren(...answers(told));
+    result.replaceChildren(...answers(told), ...(file ? [] : [memoryOf(question, told.predictions, mine.signal)]).filter(Boolean));
     tell(`${told.predictions.length} answers`);
   } catch (error) {
     if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
   }
+}
+
+/** Of the same step, as labels had it where nothing else was asked for; on cards, not on cores. */
+function memoryOf(question, predictions, signal) {
+  const [first] = predictions;
+  const devices = predictions.filter((p) => p.model === first.model && p.capacity_mib && !p.device.startsWith("cpu-")).map((p) => p.device);
+  if (!devices.length) return null;
+  const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, question[name] ?? first[name]]));
+  const size = question.input_size ? { input_size: question.input_size } : {};
+  return memoryCard({ model: first.model, phase: first.phase, batch_size: first.batch_size, ...settings, ...size, devices }, signal);
 }
 
 function body(question) {

@@ -19,10 +19,11 @@ from trappm.prediction.costs import prices_version
 from trappm.prediction.subjects import UnprofiledError, known_subject, name_key
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answers.batching import Batcher
+from trappm.serving.answers.estimates import Estimates
 from trappm.serving.answers.snapshots import LoadedSnapshots
 from trappm.serving.answers.tracing import Model, Tracers
 from trappm.serving.answers.turns import Shared
-from trappm.serving.metrics import Metrics, TraceOutcome
+from trappm.serving.metrics import Metrics
 from trappm.serving.schemas import Settings
 from trappm.serving.settings import ServingSettings
 
@@ -68,6 +69,7 @@ class Answerer:
         self._tracers = Tracers(
             settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
         )
+        self.estimates = Estimates(self._tracers, metrics)
 
     async def predict(
         self, settings: Settings, models: Sequence[Model], client: str
@@ -119,7 +121,8 @@ class Answerer:
         try:
             answer = await self._batcher.submit(job)
         except UnprofiledError:
-            await self._trace(job, traced)
+            with self.metrics.trace():
+                await self._tracers.trace(job.model, traced, job.client)
             try:
                 answer = await self._batcher.submit(job)
             except UnprofiledError:
@@ -131,14 +134,6 @@ class Answerer:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return answer
-
-    async def _trace(self, job: _Job, traced: Sequence[StepSettings]) -> None:
-        outcome = TraceOutcome.FAILED
-        try:
-            await self._tracers.trace(job.model, traced, job.client)
-            outcome = TraceOutcome.DONE
-        finally:
-            self.metrics.traces.labels(outcome).inc()
 
     def _work(self, jobs: Sequence[_Job]) -> list[Answer | Exception]:
         """All together; if that fails, one by one, so that each gets its own error."""

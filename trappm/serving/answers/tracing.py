@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.subjects import traced
 from trappm.prediction.tracing import (
     FOR_FILES,
@@ -26,13 +27,16 @@ from trappm.prediction.tracing import (
     OutsideTracer,
     TracingProcess,
     TracingTimeoutError,
+    estimated,
 )
 from trappm.profiler.host.forks import ForkServerError
-from trappm.serving.answers.turns import Shared, Turns
+from trappm.serving.answers.turns import Result, Shared, Turns
 from trappm.serving.problems import ServingError, TimeoutExceededError
 
 _ADVICE = "; it may be done with a larger --timeout, or here: trappm predict"
 _log = logging.getLogger("trappm.serving")
+_Work = Callable[[TracingProcess, Deadline], Result]
+"""What is done with a process, until a deadline."""
 MAX_WAITING = 64
 """Traces that wait for a process; more are refused for now."""
 MAX_OF_CLIENT = 16
@@ -84,7 +88,24 @@ class Tracers:
             TrappmError: what was found wrong with it.
         """
         rows = tuple(settings)
-        await self._at_work.wait((model.key, rows), lambda: self._in_turn(model, rows, client))
+        inner = (
+            NameTracer(model.name, model.input_size)
+            if model.path is None
+            else FileTracer(str(model.path), model.input_size)
+        )
+
+        def work(process: TracingProcess, deadline: Deadline) -> None:
+            traced(model.key, OutsideTracer(process, inner, model.name, deadline), rows)
+
+        await self._at_work.wait((model.key, rows), lambda: self._in_turn(model.name, work, client))
+
+    async def estimate(self, request: EstimateRequest, client: str) -> bytes:
+        """The answer to a request, as JSON; raises as `trace` does."""
+
+        def work(process: TracingProcess, deadline: Deadline) -> bytes:
+            return estimated(process, request, deadline)
+
+        return await self._in_turn(request.model, work, client)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -92,15 +113,15 @@ class Tracers:
             with contextlib.suppress(OSError):  # its thread sees it end, too
                 process.stop()
 
-    async def _in_turn(self, model: Model, settings: Sequence[StepSettings], client: str) -> None:
+    async def _in_turn(self, name: str, work: _Work[Result], client: str) -> Result:
         async with self._turns.turn(client):
             process, deadline = self._idle.pop(), Deadline(self._timeout_s)
             loop = asyncio.get_running_loop()
             looking = loop.run_in_executor(
-                self._threads, self._trace, process, deadline, model, settings
+                self._threads, self._worked, process, deadline, name, work
             )
             try:
-                await asyncio.shield(looking)
+                return await asyncio.shield(looking)
             except asyncio.CancelledError:
                 process.abandon(deadline)
                 await asyncio.wait([looking])  # so that no other model gets a busy process
@@ -108,27 +129,19 @@ class Tracers:
             finally:
                 self._idle.append(process)
 
-    def _trace(
-        self,
-        process: TracingProcess,
-        deadline: Deadline,
-        model: Model,
-        settings: Sequence[StepSettings],
-    ) -> None:
+    @staticmethod
+    def _worked(
+        process: TracingProcess, deadline: Deadline, name: str, work: _Work[Result]
+    ) -> Result:
         try:
             process.start()  # its time is not the model's
             deadline.start()
-            inner = (
-                NameTracer(model.name, model.input_size)
-                if model.path is None
-                else FileTracer(str(model.path), model.input_size)
-            )
-            traced(model.key, OutsideTracer(process, inner, model.name, deadline), settings)
+            return work(process, deadline)
         except TracingTimeoutError as error:
             raise TimeoutExceededError(str(error)) from None
         except ForkServerError as error:
             _log.error("a process that looks at models failed: %s", error)
             raise ServingError(
-                f"{model.name} could not be looked at: the process for it failed; the server's log "
+                f"{name} could not be looked at: the process for it failed; the server's log "
                 "says why"
             ) from error

@@ -1,0 +1,126 @@
+"""Estimates over HTTP: those of the command, made in a process of their own, and remembered."""
+
+import asyncio
+import json
+
+import pytest
+from serving_samples import Asker
+
+import trappm
+from trappm.serving.answers import estimates
+
+QUESTION = {"model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    with Asker() as asker:
+        yield asker
+
+
+def traces(asker, outcome="done"):
+    name = f'trappm_traces_total{{outcome="{outcome}"}} '
+    lines = asker.get("/metrics").body.decode().splitlines()
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+def test_the_answer_is_that_of_trappm_estimate(server):
+    asked = QUESTION | {
+        "optimizer": "adamw", "precision": "amp-fp16", "memory_format": "channels-last", "depth": 2
+    }  # fmt: skip
+    told = server.post("/v1/estimate", asked)
+    devices, depth = asked.pop("devices"), asked.pop("depth")
+    expected = trappm.estimate(asked.pop("model"), **asked).to_dict(devices, depth)
+    assert told.status == 200, told.body
+    assert told.json == json.loads(json.dumps(expected))
+    assert all(x["line"].startswith("timm/") == bool(x["module"]) for x in told.json["largest"])
+    on_cards = told.json["devices"]
+    assert on_cards["a100"]["parts_mib"]["optimizer state"] > 0
+    assert on_cards["v100"]["largest_batch"] < on_cards["a100"]["largest_batch"]
+
+
+def test_equal_questions_are_traced_once_and_remembered(server, monkeypatch):
+    before = traces(server)
+    asked = [QUESTION | {"phase": "infer"}, QUESTION | {"phase": "infer", "depth": 1}]
+
+    async def crowd():
+        bodies = [json.dumps(one).encode() for one in asked]
+        return await asyncio.gather(
+            *(server.ask("POST", "/v1/estimate", [body]) for body in bodies)
+        )
+
+    first, second = server.run(crowd())
+    assert first.status == 200
+    assert first.json == second.json == server.post("/v1/estimate", asked[0]).json
+    assert traces(server) == before + 1
+    monkeypatch.setattr(estimates, "MAX_KNOWN", 1)
+    for batch_size in (5, 6, 5):  # the first is forgotten for the second
+        server.post("/v1/estimate", QUESTION | {"batch_size": batch_size})
+    assert traces(server) == before + 4
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"model": "model.onnx"}, 400, "call trappm.estimate in Python"),
+        ({"model": "../models/net"}, 400, "call trappm.estimate in Python"),
+        ({"model": ""}, 400, "model"),
+        ({"devices": ["tpu"]}, 400, "nvidia-smi"),
+        ({"devices": []}, 400, "devices"),
+        ({"devices": "a100"}, 400, "devices"),
+        ({"phase": "sleep"}, 400, "sleep"),
+        ({"precision": "fp8"}, 400, "fp8"),
+        ({"memory_format": "sparse"}, 400, "sparse"),
+        ({"optimizer": "lion"}, 400, "lion"),
+        ({"batch_size": 0}, 400, "batch_size"),
+        ({"depth": 21}, 400, "depth"),
+        ({"colour": 1}, 400, "colour"),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_is_refused_before_a_trace(server, change, status, words):
+    before = traces(server, "failed")
+    told = server.post("/v1/estimate", QUESTION | change)
+    assert (told.status, words in told.json["detail"]) == (status, True), told.body
+    assert "\n" not in told.json["detail"]
+    assert traces(server, "failed") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"model": "test_resnett"}, 404, "test_resnet"),
+        ({"model": "test_vit", "input_size": 7}, 422, "divisible by patch size"),
+    ],
+)
+def test_what_cannot_be_traced_is_told_in_a_line(server, change, status, words):
+    told = server.post("/v1/estimate", QUESTION | change)
+    assert (told.status, words in told.json["detail"]) == (status, True), told.body
+    assert "\n" not in told.json["detail"]
+    assert told.headers["content-type"] == "application/problem+json"
+
+
+def test_an_estimate_has_the_limits_of_a_trace():
+    with Asker(trace_memory_mib=1) as asker:
+        told = asker.post("/v1/estimate", QUESTION)
+        assert (told.status, "test_resnet" in told.json["detail"]) == (422, True), told.body
+    with Asker(timeout_s=0.05) as asker:
+        assert asker.post("/v1/estimate", QUESTION).status == 504
+        assert traces(asker) == 0
+
+
+def test_the_schema_describes_estimates(server):
+    schema = server.get("/openapi.json").json
+    body = schema["paths"]["/v1/estimate"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"].endswith("/EstimateQuestion")
+    fields = schema["components"]["schemas"]["EstimateQuestion"]["properties"]
+    assert set(fields) == {
+        "model", "batch_size", "input_size", "phase", "precision", "memory_format", "optimizer",
+        "devices", "depth",
+    }  # fmt: skip
