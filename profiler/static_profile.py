@@ -1,11 +1,10 @@
 """The static profile of a model: all that is known of it without running a training step.
 
     timm name or module ----> graph template (every batch size) + step profile
-    ONNX file --------------> graph template + step profile of a module rebuilt from it
+    ONNX file --> a module rebuilt from it --> the same of this one
 
-Two ways lead to a graph: `profiler.tracing.tracer` for models that PyTorch can run, and
-`profiler.onnx_files.reader` for files. Both give the same graph of the same model, up to the
-differences listed in docs/static_profile.md. The step profile comes from the same trace and has
+A model by its name and as a file have the same graph, up to the differences listed in
+docs/static_profile.md. The step profile comes from the same trace and has
 what a graph cannot have: allocations and kernels of whole steps, the bytes that autograd keeps, and
 which parameters are trained.
 """
@@ -16,7 +15,7 @@ import enum
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -31,6 +30,9 @@ from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
 from trappm.profiler.simulation.training_loop import Loop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+if TYPE_CHECKING:
+    from trappm.profiler.onnx_files.module import RebuiltModule
 
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 
@@ -99,7 +101,9 @@ def static_profile(model: str | nn.Module, input_size: int | Inputs) -> StaticPr
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=StepSource.TRACED)
 
 
-def graph_template(model: str | nn.Module, input_size: int | Inputs) -> GraphTemplate:
+def graph_template(
+    model: str | nn.Module, input_size: int | Inputs, batch_size: int | None = None
+) -> GraphTemplate:
     """The graph alone of a timm architecture (or a module), for every batch size.
 
     A module stays as it is: what runs is a copy of it without weights.
@@ -107,13 +111,15 @@ def graph_template(model: str | nn.Module, input_size: int | Inputs) -> GraphTem
     Args:
         model: a timm architecture, or a module whose inputs have the batch first.
         input_size: height and width of square images, in pixels; or the inputs of a module.
+        batch_size: the only one that the model knows; the graph then is for that one.
 
     Raises:
         UnknownArchitectureError, InputError: as `profiler.models.zoo.create_model`, or an input
             size that the module does not take.
         UnsupportedModelError: no graph can be made of the model; with the reason.
     """
-    return _graph(_tracer(model, input_size), model, input_size)
+    tracer = _tracer(model, input_size, batch_sizes=_traced(batch_size))
+    return _graph(tracer, model, input_size)
 
 
 def step_profile(
@@ -154,8 +160,13 @@ def kernel_profile(
     options = StepOptions(
         precision=precision, memory_format=memory_format, fused_attention=fused_attention
     )
-    batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
-    return cast(KernelProfile, step_profile(model, input_size, options, batch_sizes).kernels)
+    step = step_profile(model, input_size, options, _traced(batch_size))
+    return cast(KernelProfile, step.kernels)
+
+
+def _traced(batch_size: int | None) -> tuple[int, int]:
+    """The batch sizes to trace at: twice the only one that there is, if there is one."""
+    return TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
 
 
 def _tracer(
@@ -175,27 +186,24 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
     try:
         return tracer.graph()
     except TrappmError as error:
-        name = model if isinstance(model, str) else type(model).__name__
+        name: str = model if isinstance(model, str) else model._get_name()  # type: ignore[no-untyped-call]
         what = f"{inputs} px" if isinstance(inputs, int) else str(inputs)
         raise UnsupportedModelError(f"{name} at {what}: {error}") from error
 
 
 def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
-    """The static profile of an ONNX file; its step is traced on a module rebuilt from it.
+    """The static profile of an ONNX file: that of a module rebuilt from it.
 
-    A file with a fixed batch size has a step for that one only.
+    A file with a fixed batch size has a graph and a step for that one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+        ModelFileError, InputError, UnsupportedModelError: as `rebuilt`, and as `graph_template`.
     """
-    from trappm.profiler.onnx_files.reader import read_onnx
-
-    graph = read_onnx(path, input_size=input_size)
+    module, sample, batch_size = rebuilt(path, input_size)
+    tracer = _tracer(module, sample, batch_sizes=_traced(batch_size))
+    graph = _graph(tracer, module, sample)
     try:
-        module, sample = rebuilt(path, input_size)
-        fixed = graph.fixed_batch_size
-        batch_sizes = (fixed, fixed) if fixed else TRACED_BATCH_SIZES
-        step = step_profile(module, sample, batch_sizes=batch_sizes)
+        step = tracer.step()
     except TrappmError as error:
         return _without_step(graph, error)
     return StaticProfile(
@@ -207,19 +215,26 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
     )
 
 
-def rebuilt(path: Path, input_size: int | None = None) -> tuple[nn.Module, Sample]:
-    """A trainable module rebuilt from an ONNX file, and what one sample of its input is.
+def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, Sample, int | None]:
+    """A trainable module rebuilt from an ONNX file, one sample of its input, its only batch size.
+
+    The batch size is None if the file leaves it open.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: as `onnx_files.reader.read_onnx`.
+        ModelFileError: as `onnx_files.opening.load_checked`, or the image's size is left open.
+        InputError: `input_size` contradicts the file.
+        UnsupportedModelError: valid ONNX that no module can be made of.
     """
     from trappm.profiler.onnx_files.module import RebuiltModule
-    from trappm.profiler.onnx_files.opening import load_checked
+    from trappm.profiler.onnx_files.opening import image_sizes, load_checked
 
     model = load_checked(path)
-    module = RebuiltModule(model)
-    sizes = [input_size if size is None else size for size in model.image_shape[1:]]
-    return module, Sample(tuple(filter(None, sizes)), module.image_type)
+    try:
+        module = RebuiltModule(model, str(path))
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
+    sizes = image_sizes(path, model, input_size)
+    return module, Sample(sizes, module.image_type), model.image_shape[0]
 
 
 def _may_be_folded(graph: GraphTemplate) -> bool:

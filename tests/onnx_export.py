@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.onnx_files.opening import BUFFERS_KEY
+from trappm.profiler.records import GraphTemplate
+from trappm.profiler.static_profile import graph_template, rebuilt
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -80,6 +82,11 @@ def export_onnx(
     buffers = [buffer_name for buffer_name, _ in module.named_buffers()]
     onnx.helper.set_model_props(proto, {BUFFERS_KEY: json.dumps(buffers)})
     path.write_bytes(proto.SerializeToString())
+
+
+def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
+    """The graph alone of an ONNX file: that of `file_profile`, without its training step."""
+    return graph_template(*rebuilt(path, input_size))
 
 
 class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]

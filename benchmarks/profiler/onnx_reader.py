@@ -23,13 +23,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.onnx_export import export_onnx
+from tests.onnx_export import export_onnx, file_graph
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.graphs.features import node_features, static_features
 from trappm.profiler.graphs.macs import CONVOLUTIONS, PRODUCTS
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import FAMILIES, family_of
-from trappm.profiler.onnx_files.reader import read_onnx
 
 LARGEST_PARAMETERS = 120e6
 REPEATS = 5
@@ -91,7 +90,7 @@ def measured_ms(path: Path) -> list[tuple[float, float]]:
     runs = []
     for _ in range(REPEATS):
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        graph = read_onnx(path).at(BATCH_SIZE)
+        graph = file_graph(path).at(BATCH_SIZE)
         node_features(graph)
         static_features(graph)
         cpu_ms = 1000 * (time.process_time() - cpu_begin)
@@ -103,7 +102,7 @@ def compare(files: list[tuple[Path, Any]]) -> None:
     """Prints how far MACs of linear algebra and parameters are from PyTorch's, at most."""
     differences: dict[str, dict[str, float]] = {"macs": {}, "parameters": {}}
     for path, counts in files:
-        graph = read_onnx(path).at(BATCH_SIZE)
+        graph = file_graph(path).at(BATCH_SIZE)
         linear = sum(
             macs
             for macs, operator in zip(graph.macs.tolist(), graph.operators, strict=True)

@@ -1,11 +1,13 @@
 """How well a training step is known from an ONNX file: by a module rebuilt from it, and roughly.
 
     python benchmarks/profiler/rebuilt_modules.py --results FILE [--files FOLDER] [--seconds N]
+    python benchmarks/profiler/rebuilt_modules.py --corpus
 
 Of every module of timm one small model is exported (native input size, without weights), and three
 accounts of its training step are compared at batch 32: traced on the model itself, on the module
-rebuilt from the file, and guessed from the graph (live memory only). Goes on where it stopped; a
-model that takes over a minute to export is left out and told.
+rebuilt from the file, and guessed from the graph (live memory only); and whether the file has the
+graph of the name. Goes on where it stopped; a model that takes over a minute to export is left out
+and told. With `--corpus`, how many of the files in the `onnx` wheel have a graph and a step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import os
 import signal
 import tempfile
 import time
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +72,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
     from trappm.learner.workload import Workload
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models import zoo
-    from trappm.profiler.static_profile import file_profile, step_profile
+    from trappm.profiler.static_profile import file_profile, graph_template, step_profile
 
     input_size = zoo.native_input_size(name) or 224
     path = folder / f"{name}.onnx"
@@ -95,6 +99,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         row["rebuilt_saved"] = profile.step.saved_bytes.at(BATCH_SIZE)
     else:
         row["refusal"] = profile.step_refusal
+    row["same_graph"] = profile.graph.content_hash == graph_template(name, input_size).content_hash
     row["graph_live"] = step_memory(Workload(graph=graph)).live_mib
     return row
 
@@ -107,6 +112,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "left_out": {r["model"]: r["left_out"] for r in rows if "left_out" in r},
         "judged": len(judged),
         "rebuilt": len(rebuilt),
+        "another_graph": [r["model"] for r in judged if not r["same_graph"]],
         "refused": {r["model"]: r["refusal"] for r in judged if "refusal" in r},
         "seconds_median_p95": np.quantile([r["seconds"] for r in judged], [0.5, 0.95])
         .round(2)
@@ -130,15 +136,58 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return table
 
 
+def corpus() -> None:
+    """Prints how many files of the `onnx` wheel are read, by kind, and why others are not."""
+    import onnx.backend.test
+    from onnx.backend.test.loader import load_model_tests
+
+    from trappm.profiler.errors import TrappmError
+    from trappm.profiler.static_profile import file_profile
+
+    saved = Path(onnx.backend.test.__file__).parent / "data"
+    files = {
+        kind: [path.read_bytes() for path in sorted((saved / kind).glob("**/*.onnx"))]
+        for kind in ("light", "pytorch-converted", "pytorch-operator", "simple")
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of NumPy, about the values that the tests expect
+        files["node"] = [c.model.SerializeToString() for c in load_model_tests(kind="node")]
+    refusals: Counter[str] = Counter()
+    print("kind, files, graphs, of these with a step or nothing to train")
+    for kind, contents in files.items():
+        graphs = steps = 0
+        for content in contents:
+            with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+                Path(file.name).write_bytes(content)
+                try:
+                    profile = file_profile(Path(file.name))
+                except TrappmError:
+                    continue
+            graphs += 1
+            refusal = profile.step_refusal
+            if refusal is None or "depends on a trainable parameter" in refusal:
+                steps += 1
+            else:
+                refusals[refusal] += 1
+        print(f"{kind}, {len(contents)}, {graphs}, {steps}")
+    for refusal, count in refusals.most_common():
+        print(f"{count:5} {refusal[:150]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, required=True, help="JSON lines; gone on with")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--results", type=Path, help="JSON lines; gone on with")
+    what.add_argument("--corpus", action="store_true", help="the files of the onnx wheel instead")
     parser.add_argument("--files", type=Path, help="keeps the ONNX files here")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then stop")
     arguments = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
+    if arguments.corpus:
+        corpus()
+        return
     started = time.monotonic()
     lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
     rows = [json.loads(line) for line in lines]

@@ -11,7 +11,7 @@ import torch
 
 from trappm.profiler.graphs.macs import Shape
 from trappm.profiler.graphs.node_signature import IMAGE, Source
-from trappm.profiler.graphs.nodes import Node, Structure, assemble
+from trappm.profiler.graphs.nodes import Node, assemble
 from trappm.profiler.records import Graph
 
 
@@ -76,7 +76,7 @@ class GraphBuilder:
             sources = [_source(value, place) for value in inputs]
             parameters = sum(self._sizes[key] for key in weights)
             nodes.append(node._replace(parameters=parameters, sources=sources))
-        return assemble(nodes, Structure.of(nodes, image_type), batch_size)
+        return assemble(nodes, image_type, batch_size)
 
 
 def _source(value: Value, place: Mapping[int, int]) -> Source | None:

@@ -49,8 +49,8 @@ class GraphLog:
         """
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
-        if not outputs:
-            raise UnsupportedModelError("no output of its forward pass depends on the images")
+        if all(value.producer is None for value in outputs):
+            raise UnsupportedModelError("no output depends on the images, but as a copy")
         for value in outputs:
             if value.shape[:1] != (batch_size,):
                 raise UnsupportedModelError(
@@ -121,6 +121,11 @@ def _needs_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether a number or a shape hangs on values: by a mask it does, by whole numbers not."""
     if func is torch.ops.aten.index.Tensor:
         return any(t is not None and t.dtype == torch.bool for t in args[1])
+    return needs_values(func)
+
+
+def needs_values(func: Any) -> bool:
+    """Whether an operator of PyTorch returns a number, or a shape, that hangs on values."""
     return bool(_NEEDS_VALUES & set(func.tags))
 
 

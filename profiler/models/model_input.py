@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -77,6 +78,10 @@ class Sample:
             images = images.contiguous(memory_format=torch.channels_last)
         return (images,), {}
 
+    def values(self, batch_size: int) -> list[torch.Tensor | None]:
+        """Nothing is known of images."""
+        return [None]
+
     def __str__(self) -> str:
         square = len(self.shape) == 3 and self.shape[1] == self.shape[2] and self.shape[0] == 3
         return f"{self.shape[-1]} px" if square else "x".join(map(str, self.shape)) or "one number"
@@ -129,23 +134,63 @@ class ExampleInputs:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same inputs with so many samples, on the meta device."""
         import torch
-        from torch.utils._pytree import tree_map
 
-        def spread(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            shape = list(value.shape)
-            if not self.in_lists and shape[:1] == [self.batch_size]:
-                shape[0] = batch_size
-            empty = torch.empty(shape, dtype=value.dtype, device="meta")
+        def empty(tensor: torch.Tensor) -> torch.Tensor:
+            shape = self._shape(tensor, batch_size)
+            empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
             if memory_format is MemoryFormat.CHANNELS_LAST and empty.dim() == 4:
                 return empty.contiguous(memory_format=torch.channels_last)
             return empty
 
+        return self._spread(empty, batch_size)
+
+    def values(self, batch_size: int) -> list[torch.Tensor | None]:
+        """Of each tensor of `batch`, its values on the CPU if it holds whole numbers: the example's
+        samples over and over again.
+        """
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        def repeated(tensor: torch.Tensor) -> torch.Tensor:
+            whole = not (tensor.is_floating_point() or tensor.is_complex())
+            if tensor.is_meta or not whole or tensor.is_sparse:
+                return torch.empty(0)
+            known = tensor.detach().cpu().clone()
+            if self._shape(tensor, batch_size) == list(tensor.shape):
+                return known
+            return known[torch.arange(batch_size) % self.batch_size]
+
+        leaves = tree_leaves(self._spread(repeated, batch_size))
+        known = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [None if leaf.is_floating_point() else leaf for leaf in known]
+
+    def _shape(self, tensor: torch.Tensor, batch_size: int) -> list[int]:
+        shape = list(tensor.shape)
+        if not self.in_lists and shape[:1] == [self.batch_size]:
+            shape[0] = batch_size
+        return shape
+
+    def _spread(
+        self, change: Callable[[torch.Tensor], torch.Tensor], batch_size: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs with every tensor changed, and lists of samples of another length."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        same: dict[int, torch.Tensor] = {}  # a tensor that is given twice is one tensor
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        def changed_once(value: Any) -> Any:
+            if id(value) not in same:
+                same[id(value)] = changed(value)
+            return same[id(value)]
+
         def repeated(value: Any) -> Any:
             if self.in_lists and isinstance(value, list) and len(value) == self.batch_size:
-                return [tree_map(spread, value[0]) for _ in range(batch_size)]
-            return tree_map(spread, value)
+                return [tree_map(changed, value[0]) for _ in range(batch_size)]
+            return tree_map(changed_once, value)
 
         kwargs = {name: repeated(value) for name, value in self.kwargs.items()}
         return tuple(map(repeated, self.args)), kwargs
@@ -161,3 +206,6 @@ class Inputs(Protocol):
         self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keyword arguments, with tensors on the meta device."""
+
+    def values(self, batch_size: int) -> Sequence[torch.Tensor | None]:
+        """What is known of the values of the tensors of such a batch, in the order of pytree."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.onnx_files.operation import Operation
 
 MAX_ELEMENTS = 1024
 """Larger tensors are no shapes."""
@@ -33,15 +34,14 @@ class _Unknown(Exception):  # noqa: N818  (an answer, not an error)
     """The value is too large, or not one that can be computed here."""
 
 
-def fold(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[Array]) -> list[Array]:
-    """The node's outputs, or an empty list if they cannot be computed or would be large.
+def fold(operation: Operation, inputs: Sequence[Array]) -> list[Array]:
+    """The operation's outputs, or an empty list if they cannot be computed or would be large.
 
     Args:
-        node: of any operator and opset from 11 on.
-        attributes: the node's attributes as Python values.
+        operation: of any operator and opset from 11 on.
         inputs: the values of all its inputs; an empty array of dimension 1 for one left out.
     """
-    rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rule = _RULES.get(operation.operator)
     if rule is None:
         return []
     for value in inputs:
@@ -49,14 +49,14 @@ def fold(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[Array]) 
             return []
     try:
         with np.errstate(all="ignore"):
-            result = rule(attributes, inputs)
+            result = rule(operation.attributes, inputs)
     except (_Unknown, ArithmeticError, ValueError, TypeError, LookupError, MemoryError):
         return []
     outputs = [np.asarray(o) for o in (result if isinstance(result, list) else [result])]
     for value in outputs:
         if value.size > MAX_ELEMENTS or value.ndim > _MAX_RANK or value.dtype.hasobject:
             return []
-    return outputs if len(outputs) == len(node.output) else []
+    return outputs if len(outputs) == len(operation.outputs) else []
 
 
 def _bounded(shape: Sequence[int]) -> tuple[int, ...]:

@@ -151,3 +151,24 @@ def _in_weight_slots(operations: Iterable[Operation], image: str) -> set[str]:
             if name in folded:
                 names.extend(folded[name].inputs)
     return weights
+
+
+_SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1, 2)}
+"""Places among a node's inputs where numbers say how it computes."""
+
+
+def not_trained(operations: Iterable[Operation]) -> set[str]:
+    """Of what is stored as weights, running statistics and what stands only in places of settings.
+
+    Running means and variances are updated, but not trained.
+    """
+    statistics: set[str] = set()
+    settings: set[str] = set()
+    others: set[str] = set()
+    for operation in operations:
+        if operation.operator == "BatchNormalization":
+            statistics.update(operation.inputs[3:5])
+        places = _SETTINGS.get(operation.operator, ())
+        for place, name in enumerate(operation.inputs):
+            (settings if place in places else others).add(name)
+    return statistics | (settings - others)

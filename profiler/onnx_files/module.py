@@ -1,6 +1,6 @@
-"""A trainable module rebuilt from an ONNX file: the way to the training step of anyone's file.
+"""A module rebuilt from an ONNX file: the way to the graph and the training step of anyone's file.
 
-    ONNX file -> steps -> put together (`operators.patterns`) -> run in PyTorch (`operators`)
+    ONNX file -> operations -> put together (`operators.patterns`) -> run in PyTorch (`operators`)
 
 The module lies on the meta device: it is made of the shapes in the file, so the file may have no
 weights, or have lost them. All floats are fp32. What a file leaves open stays unknown: which
@@ -11,10 +11,10 @@ became part of convolutions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor, nn
 
@@ -23,137 +23,209 @@ from trappm.profiler.onnx_files.folding import Array, fold, shape_value
 from trappm.profiler.onnx_files.opening import CheckedModel
 from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.operators.arithmetic import FUNCTIONS
-from trappm.profiler.onnx_files.operators.call import Call, Value, torch_type
-from trappm.profiler.onnx_files.operators.patterns import Step, put_together
+from trappm.profiler.onnx_files.operators.call import Call, Value, check_shape, torch_type
+from trappm.profiler.onnx_files.operators.patterns import put_together
+from trappm.profiler.onnx_files.operators.unknown import Dialect, run_unknown
 from trappm.profiler.onnx_files.stored import Kind, value_of
 
-MAX_STEPS = 12_000
-"""Of what is run in PyTorch, a millisecond each; more than the largest timm model has."""
+MAX_TRAINED_OPERATIONS = 12_000
+"""Of a step that is run in PyTorch, a millisecond each; more than the largest timm model has."""
+_MAX_INPUTS = 1000
+"""Tensors that one operator of PyTorch takes; no real model has as many."""
 
-_STANDARD = ("", "ai.onnx")
 _NOTHING: Array = np.zeros(0)
 
 
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """What runs, in order; no run changes it, so that copies of a module share it."""
+
+    operations: Sequence[Operation]
+    last_uses: Sequence[Sequence[str]]
+    """For each operation, the names that no later one needs."""
+    constants: Mapping[str, Array]
+    attribute_of: Mapping[str, str]
+    """Where the module keeps its weights, by their names in the file."""
+    outputs: Sequence[str]
+    dialect: Dialect
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+
 class RebuiltModule(nn.Module):
-    """Runs the operators of a checked ONNX model in PyTorch, on the meta device, in training mode.
+    """Runs the operators of a checked ONNX model in PyTorch, on the meta device.
 
-    Its parameters are the weights that training changes (`CheckedModel.parameters`), its buffers
-    the other tensors whose values are not known. Running it raises UnsupportedModelError where the
-    file has an operator without a form in PyTorch, or one that hangs on values.
+    Its parameters are the weights that training changes (`CheckedModel.parameters`) and, frozen,
+    those of small integers; its buffers the other tensors whose values are not known. In training
+    mode, running it raises UnsupportedModelError where the file has an operator without a form in
+    PyTorch, or one that hangs on values; in evaluation mode such an operator has a shape if ONNX
+    infers one.
 
-    Raises:
-        UnsupportedModelError: there are more operators than can be run in reasonable time.
+    Args:
+        model: as `load_checked` gives it.
+        name: for messages.
     """
 
-    def __init__(self, model: CheckedModel) -> None:
+    def __init__(self, model: CheckedModel, name: str = "the file") -> None:
         super().__init__()
-        if len(model.operations) > MAX_STEPS:
-            raise UnsupportedModelError(
-                f"its {len(model.operations):,} operators are not traced; at most {MAX_STEPS:,} are"
-            )
-        opsets = {o.domain: o.version for o in model.source.opset_import}
-        self._opset = max(opsets.get(domain, 1) for domain in _STANDARD)
+        self._name = name
         self._image = model.image
         self.image_type = torch_type(model.image_kind)
         """Of the images that the file takes."""
-        self._constants: dict[str, Array] = {}
-        self._attribute_of: dict[str, str] = {}
-        steps = [_step(operation) for operation in model.operations]
-        factors = _factors(steps)
-        for name, tensor in model.constants.items():
-            if name in model.parameters:
-                self._add(name, (tensor.data_type, tuple(tensor.dims)), True, name in factors)
+        constants: dict[str, Array] = {}
+        attribute_of: dict[str, str] = {}
+        factors = _factors(model.operations)
+        kinds: dict[str, Kind] = dict(model.weights)
+        for key, tensor in model.constants.items():
+            if key in model.parameters or key in model.quantized:
+                kinds[key] = tensor.data_type, tuple(tensor.dims)
             else:
-                self._constants[name] = value_of(name, tensor)
-        for name, kind in model.weights.items():
-            self._add(name, kind, name in model.parameters, name in factors)
-        self._outputs = model.outputs
-        self._steps = put_together(
-            steps, set(self._outputs), self._constants, model.image, self._attribute_of.keys()
+                constants[key] = value_of(key, tensor)
+        for key, kind in kinds.items():
+            attribute = f"weight{len(attribute_of)}"
+            # PyTorch's linear layers hold the matrix so, and their gradients are not copied.
+            turned = key in factors and len(kind[1]) == 2
+            self._add(attribute, kind, turned, key in model.parameters, key in model.quantized)
+            attribute_of[key] = attribute + (".t" if turned else "")
+        operations = put_together(
+            list(_folded(model.operations, constants)),
+            set(model.outputs),
+            constants,
+            model.image,
+            attribute_of.keys(),
         )
-        self._folds = [onnx.NodeProto(op_type=s.operator, output=s.outputs) for s in self._steps]
-        self._last_uses = list(_last_uses(self._steps, self._outputs))
+        self._program = _Program(
+            operations=operations,
+            last_uses=list(_last_uses(operations, model.outputs)),
+            constants=constants,
+            attribute_of=attribute_of,
+            outputs=model.outputs,
+            dialect=Dialect(list(model.source.opset_import), model.source.ir_version),
+        )
+
+    def _get_name(self) -> str:
+        return self._name
 
     @property
     def operators(self) -> set[str]:
         """Names of the operators that run."""
-        return {step.operator for step in self._steps}
+        return {operation.operator for operation in self._program.operations}
 
-    def _add(self, name: str, kind: Kind, trained: bool, factor: bool) -> None:
+    def _add(self, attribute: str, kind: Kind, turned: bool, trained: bool, frozen: bool) -> None:
         element_type, shape = kind
-        attribute = f"weight{len(self._attribute_of)}"
-        # PyTorch's linear layers hold the matrix so, and their gradients are not copied.
-        turned = factor and len(shape) == 2
         size = shape[::-1] if turned else shape
         tensor = torch.empty(size, dtype=torch_type(element_type), device="meta")
-        if trained:
-            self.register_parameter(attribute, nn.Parameter(tensor))
+        if trained or frozen:
+            self.register_parameter(attribute, nn.Parameter(tensor, requires_grad=trained))
         else:
             self.register_buffer(attribute, tensor)
-        self._attribute_of[name] = attribute + (".t" if turned else "")
 
     def forward(self, images: Tensor) -> Any:
         """One output, or a list of those that there are."""
-        values: dict[str, Value] = {"": None, self._image: images, **self._constants}
-        for name, attribute in self._attribute_of.items():
+        program = self._program
+        if self.training and len(program.operations) > MAX_TRAINED_OPERATIONS:
+            raise UnsupportedModelError(
+                f"its {len(program.operations):,} operators are not traced; at most "
+                f"{MAX_TRAINED_OPERATIONS:,} are"
+            )
+        values: dict[str, Value] = {"": None, self._image: images, **program.constants}
+        for name, attribute in program.attribute_of.items():
             tensor = getattr(self, attribute.removesuffix(".t"))
             values[name] = tensor.t() if attribute.endswith(".t") else tensor
-        for step, node, last in zip(self._steps, self._folds, self._last_uses, strict=True):
-            values.update(zip(step.outputs, self._run(step, node, values), strict=False))
+        for operation, last in zip(program.operations, program.last_uses, strict=True):
+            inputs = [_value(operation, name, values) for name in operation.inputs]
+            outputs = self._run(operation, inputs)
+            for name, value in zip(operation.outputs, outputs, strict=False):
+                if value is not None:
+                    check_shape(name, value.shape)
+                    values[name] = value
             for name in last:
                 values.pop(name, None)
-        outputs = [values[name] for name in self._outputs]
-        return outputs[0] if len(outputs) == 1 else outputs
+        results = [values[name] for name in program.outputs if name in values]
+        return results[0] if len(results) == 1 else results
 
-    def _run(
-        self, step: Step, node: onnx.NodeProto, values: Mapping[str, Value]
-    ) -> Sequence[Value]:
-        inputs = [values[name] for name in step.inputs]
-        if step.operator in ("Shape", "Size") and isinstance(inputs[0], Tensor):
-            if step.operator == "Size":
+    def _run(self, operation: Operation, inputs: Sequence[Value]) -> Sequence[Value]:
+        operator = operation.operator
+        if operator in ("Shape", "Size") and isinstance(inputs[0], Tensor):
+            if operator == "Size":
                 return [np.array(inputs[0].numel(), np.int64)]
-            return [shape_value(step.attributes, inputs[0].shape)]
-        if step.operator == "Identity":
+            return [shape_value(operation.attributes, inputs[0].shape)]
+        if operator == "Identity":
             return inputs
         known = [_NOTHING if v is None else v for v in inputs if not isinstance(v, Tensor)]
         if len(known) == len(inputs):
-            folded = fold(node, step.attributes, known)
+            folded = fold(operation, known)
             if folded:
                 return folded
-        if step.operator not in FUNCTIONS:
-            raise UnsupportedModelError(f"the operator {step.operator} cannot be rebuilt")
-        call = Call(step.operator, inputs, step.attributes, len(step.outputs), self._opset)
         try:
-            result = FUNCTIONS[step.operator](call)
+            return self._in_pytorch(operation, inputs)
+        except UnsupportedModelError as error:
+            if self.training:
+                raise
+            try:
+                return run_unknown(operation, inputs, self._program.dialect)
+            except UnsupportedModelError as other:
+                raise UnsupportedModelError(f"{error}; {other}") from error
+
+    def _in_pytorch(self, operation: Operation, inputs: Sequence[Value]) -> Sequence[Value]:
+        operator, outputs = operation.operator, len(operation.outputs)
+        if operator not in FUNCTIONS:
+            raise UnsupportedModelError(f"the operator {operator} cannot be rebuilt")
+        if len(inputs) > _MAX_INPUTS:
+            raise UnsupportedModelError(f"a {operator} of {len(inputs):,} tensors")
+        opset = self._program.dialect.version("")
+        call = Call(operator, inputs, operation.attributes, outputs, opset, self.training)
+        try:
+            result = FUNCTIONS[operator](call)
         except TrappmError:
             raise
         except Exception as error:
             raise UnsupportedModelError(
-                f"{step.operator} for {step.outputs[0]!r}: {one_line(error)}"
+                f"{operator} for {operation.outputs[0]!r}: {one_line(error)}"
             ) from error
-        return [result] if isinstance(result, Tensor) else result
+        results = [result] if isinstance(result, Tensor) else result
+        if len(results) < outputs and not self.training:
+            raise UnsupportedModelError(f"a {operator} of {outputs} outputs")
+        return results
 
 
-def _step(operation: Operation) -> Step:
-    return Step(operation.operator, operation.inputs, operation.outputs, operation.attributes)
+def _value(operation: Operation, name: str, values: Mapping[str, Value]) -> Value:
+    if name not in values:
+        raise UnsupportedModelError(
+            f"{operation.operator} needs {name!r}, an output that cannot be rebuilt"
+        )
+    return values[name]
 
 
-def _factors(steps: Iterable[Step]) -> set[str]:
+def _folded(operations: Iterable[Operation], constants: dict[str, Array]) -> Iterator[Operation]:
+    """The operations but those on constants alone, whose results are added to the constants."""
+    for operation in operations:
+        if constants.keys() >= set(operation.inputs) - {""}:
+            known = [constants.get(name, _NOTHING) for name in operation.inputs]
+            values = fold(operation, known)
+            if values:
+                constants.update(zip(operation.outputs, values, strict=False))
+                continue
+        yield operation
+
+
+def _factors(operations: Iterable[Operation]) -> set[str]:
     """Names of what is only ever the second factor of a product."""
     second: set[str] = set()
     other: set[str] = set()
-    for step in steps:
-        for place, name in enumerate(step.inputs):
-            (second if step.operator == "MatMul" and place == 1 else other).add(name)
+    for operation in operations:
+        for place, name in enumerate(operation.inputs):
+            (second if operation.operator == "MatMul" and place == 1 else other).add(name)
     return second - other
 
 
-def _last_uses(steps: Sequence[Step], outputs: Iterable[str]) -> Iterator[list[str]]:
-    """For each step, the names that no later step needs."""
+def _last_uses(operations: Sequence[Operation], outputs: Iterable[str]) -> Iterator[list[str]]:
+    """For each operation, the names that no later one needs."""
     last: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        last.update(dict.fromkeys((*step.inputs, *step.outputs), number))
+    for number, operation in enumerate(operations):
+        last.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
     kept = {"", *outputs}
-    for number, step in enumerate(steps):
-        names = dict.fromkeys((*step.inputs, *step.outputs))
+    for number, operation in enumerate(operations):
+        names = dict.fromkeys((*operation.inputs, *operation.outputs))
         yield [name for name in names if name not in kept and last[name] == number]

@@ -22,6 +22,7 @@ from trappm.profiler.files.plain_files import read_plain
 from trappm.profiler.onnx_files.inputs import (
     image_input,
     image_shape,
+    not_trained,
     refuse_what_is_no_weight,
     supplied_weights,
 )
@@ -73,7 +74,7 @@ class CheckedModel:
     """The file, with its large tensors emptied."""
 
 
-def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
+def load_checked(path: Path) -> CheckedModel:
     """Reads and checks an ONNX file; external data is looked at only where it may hold a shape.
 
     Raises:
@@ -81,7 +82,7 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
             the folder, or no image-like input.
         UnsupportedModelError: valid, but with control flow or sparse weights.
     """
-    model = _parse(path, max_bytes)
+    model = _parse(path)
     for name in _names(model):
         if not isinstance(name, str):  # protobuf hands out bytes instead
             raise ModelFileError(f"{path} is not a valid ONNX model: {name!r:.60} is not UTF-8")
@@ -111,7 +112,7 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
     for name, (kind, shape) in supplied.items():
         if kind in FLOATS:
             parameters[name] = math.prod(shape)
-    for name in _declared_buffers(model).union(_running_statistics(operations)):
+    for name in _declared_buffers(model) | not_trained(operations):
         parameters.pop(name, None)
     del graph.value_info[:]
     try:
@@ -130,6 +131,26 @@ def load_checked(path: Path, max_bytes: int = MAX_BYTES) -> CheckedModel:
         quantized=quantized,
         source=model,
     )
+
+
+def image_sizes(path: Path, model: CheckedModel, input_size: int | None) -> tuple[int, ...]:
+    """Channels, height and width (or height, width and channels, if the file has them so).
+
+    Raises:
+        ModelFileError: the file leaves one open, and so does `input_size`.
+        InputError: `input_size` contradicts the file.
+    """
+    sizes = []
+    for size in model.image_shape[1:]:
+        chosen = input_size if size is None else size
+        if chosen is None:
+            raise ModelFileError(
+                f"{path} leaves its image size open {model.image_shape}; give an input size"
+            )
+        sizes.append(chosen)
+    if input_size is not None and input_size not in sizes:
+        raise InputError(f"{path} takes images of {model.image_shape[1:]}, not {input_size} px")
+    return tuple(sizes)
 
 
 def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dict[str, int]:
@@ -156,9 +177,9 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _parse(path: Path, max_bytes: int) -> onnx.ModelProto:
+def _parse(path: Path) -> onnx.ModelProto:
     try:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, max_bytes))
+        model: onnx.ModelProto = onnx.ModelProto.FromString(read_plain(path, MAX_BYTES))
     except InputError as error:
         raise ModelFileError(str(error)) from error
     except DecodeError as error:
@@ -324,14 +345,7 @@ def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[
                 f"{one_line(error)}"
             ) from error
         full_name = f"{domain}.{operator}" if domain else operator
-        yield Operation(full_name, domain, inputs, outputs, attributes, node, node.name)
-
-
-def _running_statistics(operations: Iterable[Operation]) -> Iterator[str]:
-    """Running means and variances are updated, but not trained."""
-    for operation in operations:
-        if operation.operator == "BatchNormalization":
-            yield from operation.inputs[3:5]
+        yield Operation(full_name, inputs, outputs, attributes, node)
 
 
 def _declared_buffers(model: onnx.ModelProto) -> set[str]:

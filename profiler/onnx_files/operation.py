@@ -9,16 +9,13 @@ import onnx
 
 
 class Operation(NamedTuple):
-    """A node as Python values, which are read many times."""
+    """One node of the file, or several that were put together to one operator."""
 
     operator: str
     """With its domain in front, if that is not ONNX's own: it is another operator then."""
-    domain: str
-    """Empty for ONNX's own."""
     inputs: tuple[str, ...]
     """Names; empty for one left out."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    node: onnx.NodeProto
-    name: str
-    """For messages."""
+    node: onnx.NodeProto | None = None
+    """As the file has it; None for what was put together."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
+from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory
 from trappm.profiler.simulation.step_trace import Event, Origin, StepTrace
 
@@ -112,34 +115,20 @@ def break_down(
         fixed_mib: of parts that no trace knows: the context, workspaces of libraries.
         keeps_gradients: whether those of an earlier pass are there throughout the step.
     """
-    sizes = trace.sizes_at(batch_size)
-    born = trace.kinds == Event.ALLOCATE
-    died = trace.kinds == Event.FREE
-    block_sizes = sizes[born]
-    change = np.where(born, sizes, 0)
-    change[died] = -block_sizes[trace.blocks[died]]
-    live = np.cumsum(change)
-    peak = int(live.argmax()) if len(live) else 0
-    alive = np.zeros(len(block_sizes), dtype=np.bool_)
-    alive[trace.blocks[: peak + 1][born[: peak + 1]]] = True
-    alive[trace.blocks[: peak + 1][died[: peak + 1]]] = False
+    peak = _Peak.of(trace, batch_size)
     weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
     kept_bytes = int(trace.parameter_bytes.sum()) if keeps_gradients else 0
-    is_gradient = np.zeros(len(block_sizes), dtype=np.bool_)
-    is_gradient[trace.gradients] = True
-    in_step = (weights + kept_bytes + state_bytes + int(live[peak] if len(live) else 0)) / MIB
-    optimizer_mib = 0.0
-    moment = ""
+    alive, optimizer_mib, moment = peak.alive, 0.0, _moment(trace, origins, peak.event)
+    is_gradient = np.isin(np.arange(len(alive)), trace.gradients)
     # Rounding each block up to 512 bytes makes less than this.
-    if memory.live_mib > in_step * 1.02 + 1:
-        alive = is_gradient
-        gradient_bytes = kept_bytes or int(block_sizes[is_gradient].sum())
-        alive = np.zeros_like(alive) if kept_bytes else alive
-        resident = (weights + state_bytes + gradient_bytes) / MIB
-        optimizer_mib, moment = memory.live_mib - resident, "the optimizer's step"
+    if memory.live_mib > (weights + kept_bytes + state_bytes + peak.live_bytes) / MIB * 1.02 + 1:
+        alive = np.zeros_like(alive) if kept_bytes else is_gradient
+        gradient_bytes = kept_bytes or int(peak.block_sizes[is_gradient].sum())
+        optimizer_mib = memory.live_mib - (weights + state_bytes + gradient_bytes) / MIB
+        moment = "the optimizer's step"
     tensors = [
         LargeTensor(
-            size_mib=float(block_sizes[number]) / MIB,
+            size_mib=float(peak.block_sizes[number]) / MIB,
             part=_part(origins[number], bool(is_gradient[number])),
             origin=origins[number],
         )
@@ -155,16 +144,42 @@ def break_down(
     parts[Part.PARAMETERS] = weights / MIB
     parts[Part.OPTIMIZER] = state_bytes / MIB
     parts[Part.OPTIMIZER_STEP] = optimizer_mib
-    parts[Part.FRAGMENTS] = max(memory.reserved_mib - sum(parts.values()), 0.0)
-    parts[Part.WORKSPACES] = memory.reserved_with_workspace_mib - memory.reserved_mib
+    parts[Part.WORKSPACES] = max(memory.reserved_with_workspace_mib - memory.reserved_mib, 0.0)
+    used_mib = sum(parts.values())
+    parts[Part.FRAGMENTS] = max(memory.reserved_with_workspace_mib - used_mib, 0.0)
     for part, size_mib in fixed_mib.items():
         parts[part] += size_mib
     return MemoryBreakdown(
         parts_mib={part: size_mib for part, size_mib in parts.items() if size_mib > 0},
         modules=modules,
         largest=sorted(tensors, key=lambda t: -t.size_mib)[:LARGEST],
-        moment=moment or _moment(trace, origins, peak),
+        moment=moment,
     )
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """The moment of a trace at which most bytes live."""
+
+    event: int
+    alive: npt.NDArray[np.bool_]
+    """Of each block."""
+    block_sizes: IntArray
+    live_bytes: int
+
+    @classmethod
+    def of(cls, trace: StepTrace, batch_size: int) -> Self:
+        sizes = trace.sizes_at(batch_size)
+        born, died = (trace.kinds == event for event in (Event.ALLOCATE, Event.FREE))
+        block_sizes = sizes[born]
+        change = np.where(born, sizes, 0)
+        change[died] = -block_sizes[trace.blocks[died]]
+        live = np.append(np.cumsum(change), 0)
+        event = int(live.argmax())
+        alive = np.zeros(len(block_sizes), dtype=np.bool_)
+        alive[trace.blocks[: event + 1][born[: event + 1]]] = True
+        alive[trace.blocks[: event + 1][died[: event + 1]]] = False
+        return cls(event, alive, block_sizes, int(live[event]))
 
 
 def _part(origin: Origin, is_gradient: bool) -> Part:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 _HALF = {
     "__matmul__",
@@ -61,6 +62,20 @@ _FULL = {
 }
 _FULL_RESULT = {"cumprod", "cumsum", "log_softmax", "norm", "prod", "softmax", "sum"}
 """These read 16 bits and write 32 without a cast of their own."""
+_WIDEST = {
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "grid_sample",
+    "index_put",
+    "scatter_add",
+    "tensordot",
+    "vdot",
+}
+"""These want one type, and get 32 bits if any tensor has them."""
 
 
 class Autocast:
@@ -68,6 +83,7 @@ class Autocast:
 
     def __init__(self, half: torch.dtype) -> None:
         self._half = half
+        self._keeps = True
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def arguments(
@@ -78,14 +94,22 @@ class Autocast:
             return self._cast(args, self._half), self._cast(kwargs, self._half)
         if name in _FULL:
             return self._cast(args, torch.float32), self._cast(kwargs, torch.float32)
+        if name in _WIDEST and any(
+            isinstance(t, Tensor) and t.dtype == torch.float32 for t in tree_leaves((args, kwargs))
+        ):
+            return self._cast(args, torch.float32), self._cast(kwargs, torch.float32)
         first = args[0] if args else None
         if name in _FULL_RESULT and isinstance(first, Tensor) and first.dtype == self._half:
             kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
         return args, kwargs
 
     def forget(self) -> None:
-        """Gives up the cast weights, as PyTorch does where autocast ends."""
+        """Gives up the cast weights, as PyTorch does where autocast ends.
+
+        Later, where a part of the forward pass is computed again, none is kept for long.
+        """
         self._weights.clear()
+        self._keeps = False
 
     def _cast(self, value: Any, kind: torch.dtype) -> Any:
         if isinstance(value, Tensor):
@@ -98,7 +122,7 @@ class Autocast:
         return value
 
     def _cast_tensor(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
-        if not (tensor.is_leaf and tensor.requires_grad and kind == self._half):
+        if not (self._keeps and tensor.is_leaf and tensor.requires_grad and kind == self._half):
             return tensor.to(kind)
         if id(tensor) not in self._weights:
             self._weights[id(tensor)] = (tensor, tensor.to(kind))

@@ -26,7 +26,8 @@ _CONSTRUCTORS = frozenset(_device_constructors())
 
 def _unchecked(function: Any) -> Any:
     """A function of PyTorch written in Python without its first lines, which ask for modes."""
-    never = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *_: False)
+    asking = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    never = dict.fromkeys(asking, lambda *_: False)
     body = FunctionType(
         function.__code__,
         {**function.__globals__, **never},
@@ -38,7 +39,15 @@ def _unchecked(function: Any) -> Any:
     return body
 
 
-_BODIES = {F.multi_head_attention_forward: _unchecked(F.multi_head_attention_forward)}
+_BODIES = {
+    function: _unchecked(function)
+    for function in (
+        F.multi_head_attention_forward,
+        Tensor.backward,  # these run what a checkpoint computes again
+        torch.autograd.backward,
+        torch.autograd.grad,
+    )
+}
 """Functions within which others are replaced; PyTorch runs them with all modes switched off."""
 
 
@@ -117,19 +126,36 @@ class GpuFunctions(TorchFunctionMode):
 
         NotImplemented where it chooses none and computes it of parts.
         """
+        grouped = query.dim() == 4 and key.shape[-3] != query.shape[-3]
         if not self._fused:  # as models wrote it before there was a kernel
-            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-            if attn_mask is not None:
+            if grouped:
+                key, value = (_repeated(t, query.shape[-3]) for t in (key, value))
+            factor = query.shape[-1] ** -0.5 if scale is None else scale
+            scores = (query * factor) @ key.transpose(-2, -1)
+            if is_causal:
+                attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+            if attn_mask is not None and attn_mask.dtype == torch.bool:
+                scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
+            elif attn_mask is not None:
                 scores = scores + attn_mask
             return F.dropout(scores.softmax(dim=-1), dropout_p) @ value
         flash = _runs_flash(query, value, attn_mask)
-        grouped = key.shape[-3] != query.shape[-3] if query.dim() == 4 else False
+        # Only flash attention shares keys among groups of heads; else they are repeated.
         if query.is_meta and (flash or (_fits_efficient(query, value) and not grouped)):
+            if attn_mask is not None and attn_mask.dtype == torch.bool:
+                # The kernels add masks (convert_boolean_attn_mask in attention.cpp).
+                hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)
+                attn_mask = torch.where(attn_mask, 0.0, hidden)
             output = _FusedAttention.apply(  # type: ignore[no-untyped-call]
                 self._kernels, flash, is_causal, query, key, value, attn_mask
             )
             return cast(Tensor, output)
         return NotImplemented
+
+
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values of groups of heads, for every head."""
+    return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -172,22 +198,23 @@ class _FusedAttention(torch.autograd.Function):
         mask: Tensor | None,
     ) -> Tensor:
         batch, heads, length, _ = query.shape
-        # Laid out so that joining the heads again copies nothing.
-        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        if flash and value.shape[-1] == query.shape[-1]:  # as the queries (flash_api.cpp, mha_fwd)
+            output = torch.empty_like(query)
+        else:  # so that joining the heads again copies nothing (attention.cu)
+            output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        kernels.attention(query, key, value, mask, output, causal)
         if torch.is_inference_mode_enabled():
-            kernels.attention(query, key, value, mask, output, causal)
             return output
         padded = length if flash else (length + 31) // 32 * 32
         log_sum_exp = query.new_empty((batch, heads, padded), dtype=torch.float32)
         ctx.kernels, ctx.flash, ctx.causal = kernels, flash, causal
         ctx.save_for_backward(query, key, value, mask, output, log_sum_exp)
-        kernels.attention(query, key, value, mask, output, causal)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, output, _ = ctx.saved_tensors
-        ctx.kernels.attention(query, key, value, mask, output, ctx.causal)
+        ctx.kernels.attention(query, key, value, mask, output, ctx.causal, backward=True)
         batch, heads, length, width = query.shape
         passing = [query.new_empty((batch, heads, length), dtype=torch.float32)]
         if ctx.flash:  # the queries' gradient is summed in 32 bits (flash_api.cpp, mha_bwd)

@@ -64,10 +64,11 @@ def _batch_norm_backward(call: Mapping[str, Any]) -> Sequence[Tensor | None]:
 def _layer_norm(call: Mapping[str, Any]) -> Sequence[Tensor]:
     tokens, shape = call["input"], call["normalized_shape"]
     statistics = (*tokens.shape[: -len(shape)], *(1 for _ in shape))
+    normalised = like(tokens.contiguous())
     # Mean and deviation are fp32 whatever the tokens are (layer_norm_kernel.cu).
     kind = torch.float32 if tokens.dtype in _HALVES else tokens.dtype
     means = [torch.empty(statistics, dtype=kind, device=tokens.device) for _ in range(2)]
-    return like(tokens.contiguous()), *means
+    return normalised, *means
 
 
 def _layer_norm_backward(call: Mapping[str, Any]) -> Sequence[Tensor | None]:

@@ -35,8 +35,7 @@ class KernelLog:
     """The kernels of one step at one batch size, in order."""
 
     def __init__(self) -> None:
-        self.backward = False
-        """Whether the forward pass has ended."""
+        self.forward_ended = False
         self._rows: list[tuple[int, ...]] = []
         self._counts: list[int] = []
 
@@ -55,7 +54,8 @@ class KernelLog:
         read, written = tensors_of(call.values()), tensors_of((output,))
         if not written or (name == "contiguous" and read[0].stride() == written[0].stride()):
             return
-        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        backward = self.forward_ended or in_backward()
+        which = Pass.DATA_GRADIENT if backward else Pass.FORWARD
         product = product_of(name, call)
         if product is not None:
             pass
@@ -117,16 +117,17 @@ class KernelLog:
         mask: Tensor | None,
         output: Tensor,
         causal: bool,
+        backward: bool = False,
     ) -> None:
         """A fused attention; its backward pass computes five products where forward has two."""
         products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
         both = width + value.shape[-1]
         read = [query, key, value] + ([] if mask is None else [mask])
         written = [output]
-        if self.backward:
+        if backward:
             both = 3 * width + 2 * value.shape[-1]
             read, written = [*read, output, output], [query, key, value]
-        which = Pass.DATA_GRADIENT if self.backward else Pass.FORWARD
+        which = Pass.DATA_GRADIENT if backward else Pass.FORWARD
         keys = key.shape[-2]
         if causal:  # the kernels leave out blocks above the diagonal
             keys = (keys + 1) // 2
@@ -207,6 +208,11 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
         sizes=once[:, _DESCRIPTION:].reshape(-1, len(Size), 2),
         counts=counts[order],
     )
+
+
+def in_backward() -> bool:
+    """Whether autograd runs; a model may run it within its own forward pass."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def tensors_of(values: Any) -> list[Tensor]:

@@ -18,6 +18,7 @@ from trappm.profiler.simulation.step_trace import Origin
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep
 _TRAPPM = str(Path(__file__).parents[2]) + os.sep
+_STANDARD = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 
 
@@ -75,12 +76,29 @@ def _line_of_model() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _OURS, "<")):
+        if _is_of_model(path):
             if path.startswith(_TRAPPM):  # inputs and losses that are made for the model
                 return ""
             return f"{short_path(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def line_of_error(error: BaseException) -> str:
+    """The innermost line of the model's code that an error came through; empty if there is none."""
+    traceback, line = error.__traceback__, ""
+    while traceback is not None:
+        path = traceback.tb_frame.f_code.co_filename
+        if _is_of_model(path):
+            line = f"{short_path(path)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return line
+
+
+def _is_of_model(path: str) -> bool:
+    if path.startswith(_PACKAGES):  # these may lie below the standard library
+        return not path.startswith(_TORCH)
+    return not path.startswith((_OURS, _STANDARD, "<frozen", "<string>"))
 
 
 def short_path(path: str) -> str:

@@ -25,7 +25,8 @@ from trappm.profiler.simulation.step_trace import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions, linear
 from trappm.profiler.tracing.gpu_operators import RESULTS, bound
-from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, tensors_of
+from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_backward, tensors_of
+from trappm.profiler.tracing.known_values import KnownValues
 from trappm.profiler.tracing.recurrent import recurrent
 
 _ATEN = torch.ops.aten
@@ -46,20 +47,23 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernels: KernelLog,
         functions: GpuFunctions,
         graph: GraphLog | None = None,
+        values: KnownValues | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._allocations = allocations
         self._kernels = kernels
         self._functions = functions
         self._graph = graph
-        self._backward = False
+        self._values = values or KnownValues()
+        self.failed: Any = None
+        """The first operator that raised, the innermost one."""
         self._inside: Any = None
         """An operator whose result is being made by others."""
         self._last = _references_to_the_last()
         self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
 
     def end_forward(self) -> None:
-        self._backward = self._kernels.backward = True
+        self._kernels.forward_ended = True
         self._functions.end_forward()
         self._allocations.end_forward()
 
@@ -70,7 +74,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._watched(func, args, kwargs or {})
+        except Exception:
+            self.failed = self.failed or func
+            raise
+
+    def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operator, and adds it to the graph if one is made."""
         graph = self._graph
         if graph is None:
             return self._run(func, args, kwargs)
@@ -88,7 +99,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the operator returns on a GPU; its allocations and kernels are logged."""
-        if self._backward and func is _ATEN.add.Tensor and _accumulates(args, self._last):
+        if func is _ATEN.add.Tensor and in_backward() and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
             self._kernels.accumulated(args[0], args[1])
             return args[0]
@@ -97,6 +108,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if whole is not NotImplemented:
                 return whole
             return self._taken_apart(func, args, kwargs)
+        if func is _ATEN._local_scalar_dense.default:
+            number = self._values.number(args[0])
+            return func(*args) if number is None else number
         self._allocations.operator = self._inside or func
         call = bound(func, args, kwargs)
         if func is _ATEN.convolution.default:
@@ -116,6 +130,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of((output,)):
             self._allocations.see(tensor)
         self._kernels.operator(func, call, output)
+        self._values.follow(func, args, kwargs, output)
         return output
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -229,6 +244,8 @@ def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:
     """
     first, second = args[0], args[1]
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    if first.requires_grad:  # not a gradient, but a sum that is computed again
         return False
     alike = first.shape == second.shape and first.dtype == second.dtype
     dense = _ATEN.is_non_overlapping_and_dense.default(first)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import BatchOrderError, UnsupportedModelError, one_line
-from trappm.profiler.graphs.graph_log import GraphLog
+from trappm.profiler.graphs.graph_log import GraphLog, needs_values
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import (
     Graph,
@@ -36,8 +36,9 @@ from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, St
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.known_values import KnownValues
 from trappm.profiler.tracing.losses import Loss, default_loss
-from trappm.profiler.tracing.origins import OriginLog
+from trappm.profiler.tracing.origins import OriginLog, line_of_error
 from trappm.profiler.tracing.step_recorder import StepRecorder
 
 CHECKED_BATCH_SIZE = 3
@@ -188,6 +189,20 @@ class Tracer:
         )
         return trace, kernel_table(first.kernels, second.kernels, self._batch_sizes)
 
+    def is_affine(self, phase: Phase) -> bool:
+        """Whether the sizes of a phase's blocks lie on a line over the batch size.
+
+        Those of all pairs of samples do not: the line through two of them begins below 0. Where
+        one does so, a third batch size is tried.
+        """
+        first, second = (r.allocations.events()[:, 2] for r in self._record_twice(phase))
+        slope, rest = np.divmod(second - first, self._span)
+        fixed = first - slope * self._batch_sizes[0]
+        if not rest.any() and (fixed >= 0).all():
+            return True
+        third = self._record(phase, CHECKED_BATCH_SIZE, with_graph=False).allocations.events()
+        return np.array_equal(third[:, 2], fixed + slope * CHECKED_BATCH_SIZE)
+
     def _record_twice(
         self, phase: Phase, *, with_graph: bool = False
     ) -> tuple[_Recorded, _Recorded]:
@@ -206,20 +221,25 @@ class Tracer:
         return self._known[phase, with_graph]
 
     def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
-        try:
-            return _record(
-                self._model, self._inputs, phase, self._options, batch_size, with_graph,
-                self._origin_log,
-            )  # fmt: skip
-        except UnsupportedModelError:
-            raise
-        except Exception as error:
-            what = (
-                "the training step cannot be traced"
-                if phase is Phase.TRAIN
-                else "its forward pass does not run without values"
-            )
-            raise UnsupportedModelError(f"{what}: {one_line(error)}") from error
+        return _record(
+            self._model, self._inputs, phase, self._options, batch_size, with_graph,
+            self._origin_log,
+        )  # fmt: skip
+
+
+def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelError:
+    """One line that says where in the model's code a step failed, at which operator, and why."""
+    what = "the training step" if phase is Phase.TRAIN else "its forward pass"
+    why = one_line(error)
+    if operator is not None:
+        name = operator._schema.name
+        if "Cannot access storage" in str(error):
+            why = "makes a sparse tensor, whose memory is not simulated; use a dense one"
+        why = f"{why} ({name})"
+        if needs_values(operator) or "meta tensor" in str(error):
+            why = f"needs the values of a tensor ({name})"
+    where_and_why = f"{line_of_error(error)} {why}".strip()
+    return UnsupportedModelError(f"{what} cannot be traced: {where_and_why}")
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
@@ -244,7 +264,6 @@ def _record(
     allocations = AllocationLog((*model.parameters(), *model.buffers()), origin_log)
     kernels = KernelLog()
     functions = GpuFunctions(kernels, _HALF.get(options.precision), options.fused_attention)
-    graph = None
     grad: Any = torch.enable_grad() if training else torch.inference_mode()
     keeping = torch.autograd.graph.saved_tensors_hooks(allocations.keep, lambda tensor: tensor)
     hooks = [
@@ -253,12 +272,15 @@ def _record(
         if p.requires_grad
     ]
     following = contextlib.nullcontext() if origin_log is None else origin_log.watching(model)
+    graph = GraphLog(model, tensors) if with_graph else None
+    values = KnownValues()
+    for tensor, known in zip(tensors, inputs.values(batch_size), strict=True):
+        if known is not None:
+            values.set(tensor, known)
+    recorder = StepRecorder(allocations, kernels, functions, graph, values)
     try:
         with grad, following, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
-            if with_graph:
-                graph = GraphLog(model, tensors)
-            recorder = StepRecorder(allocations, kernels, functions, graph)
             for tensor in tensors:
                 allocations.see(tensor)
             with recorder, functions:
@@ -276,6 +298,10 @@ def _record(
                 allocations.note_gradients(model)
                 del loss
         return _Recorded(allocations, kernels, None)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise _refusal(phase, error, recorder.failed) from error
     finally:
         for hook in hooks:
             hook.remove()

@@ -142,8 +142,9 @@ class Estimate:
         """The largest batch that fits a device; 0 if not even one sample does."""
         if self.only_batch is not None:
             raise InputError(
-                f"{self.name} runs another step at every batch size (it loops over its samples), "
-                f"so only batch {self.only_batch} is known; estimate again at another one"
+                f"{self.name} runs another step at every batch size (it loops over its samples, or "
+                f"compares all of them), so only batch {self.only_batch} is known; estimate again "
+                "at another one"
             )
         return largest_batch(lambda size: self.fits(device, size))
 
@@ -316,12 +317,16 @@ def _traced(
 
     module = on_meta(model, _size(model, input_size) if isinstance(model, str) else inputs)
     if options.memory_format is MemoryFormat.CHANNELS_LAST:
+        if any(p.dim() == 5 for p in module.parameters()):
+            raise InputError("PyTorch has no channels-last for modules of 3-D convolutions")
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for batch_sizes in (TRACED_BATCH_SIZES, (batch_size, batch_size)):
         tracer = Tracer(module, inputs, options, batch_sizes, with_origins=True)
         try:
             trace, _ = tracer.phase(phase)
         except BatchOrderError:
+            continue
+        if batch_sizes is TRACED_BATCH_SIZES and not tracer.is_affine(phase):
             continue
         only_batch = None if batch_sizes is TRACED_BATCH_SIZES else batch_size
         return trace, tracer.origins[phase], only_batch

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 FOR_FILES = (
     "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
-    "trappm.profiler.onnx_files.module", "trappm.profiler.onnx_files.reader",
-    "trappm.profiler.simulation.step_profile",
+    "trappm.profiler.onnx_files.module", "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
@@ -149,7 +148,7 @@ class FileTracer(Tracer):
         from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
         from trappm.profiler.static_profile import rebuilt, step_profile
 
-        module, sample = rebuilt(Path(self.model), self.input_size)
+        module, sample, _ = rebuilt(Path(self.model), self.input_size)
         batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
         return step_profile(module, sample, _options(settings), batch_sizes)
 

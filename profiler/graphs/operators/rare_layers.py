@@ -5,6 +5,7 @@ As in `tensors`, each says which ONNX nodes one call of a PyTorch operator is ma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,3 +85,10 @@ def bilinear(call: Call) -> list[Value]:
     product = call.emit("Einsum", left, weight, right, equation="...i,oij,...j->...o")
     bias = call.value("bias")
     return [product if bias is None else call.emit("Add", product, bias)]
+
+
+def as_in_the_file(call: Call) -> list[Value]:
+    """An operator of an ONNX file that PyTorch has no form of; its attributes are JSON."""
+    attributes = json.loads(call["attributes"])
+    inputs = call.sequence("inputs")
+    return call.builder.emit(call["operator"], inputs, *call.shapes, **attributes)

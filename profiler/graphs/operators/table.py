@@ -36,7 +36,12 @@ _ONE_INPUT = {
     "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
 }
 _ELEMENTWISE = {
+    "And": "logical_and",
     "Clip": "hardtanh relu6",
+    "IsNaN": "isnan",
+    "Mod": "remainder fmod",
+    "Not": "logical_not",
+    "Or": "logical_or",
     "MatMul": "matmul bmm mm mv",
     "GridSample": "grid_sampler grid_sampler_2d",
     "ScatterElements": "scatter",
@@ -45,6 +50,7 @@ _ELEMENTWISE = {
     "Min": "minimum",
     "Mul": "mul multiply",
     "PRelu": "prelu _prelu_kernel",
+    "Selu": "selu",
     "ThresholdedRelu": "threshold",
 }
 _REDUCTIONS = {
@@ -105,6 +111,11 @@ RULES: Mapping[str, Rule] = {
     "masked_fill": tensors.masked_fill,
     "mish": layers.mish,
     "pad": tensors.fill("constant"),
+    "eq": tensors.binary("Equal"),
+    "ge": tensors.binary("GreaterOrEqual"),
+    "gt": tensors.binary("Greater"),
+    "le": tensors.binary("LessOrEqual"),
+    "lt": tensors.binary("Less"),
     "pow": tensors.binary("Pow"),
     "reflection_pad2d": tensors.fill("reflect"),
     "replication_pad2d": tensors.fill("edge"),
@@ -126,6 +137,7 @@ RULES: Mapping[str, Rule] = {
     "var_mean": tensors.variance,
     "where": tensors.where,
     "bilinear": more.bilinear,
+    "trappm::onnx": more.as_in_the_file,
     "flip": first("Slice"),
     "max": tensors.extremum("Max"),
     "min": tensors.extremum("Min"),

@@ -20,9 +20,6 @@ from trappm.profiler.onnx_files.operators.call import Call, Function
 from trappm.profiler.onnx_files.operators.data_movement import MOVES
 from trappm.profiler.onnx_files.operators.patterns import IN_PLACE
 
-_MAX_CHAIN = 1000
-"""Tensors that one operator takes pair by pair; no real model sums as many."""
-
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Function:
     return lambda call: function(call.tensor())
@@ -38,6 +35,10 @@ def _binary(function: Callable[[Any, Any], Tensor]) -> Function:
     return run
 
 
+def _division(call: Call) -> Tensor:
+    return torch.div(call.tensor(0), call.operand(1))
+
+
 def _activation(function: Callable[..., Tensor]) -> Function:
     return lambda call: function(call.tensor(), inplace=bool(call.attributes.get(IN_PLACE)))
 
@@ -46,8 +47,6 @@ def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     """An operator of any number of inputs, pair by pair."""
 
     def run(call: Call) -> Tensor:
-        if len(call.inputs) > _MAX_CHAIN:
-            raise UnsupportedModelError(f"a {call.operator} of {len(call.inputs):,} tensors")
         result = call.tensor(0)
         for place in range(1, len(call.inputs)):
             result = function(result, call.tensor(place))
@@ -133,7 +132,9 @@ def _max_pool(call: Call) -> Tensor:
 
 def _average_pool(call: Call) -> Tensor:
     kernel = call.ints("kernel_shape") or []
-    x, pads, strides, _ = _window(call, call.tensor(), kernel)
+    x, pads, strides, dilations = _window(call, call.tensor(), kernel)
+    if set(dilations) != {1}:
+        raise UnsupportedModelError("an AveragePool with dilations")
     function: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
     ceil = bool(call.attributes.get("ceil_mode", 0))
     with_pads = bool(call.attributes.get("count_include_pad", 0))
@@ -142,34 +143,37 @@ def _average_pool(call: Call) -> Tensor:
 
 
 def _global_pool(call: Call) -> Tensor:
-    x = call.tensor()
+    x, largest = call.tensor(), call.operator == "GlobalMaxPool"
+    if x.dim() == 4:
+        return F.adaptive_max_pool2d(x, 1) if largest else F.adaptive_avg_pool2d(x, 1)
     axes = list(range(2, x.dim()))
-    if call.operator == "GlobalMaxPool":
-        return x.amax(axes, keepdim=True)
-    return x.mean(axes, keepdim=True)
+    return x.amax(axes, keepdim=True) if largest else x.mean(axes, keepdim=True)
 
 
 def _batch_norm(call: Call) -> Tensor:
     x, weight, bias, mean, variance = (call.tensor(i) for i in range(5))
     # Standardised weights are written as a norm whose statistics are made of the weights.
-    made = mean.requires_grad or variance.requires_grad
-    if made:
-        return F.batch_norm(x, None, None, weight, bias, True)
-    return F.batch_norm(x, mean, variance, weight, bias, True)
+    made = call.training and (mean.requires_grad or variance.requires_grad)
+    running = (None, None) if made else (mean, variance)
+    return F.batch_norm(x, running[0], running[1], weight, bias, call.training, eps=_epsilon(call))
+
+
+def _epsilon(call: Call) -> float:
+    return call.number("epsilon", 1e-5)
 
 
 def _layer_norm(call: Call) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
     weight, bias = (None if t is None else t.reshape(shape) for t in map(call.optional, (1, 2)))
-    return F.layer_norm(x, shape, weight, bias, call.number("epsilon", 1e-5))
+    return F.layer_norm(x, shape, weight, bias, _epsilon(call))
 
 
 def _rms_norm(call: Call) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
     weight = call.optional(1)
-    return F.rms_norm(x, shape, None if weight is None else weight.reshape(shape), 1e-6)
+    return F.rms_norm(x, shape, None if weight is None else weight.reshape(shape), _epsilon(call))
 
 
 def _group_norm(call: Call) -> Tensor:
@@ -178,11 +182,12 @@ def _group_norm(call: Call) -> Tensor:
     if weight.numel() != x.shape[1]:  # opset 18: one weight a group
         size = x.shape[1] // groups
         weight, bias = (t.repeat_interleave(size, output_size=x.shape[1]) for t in (weight, bias))
-    return F.group_norm(x, groups, weight.reshape(-1), bias.reshape(-1))
+    return F.group_norm(x, groups, weight.reshape(-1), bias.reshape(-1), _epsilon(call))
 
 
 def _instance_norm(call: Call) -> Tensor:
-    return F.instance_norm(call.tensor(), weight=call.tensor(1), bias=call.tensor(2))
+    x, weight, bias = (call.tensor(i) for i in range(3))
+    return F.instance_norm(x, weight=weight, bias=bias, eps=_epsilon(call))
 
 
 def _addition(call: Call) -> Tensor:
@@ -261,7 +266,7 @@ def _l2_normalised(call: Call) -> Tensor:
 def _dropout(call: Call) -> Any:
     ratio = call.known(1) if call.opset >= 12 else None
     share = call.number("ratio", 0.5) if ratio is None else float(ratio.item())
-    x = F.dropout(call.tensor(), share, share > 0)
+    x = F.dropout(call.tensor(), share, call.training and share > 0)
     return [x, x] if call.outputs > 1 else x
 
 
@@ -315,7 +320,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "Add": _addition,
     "Sub": _binary(lambda a, b: a - b),
     "Mul": _binary(lambda a, b: a * b),
-    "Div": _binary(lambda a, b: a / b),
+    "Div": _division,
     "Pow": _binary(lambda a, b: a**b),
     "Mod": _binary(lambda a, b: a % b),
     "Max": _chain(torch.maximum),

@@ -27,7 +27,11 @@ def _flatten(call: Call) -> Tensor:
     x = call.tensor()
     axis = call.axis(1)
     axis += x.dim() if axis < 0 else 0
-    return x.flatten(1) if axis == 1 else x.reshape(math.prod(x.shape[:axis]), -1)
+    if axis == 1:
+        return x.flatten(1)
+    if axis == x.dim() - 1:
+        return x.flatten(0, -2)
+    return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
 def _transpose(call: Call) -> Tensor:
@@ -61,18 +65,19 @@ def _slice(call: Call) -> Tensor:
     starts, ends = call.ints("starts", 1) or [], call.ints("ends", 2) or []
     axes = call.ints("axes", 3) or list(range(len(starts)))
     steps = call.ints("steps", 4) or [1] * len(starts)
+    turned = []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = x.shape[axis]
         if step < 0:
             if (start, step) not in ((-1, -1), (size - 1, -1)) or end >= -size:
                 raise UnsupportedModelError("a Slice with a negative step")
-            x = x.flip(axis)
+            turned.append(axis)
             continue
         span = range(size)[start:end:step]
         if len(span) < size:  # PyTorch skips slices that take all
             first = span.start
             x = x[(slice(None),) * (axis % x.dim()) + (slice(first, span.stop, step),)]
-    return x
+    return x.flip(turned) if turned else x
 
 
 def _split(call: Call) -> Sequence[Tensor]:
@@ -92,8 +97,6 @@ def _pad(call: Call) -> Tensor:
         axes or range(rank), pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True
     )}  # fmt: skip
     flat = [amount for axis in reversed(range(rank)) for amount in amounts.get(axis, (0, 0))]
-    if not any(flat):
-        return x
     mode = str(call.attributes.get("mode", "constant"))
     mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
     if mode == "constant":
@@ -160,9 +163,14 @@ def _one_hot(call: Call) -> Sequence[Value]:
 
 
 def _written_into(call: Call) -> Tensor:
-    """What assigning to a slice does; where the slice lies makes no difference to memory."""
+    """What assigning to a slice does; where the slice lies makes no difference."""
     x, part = call.tensor(0).clone(), call.tensor(1)
-    x.view(-1)[: part.numel()].copy_(part.reshape(-1))
+    if x.dim() == part.dim():
+        pairs = zip(part.shape, x.shape, strict=True)
+        place = x[tuple(slice(None) if size == whole else slice(size) for size, whole in pairs)]
+    else:
+        place, part = x.view(-1)[: part.numel()], part.reshape(-1)
+    place.copy_(part)
     return x
 
 

@@ -13,24 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trappm.profiler.onnx_files.folding import Array
+from trappm.profiler.onnx_files.operation import Operation
 
 Pattern = str | float | tuple[Any, ...]
 Bindings = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator of the file, or several that were put together."""
-
-    operator: str
-    inputs: tuple[str, ...]
-    """Names of tensors; an empty one for an input left out."""
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 IN_PLACE = "trappm.in_place"
@@ -119,12 +108,12 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
 
 
 def put_together(
-    steps: Sequence[Step],
+    steps: Sequence[Operation],
     outputs: Set[str],
     constants: Mapping[str, Array],
     image: str,
     weights: Set[str],
-) -> list[Step]:
+) -> list[Operation]:
     """The steps that the outputs need, with everything that is recognised as one put together.
 
     Args:
@@ -146,7 +135,7 @@ def put_together(
     return list(_in_place(kept, outputs))
 
 
-def _in_place(steps: Sequence[Step], outputs: Set[str]) -> Iterator[Step]:
+def _in_place(steps: Sequence[Operation], outputs: Set[str]) -> Iterator[Operation]:
     """Lets activations overwrite their input where image models of PyTorch do.
 
     That is after a norm, a convolution or an addition, whose result nothing else reads. A file does
@@ -159,7 +148,7 @@ def _in_place(steps: Sequence[Step], outputs: Set[str]) -> Iterator[Step]:
         for name in step.inputs:
             reading.setdefault(name, []).append(step.operator)
 
-    def readers_of(step: Step) -> list[str]:
+    def readers_of(step: Operation) -> list[str]:
         return reading.get(step.outputs[0], [])
 
     for step in steps:
@@ -169,14 +158,18 @@ def _in_place(steps: Sequence[Step], outputs: Set[str]) -> Iterator[Step]:
         if step.operator == "Add" and readers_of(step) == ["Relu"]:
             overwritten = _NORMS
         if alone and maker.get(name) in overwritten:
-            yield replace(step, attributes={**step.attributes, IN_PLACE: True})
+            yield step._replace(attributes={**step.attributes, IN_PLACE: True})
         else:
             yield step
 
 
 class _Matcher:
     def __init__(
-        self, steps: Sequence[Step], constants: Mapping[str, Array], image: str, weights: Set[str]
+        self,
+        steps: Sequence[Operation],
+        constants: Mapping[str, Array],
+        image: str,
+        weights: Set[str],
     ) -> None:
         self._constants = constants
         self._maker = {name: step for step in steps for name in step.outputs}
@@ -189,7 +182,7 @@ class _Matcher:
                 if not names.isdisjoint(step.inputs):
                     names.update(step.outputs)
 
-    def fused(self, step: Step) -> Step:
+    def fused(self, step: Operation) -> Operation:
         """The largest operator that ends with this step, or the step itself."""
         if step.outputs[0] not in self._on_image:
             return step
@@ -200,7 +193,7 @@ class _Matcher:
                 more = self._more(operator, bindings)
                 if more is not None:
                     names = tuple(bindings[name] for name in inputs)
-                    return Step(operator, names, step.outputs, {**attributes, **more})
+                    return Operation(operator, names, step.outputs, {**attributes, **more})
         return step
 
     def _more(self, operator: str, bindings: Bindings) -> dict[str, Any] | None:
@@ -214,7 +207,7 @@ class _Matcher:
             return self._last_axes(self._maker[bindings["mean"]])
         return {}
 
-    def _last_axes(self, mean: Step) -> dict[str, Any] | None:
+    def _last_axes(self, mean: Operation) -> dict[str, Any] | None:
         """The first of the axes that the mean is over, if they are the last ones."""
         axes = mean.attributes.get("axes")
         if axes is None and len(mean.inputs) > 1 and mean.inputs[1] in self._constants:

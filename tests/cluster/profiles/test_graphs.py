@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-import trappm.profiler.static_profile
 from trappm.cluster.profiles import static_profiles, worker_processes
 from trappm.cluster.profiles.static_profiles import (
     ProfiledGraph,
@@ -15,6 +14,7 @@ from trappm.cluster.profiles.static_profiles import (
 )
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.tracing.tracer import Tracer
 
 PAIRS = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 67), ("test_efficientnet", 64)]
 
@@ -74,12 +74,12 @@ def test_a_fault_of_the_step_leaves_the_graph_and_one_of_the_graph_is_told(
 ):
     monkeypatch.setattr(worker_processes, "CPU_LIMIT_S", 2.0)
     profile_graph("test_resnet", 64)  # imports count as well
-    monkeypatch.setattr(trappm.profiler.static_profile, "step_profile", fault)
+    monkeypatch.setattr(Tracer, "step", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is not None
     assert result.step is None
     assert told in result.step_refusal
-    monkeypatch.setattr(trappm.profiler.static_profile, "module_template", fault)
+    monkeypatch.setattr(Tracer, "graph", fault)
     result = profile_graph("test_resnet", 64)
     assert result.template is result.step is result.step_refusal is None
     assert told in result.refusal

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx_export import file_graph
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from trappm.profiler.graphs.macs import node_macs
 from trappm.profiler.models.zoo import create_model
-from trappm.profiler.onnx_files.reader import read_onnx
 
 size = st.integers(1, 6)
 
@@ -102,7 +102,7 @@ def test_products_and_parameters_are_those_of_onnx_tool(tmp_path):
         opset_version=17, input_names=["x"], do_constant_folding=False,
         training=torch.onnx.TrainingMode.PRESERVE,
     )  # fmt: skip
-    graph = read_onnx(tmp_path / "m.onnx").at(2)
+    graph = file_graph(tmp_path / "m.onnx").at(2)
     reference = onnx_tool.Model(str(tmp_path / "m.onnx")).graph
     reference.shape_infer({"x": np.zeros((2, 3, 64, 64), np.float32)})
     reference.profile()

@@ -6,10 +6,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.onnx_files.reader import read_onnx
 from trappm.profiler.records.content_hash import graph_hash
 from trappm.profiler.static_profile import graph_template
 
@@ -27,11 +26,12 @@ def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
     )
     opsets = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return read_onnx(path).content_hash
+    return file_graph(path).content_hash
 
 
 node = onnx.helper.make_node
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+BYTE = onnx.TensorProto.UINT8
 BRANCHES = [node("Relu", ["x"], ["r"]), node("Sigmoid", ["x"], ["s"])]
 
 
@@ -53,10 +53,16 @@ DIFFERENT_FILES = {
         for pair in (["a", "b"], ["b", "a"])
     ],
     "axis": [nodes(node("Softmax", ["x"], ["y"], axis=axis)) for axis in (2, 3)],
-    "element type": [{**nodes(node("Relu", ["x"], ["y"])), "image_type": t} for t in (FLOAT, HALF)],
+    "element type": [
+        {**nodes(node("Transpose", ["x"], ["y"], perm=[0, 1, 3, 2])), "image_type": kind}
+        for kind in (FLOAT, BYTE)
+    ],
     "twice": [nodes(BRANCHES[0], node("Mul", ["r", other], ["y"])) for other in ("r", "x")],
 }
 SAME_FILES = {
+    "half precision": [
+        {**nodes(node("Relu", ["x"], ["y"])), "image_type": kind} for kind in (FLOAT, HALF)
+    ],
     "defaults": [
         conv(),
         conv(dilations=[1, 1], group=1, pads=[0] * 4, strides=[1, 1], kernel_shape=[3, 3]),
@@ -118,7 +124,7 @@ def test_and_in_that_of_a_module_which_is_that_of_its_file(tmp_path, modules):
     assert hashes[0] != hashes[1]
     for module, known in zip(modules, hashes, strict=True):
         export_onnx(module.eval(), 8, tmp_path / "m.onnx")
-        assert read_onnx(tmp_path / "m.onnx").content_hash == known
+        assert file_graph(tmp_path / "m.onnx").content_hash == known
 
 
 def test_a_half_precision_module_is_not_its_float_twin():

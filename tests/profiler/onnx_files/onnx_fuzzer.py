@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper
 
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.onnx_files.reader import read_onnx
+from trappm.profiler.static_profile import file_profile
 
 CASE, EXAMPLES, SEED = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 MODELS = [Path(name).read_bytes() for name in sys.argv[4:]]
@@ -181,7 +181,7 @@ def fuzz(data):
     CASE.write_bytes(damaged(data))
     signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
     try:
-        assert read_onnx(CASE).operators
+        assert file_profile(CASE).graph.operators
     except (ModelFileError, UnsupportedModelError):
         pass
     finally:
@@ -193,6 +193,8 @@ def main():
         raise AssertionError(f"more than {CPU_LIMIT_S} s")
 
     signal.signal(signal.SIGPROF, give_up)
+    for path in sys.argv[4:]:
+        file_profile(Path(path))  # what tracing imports is not of the files
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     fuzz()

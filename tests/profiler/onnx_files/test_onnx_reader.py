@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_export import export_onnx
+from onnx_export import export_onnx, file_graph
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import family_of
-from trappm.profiler.onnx_files.reader import read_onnx
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 
@@ -56,7 +55,7 @@ def template(architecture, input_size):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(content(architecture, input_size))
-        return read_onnx(path)
+        return file_graph(path)
 
 
 def reference(architecture, input_size, batch_size):
@@ -110,7 +109,7 @@ def test_a_rebatched_template_equals_a_fresh_export_at_that_batch(
 ):
     path = tmp_path_factory.mktemp("fresh") / "m.onnx"
     export_onnx(architecture, input_size, path, batch_size=batch_size)
-    fresh = read_onnx(path)
+    fresh = file_graph(path)
     assert fresh.fixed_batch_size == batch_size
     assert_same(template(architecture, input_size).at(batch_size), fresh.at(batch_size))
 
@@ -128,7 +127,7 @@ def test_a_rebatched_template_equals_a_fresh_reading_at_that_batch(
             value.type.tensor_type.shape.dim[0].dim_value = batch_size
     path = tmp_path_factory.mktemp("closed") / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    fresh = read_onnx(path)
+    fresh = file_graph(path)
     assert fresh.fixed_batch_size == batch_size
     assert_same(template(architecture, input_size).at(batch_size), fresh.at(batch_size))
 
@@ -140,7 +139,7 @@ def test_a_rebatched_template_of_every_family_equals_a_fresh_export(
     tmp_path, architecture, input_size, batch_size
 ):
     export_onnx(architecture, input_size, tmp_path / "m.onnx", batch_size=batch_size)
-    fresh = read_onnx(tmp_path / "m.onnx").at(batch_size)
+    fresh = file_graph(tmp_path / "m.onnx").at(batch_size)
     assert_same(template(architecture, input_size).at(batch_size), fresh)
 
 
@@ -167,7 +166,7 @@ def test_sizes_of_a_model_counted_by_hand(tmp_path):
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
     )
     export_onnx(module, 4, tmp_path / "m.onnx")
-    graph = read_onnx(tmp_path / "m.onnx").at(6)
+    graph = file_graph(tmp_path / "m.onnx").at(6)
     assert graph.operators == ("Conv", "BatchNormalization", "Relu", "Flatten", "Gemm")
     assert graph.parameters.tolist() == [8 * 27 + 8, 16, 0, 0, 128 * 5 + 5]
     assert graph.macs.tolist() == [6 * 16 * 8 * 27, 768, 768, 0, 6 * 128 * 5]
@@ -191,7 +190,7 @@ class Shared(nn.Module):
 
 def test_a_shared_weight_counts_at_its_first_use(tmp_path):
     export_onnx(Shared(), 8, tmp_path / "m.onnx")
-    graph = read_onnx(tmp_path / "m.onnx").at(1)
+    graph = file_graph(tmp_path / "m.onnx").at(1)
     assert graph.operators == ("Conv", "Relu", "Conv", "Mul")
     assert graph.parameters.tolist() == [81, 0, 0, 3]
 
@@ -217,9 +216,9 @@ def test_weights_inside_beside_or_lost_give_the_same_graph(tmp_path, architectur
         onnx.load(tmp_path / "none.onnx"), tmp_path / "beside.onnx", save_as_external_data=True,
         location="weights.bin",
     )  # fmt: skip
-    graphs = [read_onnx(tmp_path / f"{name}.onnx") for name in ("none", "inside", "beside")]
+    graphs = [file_graph(tmp_path / f"{name}.onnx") for name in ("none", "inside", "beside")]
     (tmp_path / "weights.bin").unlink()
-    graphs.append(read_onnx(tmp_path / "beside.onnx"))
+    graphs.append(file_graph(tmp_path / "beside.onnx"))
     assert (tmp_path / "inside.onnx").stat().st_size > 1_000_000
     assert len({graph.content_hash for graph in graphs}) == 1
 
@@ -232,7 +231,7 @@ class BakedBatch(nn.Module):
 def test_a_batch_size_that_is_written_into_the_model_is_noticed(tmp_path):
     export_onnx(BakedBatch(), 8, tmp_path / "m.onnx")
     with pytest.raises(UnsupportedModelError, match="batch size is written into the model"):
-        read_onnx(tmp_path / "m.onnx")
+        file_graph(tmp_path / "m.onnx")
 
 
 def test_an_open_image_size_is_asked_for(tmp_path):
@@ -243,11 +242,11 @@ def test_an_open_image_size_is_asked_for(tmp_path):
     )
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
     with pytest.raises(ModelFileError, match="give an input size"):
-        read_onnx(tmp_path / "m.onnx")
-    assert read_onnx(tmp_path / "m.onnx", input_size=32).at(2).macs.tolist() == [2 * 3 * 32 * 32]
+        file_graph(tmp_path / "m.onnx")
+    assert file_graph(tmp_path / "m.onnx", input_size=32).at(2).macs.tolist() == [2 * 3 * 32 * 32]
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx")
     with pytest.raises(InputError, match="not 96 px"):
-        read_onnx(tmp_path / "fixed.onnx", input_size=96)
+        file_graph(tmp_path / "fixed.onnx", input_size=96)
 
 
 def test_the_models_above_are_of_all_families_but_vgg():

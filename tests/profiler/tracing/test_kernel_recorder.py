@@ -221,7 +221,7 @@ def test_a_step_that_hangs_on_values_is_refused_with_the_reason():
         def forward(self, x):
             return x.flatten(1) if x.sum() > 0 else -x.flatten(1)
 
-    with pytest.raises(UnsupportedModelError, match="does not run without values"):
+    with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         kernel_profile(Choosy(), 8)
 
 

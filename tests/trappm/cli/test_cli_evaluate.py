@@ -98,8 +98,8 @@ def test_labels_of_a_file_name_the_card_whose_data_sheet_counts(home, sheets, en
         replace(m, device="a100", environment=environment) for m in read_labels(sheets[0])[:3]
     ]
     with Store.open(Home(home).database_url) as store:
-        kernels = StepCache(Home(home).kernel_profiles)
-        prepared = prepare(labels, "memory_mib", store, kernels, processes=1)
+        cache = StepCache(Home(home).step_profiles)
+        prepared = prepare(labels, "memory_mib", store, cache, processes=1)
     assert (prepared.device, prepared.card) == ("a100", card)
 
 

@@ -1,0 +1,417 @@
+"""Modules that nobody wrote for TraPPM: what is answered about them, against real steps."""
+
+from __future__ import annotations
+
+from functools import cache
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from foreign_layers import LanguageModel
+from foreign_modules import BATCH_SIZE, BY_NAME, MODULES, NO_TRANSFORMERS, TRANSFORMERS
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import trappm
+from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Phase
+from trappm.profiler.simulation.kernel_profile import Pass, Size
+from trappm.profiler.simulation.memory_simulation import simulate_memory
+from trappm.profiler.simulation.step_trace import Event
+from trappm.profiler.tracing import gpu_functions, losses, step_recorder
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.kernel_log import tensors_of
+from trappm.profiler.tracing.losses import default_loss
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+
+def params(chosen):
+    """The modules as parameters of a test, with the marks of each."""
+    return [
+        pytest.param(
+            foreign,
+            id=foreign.name,
+            marks=[
+                *([pytest.mark.slow] if foreign.is_slow else []),
+                pytest.mark.skipif(
+                    "Hugging Face" in foreign.name and not TRANSFORMERS, reason=NO_TRANSFORMERS
+                ),
+            ],
+        )
+        for foreign in chosen
+    ]
+
+
+ANSWERED = [foreign for foreign in MODULES if foreign.refusal is None]
+COMPARED = [foreign for foreign in ANSWERED if not foreign.cpu_differs]
+
+
+def estimate(foreign, **options):
+    args, kwargs = foreign.call()
+    return trappm.estimate(
+        foreign.build(), *args, loss=foreign.loss, **{**foreign.estimate, **kwargs, **options}
+    )
+
+
+def tracer(foreign, batch_sizes=(8, 32), *, fused_attention=True):
+    args, kwargs = foreign.call()
+    if foreign.is_pairwise:
+        batch_sizes = (BATCH_SIZE, BATCH_SIZE)
+    loss = default_loss if foreign.loss is None else lambda output, _: foreign.loss(output)
+    options = StepOptions(loss=loss, fused_attention=fused_attention)
+    model = on_meta(foreign.build(), None)
+    return Tracer(model, ExampleInputs.of(*args, **kwargs), options, batch_sizes)
+
+
+def batch_of(foreign):
+    """Entries of the first axis of the inputs: of the graph network these are nodes."""
+    args, kwargs = foreign.call()
+    return ExampleInputs.of(*args, **kwargs).batch_size
+
+
+def real_loss(foreign, output, inputs):
+    """Of a real step, whose target classes are not on the meta device."""
+    with mock.patch.object(losses, "_classes", lambda count: torch.zeros(count, dtype=torch.long)):
+        return foreign.loss(output) if foreign.loss else default_loss(output, inputs)
+
+
+def kept_on_the_cpu(foreign):
+    """Bytes of all storages that a real forward pass keeps, weights and buffers aside."""
+    model, (args, kwargs) = foreign.build().train(), foreign.call()
+    present = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in present and storage.nbytes():
+            kept[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(*args, **kwargs)
+    assert output is not None  # and so is alive
+    return sum(nbytes for storage, nbytes in kept.values() if not storage.expired())
+
+
+@pytest.fixture
+def attention_as_on_the_cpu(monkeypatch):
+    """A CPU's fused attention works as flash attention does, in every type and with masks."""
+    monkeypatch.setattr(gpu_functions, "_runs_flash", lambda query, value, mask: query.dim() == 4)
+
+
+@pytest.mark.usefixtures("attention_as_on_the_cpu")
+@pytest.mark.parametrize("foreign", params(COMPARED))
+def test_what_autograd_keeps_is_what_a_real_step_keeps_at_a_batch_size_never_traced(foreign):
+    traced = tracer(foreign)
+    traced.phase(Phase.TRAIN)
+    first, second = (r.allocations.saved_bytes for r in traced._known[Phase.TRAIN, False])
+    slope, rest = divmod(second - first, 32 - 8)
+    assert not rest
+    assert first + slope * (batch_of(foreign) - 8) == kept_on_the_cpu(foreign)
+
+
+def real_flops(foreign):
+    """Of a real step: of the forward pass, and of both."""
+    model, inputs = foreign.build().train(), foreign.call()
+    args, kwargs = inputs
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        loss = real_loss(foreign, model(*args, **kwargs), inputs)
+        forward = counted.get_total_flops()
+        loss.backward()
+    return forward, counted.get_total_flops()
+
+
+@pytest.mark.parametrize("foreign", params(f for f in ANSWERED if not f.is_recurrent))
+def test_the_kernels_compute_what_pytorch_counts(foreign):
+    table = tracer(foreign, fused_attention=False).phase(Phase.TRAIN)[1]
+    flops = table.sizes[:, Size.FLOPS] @ np.array([1, batch_of(foreign)]) * table.counts
+    forward, both = real_flops(foreign)
+    if "mobilenet" in foreign.name:  # PyTorch miscounts gradients of grouped convolutions
+        assert flops[table.passes == Pass.FORWARD].sum() == forward
+    else:
+        assert flops.sum() == both
+
+
+class _Watch(TorchDispatchMode):
+    """Logs the storages of real tensors."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for tensor in tensors_of((output,)):
+            self.log.see(tensor)
+        return output
+
+
+def real_events(foreign):
+    """Births and deaths of the storages of a real step (E, 3)."""
+    model, inputs = foreign.build().train(), foreign.call()
+    args, kwargs = inputs
+    log = AllocationLog((*model.parameters(), *model.buffers()))
+    for tensor in tree_leaves(inputs):
+        if isinstance(tensor, torch.Tensor):
+            log.see(tensor)
+    with _Watch(log):
+        loss = real_loss(foreign, model(*args, **kwargs), inputs)
+        log.end_forward()
+        loss.backward()
+        del loss
+    log.closed = True
+    return log.events()
+
+
+def traced_events(foreign):
+    trace = tracer(foreign).phase(Phase.TRAIN)[0]
+    events = np.stack([trace.kinds, trace.blocks, trace.sizes_at(batch_of(foreign))], axis=1)
+    return events[np.isin(trace.kinds, (Event.ALLOCATE, Event.FREE, Event.END_OF_FORWARD))]
+
+
+def peak(events):
+    signs = np.select([events[:, 0] == Event.ALLOCATE, events[:, 0] == Event.FREE], [1, -1], 0)
+    return int(np.cumsum(signs * events[:, 2]).max())
+
+
+@pytest.fixture
+def gradients_apart(monkeypatch):
+    """Under a dispatch mode the engine adds gradients into new memory; so does the trace here."""
+    monkeypatch.setattr(step_recorder, "_accumulates", lambda args, last: False)
+
+
+IN_ORDER = (
+    "GAN step: generator through discriminator, two backward passes",
+    "Siamese net of two inputs",
+    "torch.utils.checkpoint, not reentrant",
+    "torch.utils.checkpoint, reentrant",
+    "module that returns a dict",
+    "module with keywords",
+    "weight norm",
+    "frozen backbone",
+    "Fourier layer (FFT)",
+    "3-D convolutions",
+    "message passing over edges (index_add)",
+    "parameters in bf16",
+)
+
+
+@pytest.mark.usefixtures("gradients_apart")
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_storages_are_born_and_die_in_the_order_of_a_real_step(name):
+    foreign = BY_NAME[name]
+    np.testing.assert_array_equal(traced_events(foreign), real_events(foreign))
+
+
+@pytest.mark.usefixtures("gradients_apart")
+@pytest.mark.parametrize(
+    "foreign",
+    params(f for f in COMPARED if not (f.peak_differs or f.has_fused_attention)),
+)
+def test_live_memory_peaks_where_that_of_a_real_step_does(foreign):
+    """Not where fused attention decides the peak: its backward pass is another on a CPU."""
+    assert peak(traced_events(foreign)) == peak(real_events(foreign))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Siamese net of two inputs",
+        "torch.utils.checkpoint, not reentrant",
+        "torch.utils.checkpoint, reentrant",
+    ],
+)
+def test_gradients_meet_in_place_as_the_engine_adds_them(name, monkeypatch):
+    foreign = BY_NAME[name]
+    decided = []
+
+    def deciding(args, last, decide=step_recorder._accumulates):
+        decided.append(decide(args, last))
+        return decided[-1]
+
+    monkeypatch.setattr(step_recorder, "_accumulates", deciding)
+    tracer(foreign, (4, 4)).phase(Phase.TRAIN)
+    model, inputs = foreign.build().train(), foreign.call()
+    loss = real_loss(foreign, model(*inputs[0], **inputs[1]), inputs)
+    with torch.profiler.profile() as profiled:
+        loss.backward()
+    in_place = [event.name for event in profiled.events()].count("aten::add_")
+    assert decided.count(True) == 2 * in_place
+    assert in_place
+
+
+@pytest.mark.parametrize("foreign", params(ANSWERED))
+def test_every_module_has_an_answer(foreign):
+    answer = estimate(foreign)
+    assert answer.fits("a100")
+    parts = answer.breakdown("a100")
+    assert parts.total_mib == pytest.approx(answer.memory_mib("a100"), rel=0.02)
+
+
+@pytest.mark.parametrize("foreign", params(f for f in MODULES if f.refusal))
+def test_a_step_that_cannot_be_traced_is_refused_with_operator_and_line(foreign):
+    with pytest.raises(UnsupportedModelError) as refused:
+        estimate(foreign)
+    assert refused.match(foreign.refusal)
+    assert refused.match(r"\(aten::\w+\)$")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("precision", ["amp-fp16", "amp-bf16"])
+@pytest.mark.parametrize(
+    "name", ["spectral norm", "torch.utils.checkpoint, reentrant", "U-Net with skip connections"]
+)
+def test_autocast_casts_what_is_computed_again_and_what_wants_one_type(name, precision):
+    assert estimate(BY_NAME[name], precision=precision).memory_mib() > 0
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_a_recurrent_language_model_multiplies_as_cells_do(layer):
+    """But cuDNN computes the gradient of the first state, which nobody wants."""
+    foreign = BY_NAME[f"{layer.__name__} language model"]
+    table = tracer(foreign).phase(Phase.TRAIN)[1]
+    flops = table.sizes[:, Size.FLOPS] @ np.array([1, BATCH_SIZE]) * table.counts
+    with torch.backends.mkldnn.flags(enabled=False):
+        _, both = real_flops(foreign)
+    recurrent = LanguageModel(layer).recurrent
+    of_first_state = 2 * BATCH_SIZE * recurrent.weight_hh_l0.numel() * recurrent.num_layers
+    assert flops.sum() - of_first_state == both
+
+
+@pytest.mark.skipif(not TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_what_compares_all_samples_is_known_at_its_own_batch_only():
+    foreign = BY_NAME["Hugging Face CLIP, contrastive loss"]
+    answer = estimate(foreign, batch_size=2048)
+    assert answer.only_batch == 2048
+    with pytest.raises(InputError, match="compares all of them"):
+        answer.largest_batch("a100")
+    args, kwargs = foreign.call()
+    line = Tracer(on_meta(foreign.build(), None), ExampleInputs.of(*args, **kwargs)).phase(
+        Phase.TRAIN
+    )[0]
+    # The line through batch 8 and 32 leaves out a fifth, and half at batch 8192.
+    assert simulate_memory(line, 2048).live_mib < 0.85 * answer.breakdown().total_mib
+
+
+def masked(mask):
+    """BERT with this mask; it makes none of one that hides nothing."""
+    foreign = BY_NAME["Hugging Face BERT"]
+    inputs = {**foreign.call()[1], "attention_mask": mask}
+    return trappm.estimate(foreign.build(), **inputs).trace.blocks.max()
+
+
+@pytest.mark.skipif(not TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_a_model_that_branches_on_a_mask_takes_the_branch_of_the_example():
+    open_mask = torch.ones(BATCH_SIZE, 32, dtype=torch.long)
+    padded = open_mask.clone()
+    padded[0, 20:] = 0
+    assert masked(padded) > masked(open_mask)
+    with pytest.raises(UnsupportedModelError, match=r"masking_utils.py:\d+ needs the values"):
+        masked(torch.empty(BATCH_SIZE, 32, dtype=torch.long, device="meta"))
+
+
+class Asks(nn.Module):
+    """Branches on what a function makes of its input."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask, self.head = ask, nn.Linear(4, 1)
+
+    def forward(self, x, numbers):
+        return self.head(x) if self.ask(x, numbers) else self.head(-x)
+
+
+def written_into(x, numbers):
+    numbers = numbers + 0
+    numbers[0] = (x[0, 0] > 0).long()
+    return numbers[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "is_known"),
+    [
+        (lambda x, numbers: (numbers > 0).all(), True),
+        (lambda x, numbers: torch.arange(3).sum() == 3, True),
+        (lambda x, numbers: numbers.view(-1).add_(1).max() > 2, True),
+        (lambda x, numbers: x.sum() > 0, False),
+        (lambda x, numbers: torch.randint(2, ()) > 0, False),
+        (lambda x, numbers: torch.empty(3, dtype=torch.long)[0] > 0, False),
+        (written_into, False),
+    ],
+)
+def test_only_values_of_whole_numbers_from_constants_and_the_example_are_known(ask, is_known):
+    inputs = torch.rand(2, 4), torch.tensor([1, 2])
+    if is_known:
+        assert trappm.estimate(Asks(ask), *inputs).memory_mib() > 0
+        return
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"tracing/test_foreign_modules.py:\d+ needs the values of a tensor \(aten::",
+    ):
+        trappm.estimate(Asks(ask), *inputs)
+
+
+def test_a_tensor_that_is_given_twice_is_one_tensor():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, left, right):
+            return self.head(left * right)
+
+    x = torch.rand(2, 4)
+    once, twice = (trappm.estimate(Both(), x, other).trace for other in (x, x.clone()))
+    assert twice.blocks.max() == once.blocks.max() + 1
+
+
+def test_channels_last_of_volumes_is_refused():
+    with pytest.raises(InputError, match="3-D convolutions"):
+        estimate(BY_NAME["3-D convolutions"], memory_format="channels-last")
+    assert estimate(BY_NAME["U-Net with skip connections"], memory_format="channels-last")
+
+
+@cache
+def grouped_attention(dtype):
+    """Bytes that attention keeps whose 8 heads share the keys of 2."""
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 16), nn.Linear(64, 16)
+
+        def forward(self, x):
+            q, k, v = (
+                layer(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+            return nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            ).transpose(1, 2)
+
+    model = on_meta(Grouped().to(dtype), None)
+    inputs = ExampleInputs.of(torch.empty(2, 32, 64, dtype=dtype))
+    traced = Tracer(model, inputs)
+    _, kernels = traced.phase(Phase.TRAIN)
+    return traced._known[Phase.TRAIN, False][0].allocations.saved_bytes, kernels
+
+
+def test_keys_of_grouped_queries_are_repeated_only_where_no_kernel_shares_them():
+    tokens, halves = 8 * 32, 2
+    flash, kernels = grouped_attention(torch.bfloat16)
+    # The input, queries, the output, keys and values; one log-sum-exp in fp32 for each head.
+    assert flash == tokens * halves * (3 * 64 + 2 * 16) + tokens * 8 * 4
+    assert grouped_attention(torch.float32)[0] > 2 * flash
+    causal = kernels.sizes[kernels.sizes[:, Size.PRODUCTS].sum(1) > 1]
+    assert causal[:, Size.COLUMNS, 0].tolist() == [16, 16]  # half of 32 keys
+
+
+def test_names_are_of_one_module_each():
+    assert len(BY_NAME) == len(MODULES) >= 40
