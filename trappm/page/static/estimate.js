@@ -18,7 +18,7 @@ const GIB = 1024;
 
 /** The card of an estimate, which asks by itself; `question` is that of `POST /v1/estimate`. */
 export function memoryCard(question, signal) {
-  const result = h("div", { class: "estimate" });
+  const result = h("div", { class: "memory" });
   let asking = null;
   const ask = async (optimizer) => {
     asking?.abort();
@@ -62,7 +62,7 @@ const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
 
 function verdict(answer) {
   const largest = answer.largest_batch === null ? "" : `; largest batch ${number(answer.largest_batch)}`;
-  return `${answer.fits ? "fits" : "does not fit"}: ${gib(answer.memory_mib)} of ${gib(answer.capacity_mib)}${largest}`;
+  return `${answer.fits ? "fits" : "does not fit"}: ${number(answer.memory_mib / GIB, 3)} of ${gib(answer.capacity_mib)}${largest}`;
 }
 
 function parts({ devices, model, batch_size }) {
