@@ -12,6 +12,7 @@ from store_samples import (
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import GraphTemplate
+from trappm.profiler.simulation.step_profile import TRACE_VERSION
 from trappm.store.db.models import METADATA
 
 
@@ -59,9 +60,9 @@ def test_a_step_profile_or_its_refusal_is_kept_with_the_graph(store, database_ur
         table = METADATA.tables["step_profiles"]
         rows = connection.execute(select(table).order_by("architecture", "input_size"))
         assert [tuple(row[3:]) for row in rows] == [
-            (4096, 5_000_000_000, 6_000_000_000, 0, None),
-            (4096, 5_000_000_000, 6_000_000_000, 7, None),
-            (None, None, None, None, "its loss needs values"),
+            (4096, 5_000_000_000, 6_000_000_000, 0, None, TRACE_VERSION),
+            (4096, 5_000_000_000, 6_000_000_000, 7, None, TRACE_VERSION),
+            (None, None, None, None, "its loss needs values", TRACE_VERSION),
         ]
     engine.dispose()
 
