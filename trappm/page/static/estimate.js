@@ -18,7 +18,7 @@ const GIB = 1024;
 
 /** The card of an estimate, which asks by itself; `question` is that of `POST /v1/estimate`. */
 export function memoryCard(question, signal) {
-  const result = h("div", { class: "memory" });
+  const result = h("div", { class: "estimate" });
   let asking = null;
   const ask = async (optimizer) => {
     asking?.abort();
