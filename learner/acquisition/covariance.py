@@ -16,6 +16,7 @@ FloatArray = npt.NDArray[np.float32]
 WIDTH = 320
 """Directions that are kept of more features."""
 ROWS_AT_ONCE = 8192
+"""Bounds the memory of one product, not its result."""
 
 
 @dataclass(frozen=True, eq=False)

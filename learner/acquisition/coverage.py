@@ -27,7 +27,9 @@ MOST_TARGETS = 1_000
 MOST_PAIRS = 50_000_000
 """Of a target and a configuration, whose likeness is kept."""
 KMEANS_STEPS = 20
+"""Of Lloyd's algorithm: a round number."""
 TARGETS_AT_ONCE = 64
+"""Bounds the memory of one product, not its result."""
 
 
 class Representation:

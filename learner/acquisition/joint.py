@@ -48,9 +48,11 @@ LEAST_NOISE = 0.004
 """About what steps differ by when they are repeated, as in `learner.stats.gaussian_process`."""
 LINEARISATIONS = 3
 REWEIGHTINGS = 6
+"""Round numbers: each more costs another solution of the whole."""
 MOST_STEP = 1.0
 """Spreads that a constant moves at most between two linearisations."""
 LANDMARKS = 256
+"""Points that stand for the pool, as in `similarity`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ FLOOR = 0.1
 """What each factor is at least, in its mean over the candidates: neither has a veto. A round
 number; with it the strategy was chosen on splits of seeds 100 to 119 (docs/acquisition.md)."""
 TINY = 1e-12
+"""Keeps logarithms and quotients finite; smaller than any share that matters."""
 COMMON_SHARE = 0.8
 """Of a metric's variance on the target: what it has in common with the source. A guess: transfer
 has not been replayed on recorded labels (docs/acquisition.md, "Not done")."""

@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 
 _ROUNDS = 50
 _LEAST_ERROR = 1e-4
+"""Reweightings of the line, and the least error that a weight is divided by: round numbers."""
 
 
 @dataclass(frozen=True, eq=False)

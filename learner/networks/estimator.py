@@ -34,6 +34,7 @@ Vector = Callable[[Sequence[Graph]], FloatArray]
 """Features of whole graphs (n, v), not scaled."""
 
 LEAST_LABELS = 2
+"""A round number: of one label there is no spread."""
 
 
 def squared_log(log_ratio: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ NOISE_DEGREES = 3.0
 LEAST_NOISE = 0.02
 """Of the logarithm: a round number below what the formula alone is off by (docs/step_time.md)."""
 ITERATIONS = 60
+"""Of a fit at most: a round number; calm steps end most of them before."""
 ROUNDS = 3
 """Fits, each with spreads learned from the one before."""
 PSEUDO_CONSTANTS = 6.0
@@ -48,6 +49,7 @@ CALM_STEPS = 2
 LEAST_GAIN = 5e-3
 """Nats, times the root of the number of labels."""
 MOST_DAMPING = 1e8
+"""Where a step is so short that a fit gives up; a round number."""
 MANY_LABELS = 300
 """Of so many, a fold more or less changes little in how far constants may move; of fewer, errors on
 the fold would look too small."""

@@ -45,6 +45,7 @@ GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE = 0.02
 """A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
 LEAST_IN_LEAF = 5.0
+"""A round number: the mean of fewer labels is mostly noise."""
 # Where members begin, and how cautious weights are, are round numbers: what heads reach from 10
 # labels on, `trappm evaluate --label-counts` tells (docs/accuracy.md).
 LEAST_FOR_PROCESS = 6

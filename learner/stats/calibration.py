@@ -247,6 +247,7 @@ WIDENINGS = (0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048)
 LEAST_GAIN = 1.0
 """Nats that a widening must gain over none."""
 _ROWS = 512
+"""At once: bounds the memory, not the result."""
 
 
 def _nearest(

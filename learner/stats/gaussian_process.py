@@ -300,6 +300,7 @@ SMOOTH_TRIED = (0.35, 0.7, 1.4)
 LINEAR_TRIED = (0.0, 0.15, 0.3, 0.8)
 RELEVANCES_TRIED = (0.1, 0.3, 1.0, 2.0)
 FIRST_RELEVANCE = 0.5
+"""Where the descent begins, between the second and the third of those tried."""
 SWEEPS = 2
 """Of coordinate descent over all constants."""
 CAUTION = 1.0

@@ -18,6 +18,7 @@ _TOO_MANY = ("rtx", "gtx")
 """Beginnings of the names of cards, which no list has in full."""
 
 _CLOSE = 0.75
+"""Of difflib's likeness: a round number, above its usual 0.6, as names of cards are alike."""
 _SIMULATED = "simulated:"
 
 

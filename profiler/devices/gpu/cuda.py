@@ -47,6 +47,7 @@ _CONTEXT_MIB = 4096
 _NEARLY_FULL = 0.8
 """Share of the GPU that torch has reserved at the peak."""
 _TICK_TIMEOUT_S = 0.25
+"""More than twice the period at which the meters of these cards are refreshed."""
 
 _PAUSES = 8
 _LONGEST_PAUSE_S = 0.025

@@ -30,6 +30,7 @@ _NORMS = frozenset({"BatchNormalization", "GroupNormalization"})
 _OVERWRITTEN = _NORMS | {"Conv", "Add"}
 _COMMUTES = frozenset({"Add", "Mul"})
 _TOLERANCE = 1e-3
+"""Of constants such as the square root of 2, which exporters round to 16 or 32 bits."""
 
 
 def _times(*factors: Pattern) -> Pattern:
