@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError
@@ -175,9 +174,8 @@ def _tracer(
     options: StepOptions | None = None,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
 ) -> Tracer:
-    module = on_meta(model, input_size)
-    if options is not None and options.memory_format is MemoryFormat.CHANNELS_LAST:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    options = options or StepOptions()
+    module = on_meta(model, input_size, options.memory_format)
     inputs = Sample.of(input_size) if isinstance(input_size, int) else input_size
     return Tracer(module, inputs, options, batch_sizes)
 

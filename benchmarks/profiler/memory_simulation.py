@@ -85,7 +85,7 @@ def simulate(
     step = StepProfile.from_bytes(base64.b85decode(profile)).trace
     started = time.process_time()
     loop = Loop.TUNED.with_optimizer(Optimizer.SGD)
-    found = {b: simulate_memory(step, b, loop, workspace_share=shares) for b in batch_sizes}
+    simulated = {b: simulate_memory(step, b, loop, workspace_share=shares) for b in batch_sizes}
     replayed_s = (time.process_time() - started) / len(batch_sizes)
     return [
         {
@@ -94,7 +94,7 @@ def simulate(
             "replayed_s": replayed_s,
             **{column: getattr(memory, column) for column in COLUMNS[1:]},
         }
-        for batch_size, memory in found.items()
+        for batch_size, memory in simulated.items()
     ]
 
 

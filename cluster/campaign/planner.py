@@ -15,7 +15,6 @@ from trappm.learner.physics.device_specs import has_kernels, known_spec
 from trappm.profiler.devices.capacity import expected_memory_mib
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.records import Configuration, Outcome
-from trappm.profiler.simulation.step_profile import has_kernel_profile
 from trappm.store import Assignment, AssignmentState, PlannedAssignment, Store
 from trappm.store.records import Purpose, Role
 
@@ -103,8 +102,7 @@ class Planner:
         keys = {StepKey.of(configuration) for configuration, _ in self.pool}
         plain = {key: (key.architecture, key.input_size) for key in keys if key.is_plain}
         stored = self._store.workloads.step_profiles(plain.values())
-        there = {pair for pair, profile in stored.items() if has_kernel_profile(profile)}
-        return sorted(key for key in keys if plain.get(key) not in there)
+        return sorted(key for key in keys if plain.get(key) not in stored)
 
     def draw(self, device: str, count: int) -> list[PlannedAssignment]:
         """A uniform draw for a device's part of the evaluation set."""

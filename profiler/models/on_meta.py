@@ -9,15 +9,34 @@ import torch
 from torch import nn
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+from trappm.profiler.records import MemoryFormat
 
 
-def on_meta(model: str | nn.Module, input_size: object) -> nn.Module:
+def on_meta(
+    model: str | nn.Module,
+    input_size: object,
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+) -> nn.Module:
     """The timm model of this name, or a copy of this module, on the meta device.
+
+    Args:
+        model: a timm architecture, or a module on any device; it stays as it is.
+        input_size: of a timm architecture, in pixels.
+        memory_format: of the weights.
 
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`; or a
-            module that cannot be copied, or has no weights yet.
+            module that cannot be copied, has no weights yet, or no such memory format.
     """
+    module = _made(model, input_size)
+    if memory_format is MemoryFormat.CONTIGUOUS:
+        return module
+    if any(p.dim() == 5 for p in module.parameters()):
+        raise InputError("PyTorch has no channels-last for modules of 3-D convolutions")
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _made(model: str | nn.Module, input_size: object) -> nn.Module:
     if isinstance(model, str):
         from trappm.profiler.models.zoo import create_model
 

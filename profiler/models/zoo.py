@@ -85,6 +85,19 @@ def native_input_size(architecture: str) -> int | None:
     return None if config is None else int(config.input_size[-1])
 
 
+def input_size_of(architecture: str, input_size: int | None) -> int:
+    """The input size that is given, or the architecture's own.
+
+    Raises:
+        UnknownArchitectureError: no such timm model.
+        InputError: none is given, and timm knows none.
+    """
+    size = native_input_size(architecture) if input_size is None else input_size
+    if size is None:
+        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
+    return size
+
+
 def create_model(architecture: str, input_size: int) -> nn.Module:
     """A timm model with fresh weights that takes square images of this size.
 

@@ -5,8 +5,6 @@ The record needs NumPy only, so that a stored one can be used without PyTorch.
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -43,15 +41,6 @@ _NUMBER_COUNT = 6
 _MAX_ARRAY_BYTES = 16 * MAX_EVENTS + 4096
 _MAX_KNOWN = 4096
 """Simulations that are remembered; a server runs for long."""
-
-
-def has_kernel_profile(data: bytes) -> bool:
-    """Whether this step profile has kernels: those of earlier versions have not."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return f"{_KERNELS}.npy" in archive.namelist()
-    except zipfile.BadZipFile:
-        return False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Origin, Pass
+from trappm.profiler.tracing.kernel_rules import convolution_kind
 
 
 class AllocationLog:
@@ -74,12 +75,7 @@ class AllocationLog:
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
     ) -> None:
         """A convolution runs here, and needs scratch memory."""
-        if groups == 1:
-            pointwise = all(k == 1 for k in weight.shape[2:])
-            kind = ConvolutionKind.POINTWISE if pointwise else ConvolutionKind.DENSE
-        else:
-            depthwise = weight.shape[1] == 1
-            kind = ConvolutionKind.DEPTHWISE if depthwise else ConvolutionKind.GROUPED
+        kind = ConvolutionKind(convolution_kind(weight, groups))
         touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
         self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
 

@@ -29,12 +29,15 @@ _HALF = {
     "conv_transpose2d",
     "conv_transpose3d",
     "einsum",
+    "gru",
     "linear",
     "lstm",
     "matmul",
     "mm",
     "mv",
     "prelu",
+    "rnn_relu",
+    "rnn_tanh",
     "scaled_dot_product_attention",
 }
 _FULL = {

@@ -26,8 +26,8 @@ _CONSTRUCTORS = frozenset(_device_constructors())
 
 def _unchecked(function: Any) -> Any:
     """A function of PyTorch written in Python without its first lines, which ask for modes."""
-    asking = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    never = dict.fromkeys(asking, lambda *_: False)
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    never = dict.fromkeys(checks, lambda *_: False)
     body = FunctionType(
         function.__code__,
         {**function.__globals__, **never},

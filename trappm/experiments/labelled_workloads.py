@@ -22,7 +22,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import GraphTemplate, Measurement, Pair
 from trappm.profiler.records.graph import Graph
-from trappm.profiler.simulation.step_profile import StepProfile, has_kernel_profile
+from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Store
 
 OF_KERNELS = frozenset({"step_time_ms"})
@@ -219,11 +219,10 @@ def step_keys(
         m.attempt_key: StepKey.of(m.configuration, fused_attention=_fuses_attention(m))
         for m in measurements
     }
-    there = {pair for pair, profile in stored.items() if has_kernel_profile(profile)}
     wanted = {
         key
         for key in keys.values()
-        if not (key.is_plain and (key.architecture, key.input_size) in there)
+        if not (key.is_plain and (key.architecture, key.input_size) in stored)
     }
     missing = cache.missing(sorted(wanted))
     if missing:

@@ -122,8 +122,8 @@ class Question:
             SnapshotError: there are no heads for a device and the phase.
         """
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        asked = dict.fromkeys(map(self.settings, trained))
-        return [row for row in asked if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
+        settings = dict.fromkeys(map(self.settings, trained))
+        return [row for row in settings if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
         """The question's settings of a step, the rest as in most labels that agree with it."""

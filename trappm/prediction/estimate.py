@@ -70,6 +70,8 @@ def estimate(
         InputError, UnknownArchitectureError: what is wrong with the arguments.
         UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
     """
+    from trappm.profiler.models.on_meta import on_meta
+    from trappm.profiler.models.zoo import input_size_of
     from trappm.profiler.tracing.losses import default_loss
     from trappm.profiler.tracing.tracer import StepOptions
 
@@ -80,17 +82,22 @@ def estimate(
     )
     loop = _loop(optimizer, options.precision)
     which = member("phase", Phase, phase)
+    pixels = None
     if isinstance(model, str):
         if inputs or keywords:
             raise InputError(f"inputs for {model}; a timm architecture takes images: give none")
-        example: Inputs = Sample.of(_size(model, input_size))
+        pixels = input_size_of(model, input_size)
+        example: Inputs = Sample.of(pixels)
         size: int = 1 if batch_size is None else batch_size
     else:
+        if input_size is not None:
+            raise InputError("input_size is for timm architectures; a module knows its inputs")
         example = given = ExampleInputs.of(*inputs, **keywords)
         size = given.batch_size if batch_size is None else batch_size
     if size < 1:
         raise InputError(f"batch size is {size}; it must be 1 or more")
-    trace, origins, only_batch = _traced(model, example, options, which, input_size, size)
+    module = on_meta(model, pixels, options.memory_format)
+    trace, origins, only_batch = _traced(module, example, options, which, size)
     return Estimate(
         name=model if isinstance(model, str) else type(model).__name__,
         batch_size=size,
@@ -301,25 +308,16 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
 
 
 def _traced(
-    model: str | nn.Module,
+    module: nn.Module,
     inputs: Inputs,
     options: StepOptions,
     phase: Phase,
-    input_size: int | None,
     batch_size: int,
 ) -> tuple[StepTrace, Sequence[Origin], int | None]:
     """The allocations, where they come from, and the only batch size if there is only one."""
-    import torch
-
-    from trappm.profiler.models.on_meta import on_meta
     from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
     from trappm.profiler.tracing.tracer import Tracer
 
-    module = on_meta(model, _size(model, input_size) if isinstance(model, str) else inputs)
-    if options.memory_format is MemoryFormat.CHANNELS_LAST:
-        if any(p.dim() == 5 for p in module.parameters()):
-            raise InputError("PyTorch has no channels-last for modules of 3-D convolutions")
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for batch_sizes in (TRACED_BATCH_SIZES, (batch_size, batch_size)):
         tracer = Tracer(module, inputs, options, batch_sizes, with_origins=True)
         try:
@@ -331,12 +329,3 @@ def _traced(
         only_batch = None if batch_sizes is TRACED_BATCH_SIZES else batch_size
         return trace, tracer.origins[phase], only_batch
     raise AssertionError("a step at one batch size has one order")
-
-
-def _size(name: str, input_size: int | None) -> int:
-    from trappm.profiler.models.zoo import native_input_size
-
-    size = native_input_size(name) if input_size is None else input_size
-    if size is None:
-        raise InputError(f"timm names no input size for {name}; give one, such as 224")
-    return size

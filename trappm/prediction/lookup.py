@@ -153,7 +153,9 @@ class _Inquiry:
             file.at(batch)  # or the file has another, fixed one
             size = input_size or 1
         else:
-            file, batch, size = None, batch_size or 1, input_size or _native_input_size(name)
+            from trappm.profiler.models.zoo import input_size_of
+
+            file, batch, size = None, batch_size or 1, input_size_of(name, input_size)
         what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
         return cls(model=name, file=file, input_size=input_size, what=what)
 
@@ -352,12 +354,3 @@ def _rule(protocol: str | Protocol | None, device: str) -> Protocol:
     if rule not in PROTOCOLS:
         raise InputError(f"no protocol is named {rule!r}; {nearest(rule, [*PROTOCOLS])}")
     return protocol_named(rule)
-
-
-def _native_input_size(architecture: str) -> int:
-    from trappm.profiler.models.zoo import native_input_size
-
-    size = native_input_size(architecture)
-    if size is None:
-        raise InputError(f"timm names no input size for {architecture}; give one, such as 224")
-    return size

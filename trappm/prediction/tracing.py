@@ -24,7 +24,7 @@ from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.estimate import EstimateRequest
 from trappm.prediction.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
-from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
+from trappm.profiler.errors import ModelFileError, TrappmError, one_line
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
@@ -110,26 +110,18 @@ class NameTracer(Tracer):
     input_size: int | None
 
     def profile(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.models.zoo import check
+        from trappm.profiler.models.zoo import check, input_size_of
         from trappm.profiler.static_profile import static_profile
 
         name = check(self.model)
-        return name, static_profile(name, self._size(name))
+        return name, static_profile(name, input_size_of(name, self.input_size))
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.models.zoo import check
+        from trappm.profiler.models.zoo import check, input_size_of
         from trappm.profiler.static_profile import step_profile
 
         name = check(self.model)
-        return step_profile(name, self._size(name), _options(settings))
-
-    def _size(self, name: str) -> int:
-        from trappm.profiler.models.zoo import native_input_size
-
-        size = native_input_size(name) if self.input_size is None else self.input_size
-        if size is None:
-            raise InputError(f"timm names no input size for {name}; give one, such as 224")
-        return size
+        return step_profile(name, input_size_of(name, self.input_size), _options(settings))
 
 
 @dataclass(frozen=True)

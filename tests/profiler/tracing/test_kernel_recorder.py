@@ -200,6 +200,20 @@ def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
     assert total_flops(profile, 4, Phase.INFER) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_autocast_runs_every_recurrent_layer_in_16_bits(layer):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer(16, 8, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x.mean(1))[0].mean(1)
+
+    table = kernel_profile(Recurrent(), 16, precision=Precision.AMP_BF16).train
+    assert table.half[table.kinds == KernelKind.LINEAR].all()
+
+
 def test_an_operator_that_nobody_described_is_bound_by_memory():
     class Fourier(nn.Module):
         def forward(self, x):

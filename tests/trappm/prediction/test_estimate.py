@@ -136,6 +136,7 @@ def test_a_loop_over_samples_is_known_at_its_own_batch_only():
         (("resnet10t",), {"optimizer": "lion"}, "sgd, momentum, adam, adamw"),
         (("resnet10t",), {"precision": "fp8"}, "precision is 'fp8'"),
         (("resnet10t",), {"batch_size": 0}, "batch size is 0"),
+        ((Siamese(), images(2), images(2)), {"input_size": 8}, "input_size is for timm"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(arguments, options, message):
