@@ -6,6 +6,7 @@ Taken from `profiler.records` by the other rooms.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -71,7 +72,7 @@ class Graph:
         return int(self.edges.shape[0])
 
 
-_STRUCTURE = ("operators", "signatures", "edge_slots")
+_STRUCTURE = ("operators", "edge_slots")
 _SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")
 
 
@@ -126,7 +127,7 @@ class GraphTemplate:
         Raises:
             TrappmError: they are not of one structure, or not affine in the batch size.
         """
-        _check_structure(first, second)
+        signatures = _common_signatures(first, second)
         step = second.batch_size - first.batch_size
         slope, constant = {}, {}
         for name in _SCALED:
@@ -143,13 +144,14 @@ class GraphTemplate:
             constant=constant,
             slope=slope,
             parameters=first.parameters,
-            signatures=first.signatures,
+            signatures=signatures,
             edge_slots=first.edge_slots,
         )
         if third is None:
             return template
+        if _common_signatures(first, third) != signatures:
+            raise TrappmError(_ANOTHER_STRUCTURE)
         again = template.at(third.batch_size)
-        _check_structure(again, third)
         for name in _SCALED:
             if not np.array_equal(getattr(again, name), getattr(third, name)):
                 raise TrappmError(
@@ -220,10 +222,45 @@ class GraphTemplate:
         )
 
 
-def _check_structure(first: Graph, second: Graph) -> None:
+_ANOTHER_STRUCTURE = "the graph's structure changes with the batch size"
+_NUMBER = re.compile(r"(\d+)")
+
+
+def _common_signatures(first: Graph, second: Graph) -> tuple[str, ...]:
+    """The signatures of two graphs of one structure at two batch sizes.
+
+    A number that grows with the batch, as the groups of a convolution that has weights of their own
+    for each sample (CondConv), stands as a line over it: `group=0+1n`.
+
+    Raises:
+        TrappmError: they are not of one structure.
+    """
     same = all(getattr(first, name) == getattr(second, name) for name in _STRUCTURE)
     if not same or not np.array_equal(first.edges, second.edges):
-        raise TrappmError("the graph's structure changes with the batch size")
+        raise TrappmError(_ANOTHER_STRUCTURE)
+    batch_sizes = first.batch_size, second.batch_size
+    return tuple(
+        text if text == other else _affine_text(text, other, batch_sizes)
+        for text, other in zip(first.signatures, second.signatures, strict=True)
+    )
+
+
+def _affine_text(first: str, second: str, batch_sizes: tuple[int, int]) -> str:
+    parts = []
+    words, others = _NUMBER.split(first), _NUMBER.split(second)
+    if len(words) != len(others):
+        raise TrappmError(_ANOTHER_STRUCTURE)
+    for word, other in zip(words, others, strict=True):
+        if word == other:
+            parts.append(word)
+            continue
+        if not (word.isdecimal() and other.isdecimal()):
+            raise TrappmError(_ANOTHER_STRUCTURE)
+        slope, rest = divmod(int(other) - int(word), batch_sizes[1] - batch_sizes[0])
+        if rest:
+            raise TrappmError(_ANOTHER_STRUCTURE)
+        parts.append(f"{int(word) - slope * batch_sizes[0]}+{slope}n")
+    return "".join(parts)
 
 
 def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:

@@ -120,6 +120,22 @@ def test_sizes_that_are_not_affine_in_the_batch_are_refused():
         GraphTemplate.from_graphs(unit, other, unit)
 
 
+def test_a_signature_that_grows_with_the_batch_is_a_line_over_it():
+    def grouped(batch_size, groups):
+        return dataclasses.replace(
+            Graph.empty(batch_size), operators=("Conv",), signatures=(f"group={groups} pads=1",)
+        )
+
+    def template(*groups):
+        graphs = (grouped(b, g) for b, g in zip((2, 3, 5), groups, strict=False))
+        return GraphTemplate.from_graphs(*graphs)
+
+    assert template(8, 12, 20).signatures == ("group=0+4n pads=1",)
+    for groups in ((4, 9, 25), (2, 2, 3)):
+        with pytest.raises(TrappmError, match="structure"):
+            template(*groups)
+
+
 @given(graphs())
 def test_a_template_survives_being_stored(graph):
     for template in (
