@@ -9,50 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from traced_steps import meta, tiny, trace_step
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.models.model_input import Sample
-from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import Algorithm, Loop, TrainingLoop
-from trappm.profiler.tracing.tracer import Tracer
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-
-
-def trace_step(model, inputs, batch_sizes=(8, 32)):
-    """Allocations of a training step, and the bytes that autograd keeps."""
-    inputs = Sample.of(inputs) if isinstance(inputs, int) else inputs
-    step = Tracer(model, inputs, batch_sizes=batch_sizes).step()
-    return step.trace, step.saved_bytes
-
-
-def meta(architecture, input_size=64):
-    with torch.device("meta"):
-        return create_model(architecture, input_size)
-
-
-class Tiny(nn.Module):
-    """One convolution and one classifier: its allocations can be counted by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.head = nn.Linear(8, 10, bias=False)
-
-    def forward(self, x):
-        return self.head(self.convolution(x).mean((2, 3)))
-
-
-def tiny():
-    with torch.device("meta"):
-        return Tiny()
 
 
 MIB_UNITS = MIB // 512

@@ -6,45 +6,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from traced_steps import Tiny, meta, tiny, trace_step
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models import zoo
-from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.simulation.step_trace import Event
 from trappm.profiler.tracing import step_recorder
-from trappm.profiler.tracing.tracer import Tracer
-
-
-def trace_step(model, inputs, batch_sizes=(8, 32)):
-    """Allocations of a training step, and the bytes that autograd keeps."""
-    inputs = Sample.of(inputs) if isinstance(inputs, int) else inputs
-    step = Tracer(model, inputs, batch_sizes=batch_sizes).step()
-    return step.trace, step.saved_bytes
-
-
-def meta(architecture, input_size=64):
-    return on_meta(architecture, input_size)
 
 
 def saved_at(model, input_size):
     return trace_step(on_meta(model, input_size), input_size)[1]
-
-
-class Tiny(nn.Module):
-    """One convolution and one classifier: its allocations can be counted by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.head = nn.Linear(8, 10, bias=False)
-
-    def forward(self, x):
-        return self.head(self.convolution(x).mean((2, 3)))
-
-
-def tiny():
-    return on_meta(Tiny(), 16)
 
 
 def test_the_allocations_of_a_tiny_step_are_those_counted_by_hand():
