@@ -177,7 +177,7 @@ def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     assert "no meter" in dialog.inner_text()
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
-    assert "label=" not in page.url
+    page.wait_for_url(lambda url: "label=" not in url)
     assert "family=vit" in page.url
 
 
