@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trappm.profiler.graphs.features import static_features
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 
 if TYPE_CHECKING:
     from trappm.profiler.simulation.kernel_profile import KernelProfile
@@ -34,6 +35,8 @@ class Workload:
     """The allocations of a training step; None where it could not be traced."""
     kernels: KernelProfile | None = None
     """The kernels of a step; None where they could not be traced."""
+    scope: StepScope = WHOLE_STEP
+    """What of the step is timed; it concerns step time only."""
     embedding: npt.NDArray[np.float32] | None = None
     """Of the graph, by the frozen encoder (width)."""
 

@@ -135,7 +135,9 @@ class Terms:
     dispatches: Tensor
     """Kernels forward, backward, and of the optimizer (n, 3)."""
     optimizer_bytes: Tensor
-    """(n)."""
+    """(n), as the next one."""
+    copied_bytes: Tensor
+    """From the host to the device."""
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
@@ -150,6 +152,7 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
         products=Products(**_joined([part.products for part in parts])),
         dispatches=torch.from_numpy(np.array([part.dispatches for part in parts])),
         optimizer_bytes=torch.from_numpy(np.array([part.optimizer_bytes for part in parts])),
+        copied_bytes=torch.from_numpy(np.array([part.copied_bytes for part in parts])),
     )
 
 
@@ -164,6 +167,7 @@ class _Parts:
     products: _Rows
     dispatches: Array
     optimizer_bytes: float
+    copied_bytes: float
 
 
 _KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
@@ -184,18 +188,20 @@ def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
     kernels = profile.at(workload.batch_size, workload.phase)
     table = kernels.table
     forward = table.passes == Pass.FORWARD
-    trains = workload.phase is Phase.TRAIN
+    scope = workload.scope
+    updates = workload.phase is Phase.TRAIN and scope.updates
     dispatches = [
         table.counts[forward].sum(),
         table.counts[~forward].sum(),
-        profile.parameter_tensors if trains else 0,
+        profile.parameter_tensors if updates else 0,
     ]
-    bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if trains else 0.0
+    bytes_ = profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] if updates else 0.0
     return _Parts(
         _streams(kernels, spec),
         _products(kernels, spec),
-        np.array(dispatches, dtype=np.float64),
+        np.array(dispatches, dtype=np.float64) * scope.waits_for_host,
         float(bytes_),
+        float(scope.copied_bytes * workload.batch_size),
     )
 
 

@@ -31,6 +31,10 @@ from trappm.learner.physics.kernel_terms import (
 
 STEP_MS = 0.1
 """What a step costs beside its kernels, before there are labels."""
+LEAST_MS = 1e-9
+"""In place of nothing, which has no logarithm: where a device waits for no host."""
+COPY_RATE = 5e6
+"""Bytes a ms that a host copies from pageable memory, before there are labels; a round number."""
 MOST_PENALTY = 5.0
 """Bound of the logarithm of how much slower than its peak a kernel may be for its shape: 150 times.
 A round number, which only wild constants come near."""
@@ -95,6 +99,7 @@ GROUPS = (
     Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.21),
     Group("overlap", (), 0.3, 0.42),
     Group("tf32_peak", (), 0.0, 0.5, common=True),
+    Group("host_copy", (), 0.0, 0.7, common=True),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -154,7 +159,8 @@ class Times:
     step: Tensor
 
     def total(self) -> Tensor:
-        both = torch.stack([self.device, self.host]).log() * SHARPNESS
+        host = self.host.clamp(min=LEAST_MS)
+        both = torch.stack([self.device.clamp(min=LEAST_MS), host]).log() * SHARPNESS
         return (both.logsumexp(0) / SHARPNESS).exp() + self.step
 
     def shares(self, terms: Terms) -> Tensor:
@@ -231,7 +237,8 @@ def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
         optimizer=optimizer,
         host=(terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
         device=device,
-        step=pick("step").exp() * STEP_MS,
+        step=pick("step").exp() * STEP_MS
+        + pick("host_copy").exp() * terms.copied_bytes / COPY_RATE,
     )
 
 

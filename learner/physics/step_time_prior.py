@@ -165,7 +165,7 @@ class StepTimePrior:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        constants, spec = _with_tf32(tensors["constants"], tensors["spec"].tolist())
+        constants, spec = _of_today(tensors["constants"], tensors["spec"].tolist())
         if constants.shape != starting_constants().shape or len(spec) != len(fields(DeviceSpec)):
             raise ValueError(
                 f"{tuple(constants.shape)} constants and {len(spec)} numbers of a spec"
@@ -181,11 +181,17 @@ class StepTimePrior:
         return cls(read, constants.double())
 
 
-def _with_tf32(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]]:
-    """The same of a snapshot of before TF32 had a peak: convolutions went by that of fp32."""
-    before = len(starting_constants()) - 1, len(fields(DeviceSpec)) - 1
-    if (*constants.shape, len(spec)) == before:
-        return torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
+def _of_today(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]]:
+    """The same of an older snapshot: groups that came later are as before any label.
+
+    Before TF32 had a peak, convolutions went by that of fp32; all other groups begin where they
+    change nothing.
+    """
+    starting, rows = starting_constants(), {g.name: r for g, r in group_rows()}
+    if len(spec) == len(fields(DeviceSpec)) - 1 and constants.shape == (rows["tf32_peak"].start,):
+        constants, spec = torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
+    if constants.shape in {(r.stop,) for r in rows.values() if r.start >= rows["tf32_peak"].start}:
+        constants = torch.cat([constants, starting[len(constants) :].to(constants)])
     return constants, spec
 
 

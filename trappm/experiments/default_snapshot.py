@@ -43,6 +43,7 @@ from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase
+from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home
 
 SEED = 1337
@@ -184,6 +185,7 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
                 memory_format=what.memory_format,
                 optimizer=what.optimizer,
                 phase=what.phase,
+                scope=StepScope.of(measurement.environment),
                 kernels=step.kernels,
             )
             rows.append((what, workload, measurement.step_time_ms))

@@ -1,6 +1,6 @@
 """Labels from any file that the importers read, by what is in it, without recording them.
 
-A sheet of GPUMemNet or timm is known by its columns; everything else is an export or JSON lines of
+A published sheet is known by its columns; everything else is an export or JSON lines of
 the profiler. timm's sheets have in their names what was measured: one whose name does not is read
 by the name of another file, beside which it is given.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
 from trappm.store.exchange.files import check_columns, checked_size, read_file
-from trappm.store.exchange.importers import gpumemnet, timm_results
+from trappm.store.exchange.importers import gpumemnet, node_steps, timm_results
 
 METRICS = {
     "memory": "memory_mib",
@@ -57,13 +57,15 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
         verdicts = iter(gpumemnet.verdicts(path))
     elif columns & {"train_step_time", "infer_step_time"}:
         verdicts = iter(timm_results.verdicts(path, named_like=named_like))
+    elif node_steps.sheet_of(columns) is not None:
+        verdicts = iter(node_steps.verdicts(path))
     elif path.suffix != ".csv":
         verdicts = read_file(path)
     else:
         raise InputError(
             f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
-            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}) or of "
-            "timm (train_step_time or infer_step_time)"
+            f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}), of timm "
+            f"(train_step_time or infer_step_time), or of {', '.join(node_steps.SOURCES)}"
         )
     for verdict in verdicts:
         reasons[verdict.reason] += 1

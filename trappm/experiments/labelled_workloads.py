@@ -22,6 +22,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import GraphTemplate, Measurement, Pair
 from trappm.profiler.records.graph import Graph
+from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.store import Store
 
@@ -202,6 +203,7 @@ class _Workloads:
             memory_format=what.memory_format,
             optimizer=what.optimizer,
             phase=what.phase,
+            scope=StepScope.of(measurement.environment),
             step=step,
             kernels=step.kernels if step is not None and known else None,
         )

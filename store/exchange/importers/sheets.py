@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,31 @@ def read_sheet(
         InputError: the file is too large or not there, a column is missing, or a cell is no (whole)
             number above 0; with the line's number.
     """
+    for line, cells in read_cells(path, {*texts, *wholes, *numbers}):
+        try:
+            row: dict[str, Any] = {name: _text(name, cells[name]) for name in texts}
+            row |= {name: number_in(name, cells[name]) for name in numbers}
+            yield row | {name: whole_in(name, cells[name]) for name in wholes}
+        except InputError as error:
+            raise InputError(f"{path.name}, line {line}: {error}; nothing was imported") from error
+
+
+def read_cells(path: Path, needed: Set[str] = frozenset()) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file as they stand there, each with the number of its line.
+
+    Raises:
+        InputError: the file is too large or not there, is no CSV file, or lacks a needed column.
+    """
     if checked_size(path).stat().st_size > MAX_SHEET_BYTES:
         raise InputError(f"{path.name} is larger than {MAX_SHEET_BYTES >> 20} MiB; split it")
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.DictReader(file, strict=True, restval="")
         try:
             check_columns(reader.fieldnames or ())
-            needed = {*texts, *wholes, *numbers}
             if missing := sorted(needed - {*(reader.fieldnames or ())}):
                 raise InputError(f"the sheet lacks the columns {', '.join(missing)}")
             for cells in reader:
-                row: dict[str, Any] = {name: _text(name, cells[name]) for name in texts}
-                row |= {name: _number(name, cells[name]) for name in numbers}
-                yield row | {name: _whole(name, cells[name]) for name in wholes}
+                yield reader.line_num, cells
         except (InputError, UnicodeDecodeError, csv.Error) as error:
             raise InputError(
                 f"{path.name}, line {reader.line_num}: {error}; nothing was imported"
@@ -126,7 +138,8 @@ def _text(name: str, cell: str | None) -> str:
     return cell
 
 
-def _number(name: str, cell: str | None) -> float:
+def number_in(name: str, cell: str | None) -> float:
+    """The number above 0 in a cell; raises InputError where there is none."""
     try:
         value = float(cell) if cell and len(cell) <= 40 else math.nan
     except ValueError:
@@ -136,8 +149,9 @@ def _number(name: str, cell: str | None) -> float:
     return value
 
 
-def _whole(name: str, cell: str | None) -> int:
-    value = _number(name, cell)
+def whole_in(name: str, cell: str | None) -> int:
+    """The whole number above 0 in a cell; raises InputError where there is none."""
+    value = number_in(name, cell)
     if value != int(value):
         raise InputError(f"{name} is {value}; it must be a whole number")
     return int(value)

@@ -18,6 +18,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
@@ -351,9 +352,43 @@ def test_a_snapshot_of_before_tf32_predicts_what_it_did():
     prior = moved(StepTimePrior(none), seed=1)
     steps = [resnet50(), resnet50(Precision.AMP_FP16), *networks(3)]
     tensors = prior.tensors()
-    old = {"constants": tensors["constants"][:-1], "spec": tensors["spec"][:-1]}
+    tf32 = {group.name: rows for group, rows in group_rows()}["tf32_peak"].start
+    old = {"constants": tensors["constants"][:tf32], "spec": tensors["spec"][:-1]}
     again = StepTimePrior.from_tensors(old)
     assert again.spec == none
     np.testing.assert_array_equal(again.log_values(steps), prior.log_values(steps))
     # Of its constants a device with TF32 takes the one of the fp32 peak for it.
-    np.testing.assert_array_equal(again.constants[-1], again.constants[0])
+    np.testing.assert_array_equal(again.constants[tf32], again.constants[0])
+
+
+def test_a_snapshot_of_fewer_groups_predicts_what_it_did():
+    prior = moved(StepTimePrior(A100), seed=2)
+    rows = {group.name: rows for group, rows in group_rows()}
+    tensors = prior.tensors()
+    fewer = {**tensors, "constants": tensors["constants"][: rows["tf32_peak"].stop]}
+    steps = [resnet50(), resnet50(Precision.AMP_FP16), *networks(3)]
+    before = prior.constants.clone()
+    before[rows["tf32_peak"].stop :] = StepTimePrior(A100).constants[rows["tf32_peak"].stop :]
+    again = StepTimePrior.from_tensors(fewer)
+    np.testing.assert_array_equal(
+        again.log_values(steps), StepTimePrior(A100, before).log_values(steps)
+    )
+
+
+def test_a_source_that_times_less_says_so_and_is_simulated_so():
+    whole = resnet50()
+    infers = replace(whole, phase=Phase.INFER)
+    prior = StepTimePrior(V100)
+
+    def ms(workload, **scope):
+        return float(np.exp(prior.log_values([replace(workload, scope=StepScope(**scope))])[0]))
+
+    assert ms(whole, updates=False) < ms(whole)
+    assert ms(infers, updates=False) == ms(infers)
+    copied = ms(infers, copied_bytes=3 * 4 * 224**2) - ms(infers)
+    at_5_gb_per_s = 3 * 4 * 224**2 * whole.batch_size / 5e6
+    assert copied == pytest.approx(at_5_gb_per_s)
+    small = replace(infers, graph=graph(1))
+    assert ms(small, waits_for_host=False) < ms(small)
+    alone = replace(small, scope=StepScope(waits_for_host=False))
+    assert np.isfinite(prior.sensitivities([alone])).all()

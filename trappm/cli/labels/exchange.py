@@ -33,7 +33,7 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="An export, JSON lines of the profiler, a sheet.")],
     source: Annotated[
-        str | None, typer.Option(help="Of a published sheet: gpumemnet or timm.")
+        str | None, typer.Option(help="Of a published sheet: gpumemnet, timm, pycls ...")
     ] = None,
     check_models: Annotated[
         bool,

@@ -1,0 +1,52 @@
+"""What is inside a timed step: those who publish step times do not all time the same.
+
+A property of the labels' source, so that what a source leaves out goes into no constant of a
+device. It stands in a measurement's environment; where nothing stands, the step is a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from trappm.profiler.errors import InputError
+
+KEY = "step_scope"
+"""In the environment of a measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepScope:
+    """What is timed beside forward and backward pass."""
+
+    updates: bool = True
+    """The optimizer's step, in training."""
+    copied_bytes: int = 0
+    """Of each image, copied from the host's memory to the device within the step."""
+    waits_for_host: bool = True
+    """False for kernels alone: nothing is launched within that the device could wait for."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> Self:
+        """The scope of a measurement with this environment.
+
+        Raises:
+            InputError: it is of a form that nobody writes.
+        """
+        given = environment.get(KEY, {})
+        known = {name: type(value) for name, value in asdict(cls()).items()}
+        if not isinstance(given, Mapping) or not all(
+            type(value) is known.get(name) and int(value) >= 0 for name, value in given.items()
+        ):
+            raise InputError(
+                f"{KEY} of an environment is {str(given)[:80]!r}; it may have "
+                f"{', '.join(f'{name} ({kind.__name__})' for name, kind in known.items())}"
+            )
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+WHOLE_STEP = StepScope()
