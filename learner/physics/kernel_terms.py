@@ -51,8 +51,8 @@ class Peak(IntEnum):
     FULL = 0
     HALF = 1
     TF32 = 2
-    """Convolutions of fp32 tensors, where there is TF32: cuDNN may take it, cuBLAS may not, as
-    PyTorch has it by default and `profiler.devices.gpu.cuda` sets it."""
+    """Convolutions of fp32 tensors without groups, where there is TF32: cuDNN may take it, cuBLAS
+    may not, as PyTorch has it by default and `profiler.devices.gpu.cuda` sets it."""
 
 
 FEW_GROUPS = 16
@@ -110,6 +110,10 @@ class Products:
     """Which `Peak` bounds it."""
     last: Tensor
     """1 for channels-last."""
+    full: Tensor
+    """1 for fp32 without TF32: no tensor cores."""
+    winograd: Tensor
+    """1 where the library may take an algorithm with fewer operations than are counted."""
     reordered: Tensor
     """1 where the library wants another layout than the tensors have."""
     log_flops: Tensor
@@ -261,15 +265,22 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
+    tf32 = ~half & (kinds <= KernelKind.DENSE) & (spec.tf32_tflops is not None)
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     return {
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
         "detail": detail * PASSES + passes,
-        "peak": np.select(
-            [half, convolution & (spec.tf32_tflops is not None)], [Peak.HALF, Peak.TF32]
-        ),
+        "peak": np.select([half, tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
+        "full": (~half & ~tf32).astype(np.float64),
+        "winograd": (
+            ~half
+            & (kinds == KernelKind.DENSE)
+            & (windows == 9)
+            & (strides == 1)
+            & ~tf32
+        ).astype(np.float64),
         "reordered": (convolution & half & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),
         "log_bytes": np.log(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1)),

@@ -100,6 +100,10 @@ GROUPS = (
     Group("overlap", (), 0.3, 0.42),
     Group("tf32_peak", (), 0.0, 0.5, common=True),
     Group("host_copy", (), 0.0, 0.7, common=True),
+    Group("slowdown_full", (PRODUCTS,), 0.0, 0.35),
+    Group("slowdown_full_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("detail_full", (DETAIL_COUNT,), 0.0, 0.42),
+    Group("winograd", (PASSES,), 0.0, 0.35),
 )
 """All in logarithms: of a time or a slowdown relative to the specification, or (columns, depth) of
 the size at which a product reaches half of its speed."""
@@ -298,6 +302,8 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         + terms.last * (pick("slowdown_last", kinds) + pick("slowdown_last_pass"))
         + pick("detail", terms.detail // PASSES)
         + pick("detail_pass", terms.detail)
+        + terms.full * (pick("slowdown_full", kinds) + pick("slowdown_full_pass"))
+        + terms.full * pick("detail_full", terms.detail // PASSES)
         + terms.last * pick("detail_last", terms.detail // PASSES)
         + terms.last * pick("detail_last_pass", terms.detail)
         + narrow(pick("columns", kinds) + pick("columns_pass"), terms.columns)
@@ -313,7 +319,8 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         + narrow(pick("traffic_columns"), terms.narrowest)
         + misaligned("traffic_even", "traffic_odd")
     )
-    return _slower(penalty), traffic
+    faster = terms.winograd * pick("winograd", terms.base % PASSES)
+    return _slower(penalty) - faster, traffic
 
 
 def _slower(penalty: Tensor) -> Tensor:
