@@ -140,7 +140,8 @@ class PreparedCall:
 
     def _attention(self) -> Run:
         shape = tuple(self._call[name] for name in ("batch", "heads", "length", "width"))
-        return partial(F.scaled_dot_product_attention, *(self._input(*shape) for _ in range(3)))
+        query, key, value = (self._input(*shape) for _ in range(3))
+        return partial(F.scaled_dot_product_attention, query, key, value)
 
     def _add_channels(self) -> Run:
         return partial(torch.add, self._images(), self._other(self._call["channels"], 1, 1))
