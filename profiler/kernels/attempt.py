@@ -181,7 +181,7 @@ class _Timing:
             missing=findings.missing,
             failed_in=findings.failed_in,
             message=findings.message,
-            environment=findings.environment,
+            facts=findings.environment,
         )
 
     def _timed(self, call: KernelCall, enter: Callable[[str], None]) -> Findings:

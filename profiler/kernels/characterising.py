@@ -157,6 +157,8 @@ class _State:
     begin: float = 0.0
     timing_since: float | None = None
     count: int = 0
+    deadline: float = 0.0
+    """Until when the child may be silent."""
 
     @property
     def seconds_left(self) -> float:
@@ -177,7 +179,7 @@ class _State:
             self.started_at, self.begin = message["started_at"], time.monotonic()
         if "result" in message:
             result = KernelMeasurement.from_dict(message["result"])
-            self.add(replace(result, environment={**self.environment, **result.environment}))
+            self.add(replace(result, environment=self.environment))
 
     def add(self, result: KernelMeasurement) -> None:
         self.forget_call()
@@ -220,13 +222,14 @@ def _one_child(server: ForkServer, request: dict[str, Any], state: _State, limit
     oom_kills = procfs.kernel_oom_kills()
     state.forget_call()
     child = server.fork(_ATTEMPT, request)
-    heard, patience_s, is_ready = time.monotonic(), limits.lock_s, False
+    state.deadline = time.monotonic() + limits.lock_s
+    is_ready = False
     try:
-        for heard_now in child.messages(lambda: heard + patience_s):
-            state.hear(heard_now)
-            is_ready = is_ready or "calls" in heard_now
-            heard = time.monotonic()
+        for heard in child.messages(lambda: state.deadline):
+            state.hear(heard)
+            is_ready = is_ready or "calls" in heard
             patience_s = _PREPARE_TIMEOUT_S if state.current is None else limits.kernel_s
+            state.deadline = time.monotonic() + patience_s
     except TimeoutError:
         _timed_out(child, state, limits)
         return

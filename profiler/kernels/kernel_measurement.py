@@ -47,7 +47,10 @@ class KernelMeasurement:
     """For outcomes other than ok: `create`, `warmup`, `measure` or `worker`."""
     message: str | None = None
     """For outcomes other than ok: what happened."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was observed while this call was timed: clocks, lost processor time, the meter."""
     environment: Mapping[str, Any] = field(default_factory=dict)
+    """What holds for all calls of a run: hardware, software, how the process was prepared."""
 
     def __post_init__(self) -> None:
         for name, kind in (("outcome", Outcome), ("provenance", Provenance)):
@@ -64,6 +67,7 @@ class KernelMeasurement:
             "provenance": self.provenance.value,
             "samples_ms": list(self.samples_ms),
             "missing": dict(self.missing),
+            "facts": dict(self.facts),
             "environment": dict(self.environment),
         }
 

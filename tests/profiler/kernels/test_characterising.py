@@ -55,7 +55,8 @@ def test_every_call_has_samples_and_a_time(timed):
         assert len(result.samples_ms) >= result.protocol.min_steps
         assert min(result.samples_ms) <= result.time_ms <= max(result.samples_ms)
         assert result.environment["device"] == result.device == "cpu-1t"
-        assert {"threads", "cpu_model", "torch", "cache_bytes", "window_s"} <= {*result.environment}
+        assert {"threads", "cpu_model", "torch", "cache_bytes"} <= {*result.environment}
+        assert {"window_s", "lost_cpu_share"} <= {*result.facts}
         assert KernelMeasurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
