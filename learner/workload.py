@@ -36,7 +36,9 @@ class Workload:
     kernels: KernelProfile | None = None
     """The kernels of a step; None where they could not be traced."""
     scope: StepScope = WHOLE_STEP
-    """What of the step is timed; it concerns step time only."""
+    """What of the step is timed; it concerns step time only, as the next one."""
+    host: str = ""
+    """Whose host and software it was timed on, where labels of a device come from several."""
     embedding: npt.NDArray[np.float32] | None = None
     """Of the graph, by the frozen encoder (width)."""
 

@@ -88,12 +88,18 @@ class Labels:
         return np.array([family_of(name) for name in self.architectures.tolist()])
 
 
-def load(source: Source, data: Path, traces: Path) -> Labels:
-    """The labels of one file whose models timm can build and PyTorch trace today."""
+def load(source: Source, data: Path, traces: Path, most: int | None = None) -> Labels:
+    """The labels of one file whose models timm can build and PyTorch trace today.
+
+    Args:
+        most: so many rows, drawn at random; by default all.
+    """
     attention = "fused" if source.fused_attention else "unfused"
     folder = traces / f"{source.memory_format}-{attention}"
     folder.mkdir(parents=True, exist_ok=True)
     sheet = pd.read_csv(data / source.file)
+    if most is not None:
+        sheet = sheet.iloc[np.random.default_rng(0).permutation(len(sheet))[:most]]
     phase = source.phase.value
     labels = Labels([], np.zeros(0), np.zeros(0, dtype=np.str_), [], [])
     times: list[float] = []

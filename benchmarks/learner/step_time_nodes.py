@@ -1,136 +1,269 @@
-"""How far simulated step times of data-centre GPUs are off without any label of theirs.
+"""Step times of a V100 from few kernels and few steps, with labels that others published.
 
-    PYTHONPATH=. python benchmarks/learner/step_time_nodes.py ../shared/data/nodes --traces FOLDER
+    PYTHONPATH=. python benchmarks/learner/step_time_nodes.py ../shared/data --traces FOLDER
+        [--devices [DEVICE ...] | --write]
 
-Steps in fp32 (TF32 in convolutions on an A100) and autocast that others measured: pycls on V100,
-pytorch-gpu-benchmark and NVIDIA's DeepLearningExamples on V100 and A100, one GPU but for pycls.
-Nothing is fitted. Each source times something else (the data loader, no optimizer, the copy to the
-device), as its README says; so the figures are for comparing forms of the prior, here with and
-without a peak of TF32.
+The first judges pycls' steps on V100s in fp32 after 0 to 100 V100 labels, with and without V100
+kernels, from what other devices have in common, from an A100's constants, and from the
+specification alone. Architectures that are judged are held out of all devices' steps. `--devices`
+holds whole devices out. `--write` writes what is known of devices into the package.
+Evidence: timm's training steps on an RTX 3090, pytorch-gpu-benchmark's steps of seven cards,
+NeuSight's kernels of three; docs/step_time.md has the tables. Kernels are traced once and kept in
+FOLDER.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
-from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from benchmarks.learner import step_time
+from trappm.experiments.default_snapshot import neusight_kernels
+from trappm.learner.physics.device_specs import known_spec, spec_of
+from trappm.learner.physics.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.kernel_times import spreads, starting_constants
+from trappm.learner.physics.known_devices import write
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Graph, Measurement, Phase
+from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
+from trappm.store.exchange.importers import node_steps
+
+Array = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
+
+SEEDS = tuple(range(5))
+LABELS = (0, 5, 10, 30, 100)
+OF_DEVICES = 0.35
+"""Of the spreads of constants: how far devices are apart at first; labels move it."""
+TIMM_STEPS = 250
+SHARE_OF_OTHERS = 0.5
+"""Of the kernels of each known device; the labels of all are fitted together."""
+KERNEL_CARDS = ("a100-pcie-40gb", "a100-pcie-80gb", "p100-pcie-16gb")
+SOURCE = "pycls"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One published step."""
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of one source on one device, beside what each is of."""
 
-    source: str
-    device: str
-    architecture: str
-    batch_size: int
-    input_size: int
-    precision: Precision
-    memory_format: MemoryFormat
-    phase: Phase
-    step_ms: float
+    evidence: Evidence
+    architectures: npt.NDArray[np.str_]
+    trains: Chosen
+
+    def at(self, chosen: Chosen) -> Steps:
+        return Steps(self.evidence.at(chosen), self.architectures[chosen], self.trains[chosen])
 
 
-def published(data: Path) -> Iterator[Step]:
-    """The rows of one GPU whose models timm has, without those that are marked as doubtful."""
-    for file, batch, size, ms in (
-        ("pycls_v100_step_fp32.csv", "per_gpu_batch", "img_size", "step_ms"),
-        ("pgb_torchvision_step.csv", "per_gpu_batch", "img_size", "median_ms"),
-        ("dle_train_throughput.csv", "per_gpu_micro_batch", "img_size", "micro_step_ms_derived"),
-    ):
-        sheet = pd.read_csv(data / file)
-        of_us = sheet["device"].str.startswith(("V100", "A100")) & sheet["timm_name"].notna()
-        of_us &= sheet["precision"].isin(["fp32", "tf32", "amp"])
-        if not file.startswith("pycls"):
-            of_us &= (sheet["n_gpus"] == 1) & sheet["suspect"].isna()
-        for row in sheet[of_us].to_dict("records"):
-            if not np.isfinite([row[batch], row[size], row[ms]]).all():
+def device_of(key: str) -> str:
+    """The card whose constants a key's labels are evidence for, whatever its form and memory."""
+    return read_name(key).model
+
+
+def published_steps(data: Path, traces: Path) -> list[Steps]:
+    """The steps of one GPU in `data` by source, run and device; of cards that are listed."""
+    rows: dict[tuple[str, str, str], list[tuple[Measurement, Workload]]] = defaultdict(list)
+    for file in ("pycls_v100_step_fp32.csv", "pgb_torchvision_step.csv"):
+        for verdict in node_steps.verdicts(data / file):
+            label = verdict.measurement
+            if label is None or known_spec(label.device) is None:
                 continue
-            yield Step(
-                source=file.split("_")[0],
-                device=str(row["device"]).split(" ")[0],
-                architecture=str(row["timm_name"]),
-                batch_size=int(row[batch]),
-                input_size=int(row[size]),
-                precision=Precision.AMP_FP16 if row["precision"] == "amp" else Precision.FP32,
-                memory_format=MemoryFormat(
-                    str(row.get("memory_format", "contiguous")).replace("_", "-")
+            workload = _workload(label, traces)
+            if workload is not None:
+                source = label.protocol.name, label.environment["run"]
+                rows[label.device, *source].append((label, workload))
+    result = []
+    for (device, source, run), labelled in rows.items():
+        labels = [label for label, _ in labelled]
+        result.append(
+            Steps(
+                Evidence(
+                    device_of(device),
+                    f"{source} {device} {run}",
+                    spec_of(device),
+                    [workload for _, workload in labelled],
+                    np.log([label.step_time_ms or np.nan for label in labels]),
                 ),
-                phase=Phase.INFER if row["phase"] == "infer" else Phase.TRAIN,
-                step_ms=float(row[ms]),
+                np.array([label.configuration.architecture for label in labels]),
+                np.array([label.configuration.phase is Phase.TRAIN for label in labels]),
             )
+        )
+    return result
 
 
-def _kernels(step: Step, folder: Path) -> KernelProfile | None:
-    path = folder / f"{step.architecture}@{step.input_size}-{step.precision}-{step.memory_format}"
+def _workload(label: Measurement, traces: Path) -> Workload | None:
+    what = label.configuration
+    path = traces / f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}"
     if not path.exists():
         try:
             profile = kernel_profile(
-                step.architecture,
-                step.input_size,
-                precision=step.precision,
-                memory_format=step.memory_format,
+                what.architecture,
+                what.input_size,
+                precision=what.precision,
+                memory_format=what.memory_format,
             )
         except TrappmError as error:
-            print(f"left out: {error}")
+            sys.stderr.write(f"left out: {error}\n")
             return None
         path.write_bytes(profile.to_bytes())
-    return KernelProfile.from_bytes(path.read_bytes())
-
-
-def _predicted(step: Step, kernels: KernelProfile, spec: DeviceSpec) -> float:
-    workload = Workload(
-        graph=Graph.empty(step.batch_size),
-        precision=step.precision,
-        memory_format=step.memory_format,
-        optimizer=Optimizer.MOMENTUM,
-        phase=step.phase,
-        kernels=kernels,
+    return Workload(
+        graph=Graph.empty(what.batch_size),
+        precision=what.precision,
+        memory_format=what.memory_format,
+        optimizer=what.optimizer,
+        phase=what.phase,
+        scope=StepScope.of(label.environment),
+        kernels=KernelProfile.from_bytes(path.read_bytes()),
     )
-    return float(np.exp(StepTimePrior(spec).log_values([workload])[0]))
+
+
+def timm_steps(data: Path, traces: Path) -> Steps:
+    """timm's training steps on an RTX 3090, in autocast."""
+    source = step_time.SOURCES["train"]
+    labels = step_time.load(source, data, traces, most=TIMM_STEPS)
+    evidence = Evidence(
+        device_of(source.device),
+        "timm",
+        spec_of(source.device),
+        labels.workloads,
+        np.log(labels.step_time_ms),
+    )
+    trains = np.ones(len(labels.workloads), dtype=np.bool_)
+    return Steps(evidence, labels.groups("architectures"), trains)
+
+
+def published_kernels(data: Path, card: str, share: float) -> Evidence:
+    """Kernels of one card alone, a share of those that the shipped snapshot learns from."""
+    file = "v100_a100" if card[:4] in {"v100", "a100"} else "other_gpus"
+    whole = neusight_kernels(data / f"neusight_kernels_fp32_{file}.csv.gz", card)
+    chosen = np.arange(len(whole.workloads)) % round(1 / share) == 0
+    return replace(whole.at(chosen), device=device_of(card), host=f"neusight {card}")
+
+
+def learned_from(evidence: Iterable[Evidence]) -> JointFit:
+    first = Distribution.first(starting_constants(), spreads(1.0), of_devices=OF_DEVICES)
+    return JointFit(list(evidence), first, learns=True)
+
+
+def errors(prior: StepTimePrior, steps: Steps) -> dict[str, float]:
+    """Mean absolute percentage error by phase."""
+    evidence = steps.evidence
+    off = prior.log_values(evidence.workloads) - evidence.log_values
+    parts = {"training": steps.trains, "inference": ~steps.trains}
+    return {
+        phase: 100 * float(np.abs(np.exp(off[chosen]) - 1).mean())
+        for phase, chosen in parts.items()
+        if chosen.any()
+    }
+
+
+def judge_v100(
+    known: Sequence[Steps], kernels: Sequence[Evidence], of_v100: Evidence, seeds: Sequence[int]
+) -> dict[str, dict[str, list[float]]]:
+    """Errors on pycls' V100 steps of architectures held out, by start, kernels and labels."""
+    target = next(s for s in known if s.evidence.host.startswith(SOURCE))
+    others = [s for s in known if s.evidence.device != target.evidence.device]
+    spec = target.evidence.spec
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seed in seeds:
+        test = step_time.held_out(target.architectures, seed)
+        judged = set(target.architectures[test].tolist())
+        fit = learned_from(
+            [*(s.evidence.at(~np.isin(s.architectures, [*judged])) for s in others), *kernels]
+        )
+        common = fit.of_another_device()
+        a100 = replace(common, centre=fit.constants("a100"))
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(~test))
+        for count in LABELS:
+            drawn = np.zeros(len(test), dtype=np.bool_)
+            drawn[order[:count]] = True
+            labels = target.evidence.at(drawn)
+            used = f"{min(count, len(order))} labels"
+            for start, known_constants in (("all devices", common), ("A100", a100)):
+                for told, own in (("", ()), (" and kernels", (of_v100,))):
+                    prior = StepTimePrior.like_others(spec, known_constants, own)
+                    prior = prior.refit(labels.workloads, labels.log_values)
+                    _add(found[f"{used}{told}, from {start}"], errors(prior, target.at(test)))
+            scratch = StepTimePrior(spec).refit(labels.workloads, labels.log_values)
+            _add(found[f"{used}, from the specification"], errors(scratch, target.at(test)))
+        _tell(f"seed {seed}", found)
+    return found
+
+
+def judge_devices(
+    known: Sequence[Steps], kernels: Sequence[Evidence], devices: Sequence[str]
+) -> dict[str, dict[str, list[float]]]:
+    """Errors on all steps of a device of which nothing but the specification, or kernels, are
+    known; other devices' steps of the same architectures are."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for device in devices:
+        fit = learned_from(
+            [s.evidence for s in known if s.evidence.device != device]
+            + [e for e in kernels if e.device != device]
+        )
+        common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
+        for steps in (s for s in known if s.evidence.device == device):
+            spec, host = steps.evidence.spec, steps.evidence.host
+            starts = {"the specification": StepTimePrior(spec)}
+            starts["other devices"] = StepTimePrior.like_others(spec, common)
+            if own:
+                starts["other devices and kernels"] = StepTimePrior.like_others(spec, common, own)
+            for start, prior in starts.items():
+                _add(found[f"{host}, from {start}"], errors(prior, steps))
+        _tell(device, found)
+    return found
+
+
+def _add(found: dict[str, list[float]], new: Mapping[str, float]) -> None:
+    for phase, error in new.items():
+        found[phase].append(error)
+
+
+def _tell(what: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    last = {key: {p: round(v[-1], 1) for p, v in row.items()} for key, row in found.items()}
+    sys.stderr.write(f"{what}: {json.dumps(last)}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, help="the folder with the published labels")
     parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--devices", nargs="*", help="judge these as a whole, by default three")
+    parser.add_argument("--write", action="store_true", help="what is known, into the package")
     options = parser.parse_args()
-    options.traces.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for step in published(options.data):
-        kernels = _kernels(step, options.traces)
-        if kernels is None:
-            continue
-        spec = spec_of(step.device)
-        plain = dataclasses.replace(spec, tf32_tflops=None)
-        rows.append(
-            {
-                **dataclasses.asdict(step),
-                "tf32": _predicted(step, kernels, spec) / step.step_ms,
-                "no_tf32": _predicted(step, kernels, plain) / step.step_ms,
-            }
-        )
-    table = pd.DataFrame(rows)
-    print("predicted over measured, without TF32 and with it: median; MAPE in %")
-    for key, group in table.groupby(["source", "device", "precision", "phase"]):
-        errors = [
-            f"{group[form].median():5.2f} {100 * (group[form] - 1).abs().mean():6.1f}"
-            for form in ("no_tf32", "tf32")
-        ]
-        print(f"{' '.join(map(str, key)):44} {len(group):4}  {'   '.join(errors)}")
+    nodes = options.data / "nodes"
+    known = [*published_steps(nodes, options.traces), timm_steps(options.data, options.traces)]
+    kernels = [published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS]
+    of_v100 = published_kernels(nodes, "v100-pcie-32gb", 1.0)
+    if options.write:
+        evidence = [*(steps.evidence for steps in known), *kernels]
+        # The shipped snapshot has heads of these two, which are judged on the same labels.
+        fit = learned_from(part for part in evidence if part.device not in {"a100", "v100"})
+        write(fit.of_another_device())
+        return
+    if options.devices is not None:
+        wanted = options.devices or ["a100", "titan-v", "rtx-2080-ti"]
+        found = judge_devices(known, [*kernels, of_v100], wanted)
+    else:
+        found = judge_v100(known, kernels, of_v100, options.seeds)
+    median = {
+        key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
+        for key, row in found.items()
+    }
+    print(json.dumps(median, indent=1))
 
 
 if __name__ == "__main__":

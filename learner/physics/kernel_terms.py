@@ -275,11 +275,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "last": last.astype(np.float64),
         "full": (~half & ~tf32).astype(np.float64),
         "winograd": (
-            ~half
-            & (kinds == KernelKind.DENSE)
-            & (windows == 9)
-            & (strides == 1)
-            & ~tf32
+            ~half & (kinds == KernelKind.DENSE) & (windows == 9) & (strides == 1) & ~tf32
         ).astype(np.float64),
         "reordered": (convolution & half & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),

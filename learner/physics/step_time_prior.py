@@ -9,7 +9,7 @@ peaks are not. docs/step_time.md has each term's reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Self
 
 import numpy as np
@@ -17,6 +17,13 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.joint_fit import (
+    LEAST_NOISE,
+    NOISE_DEGREES,
+    Distribution,
+    Evidence,
+    JointFit,
+)
 from trappm.learner.physics.kernel_terms import Array, Peak, Terms, terms_of
 from trappm.learner.physics.kernel_times import (
     SHARE_GROUPS,
@@ -32,10 +39,6 @@ from trappm.profiler.errors import InputError
 
 # The form of the fit was chosen on folds of all published rows of step times (docs/step_time.md);
 # `benchmarks/learner/step_time.py` judges it. Numbers of steps only bound it.
-NOISE_DEGREES = 3.0
-"""Of freedom of the Student-t error: some models surprise everybody."""
-LEAST_NOISE = 0.02
-"""Of the logarithm: a round number below what the formula alone is off by (docs/step_time.md)."""
 ITERATIONS = 60
 """Of a fit at most: a round number; calm steps end most of them before."""
 ROUNDS = 3
@@ -67,16 +70,30 @@ class StepTimePrior:
         spec: DeviceSpec,
         constants: Tensor | None = None,
         learned_spreads: Tensor | None = None,
+        known: Distribution | None = None,
+        evidence: Sequence[Evidence] = (),
     ) -> None:
         """
         Args:
             spec: of the device whose labels these are or will be.
             constants: as another instance has them (c); by default those of no label.
-            learned_spreads: how far labels let each move (c); not kept in `tensors`.
+            learned_spreads: how far labels let each move (c); not kept in `tensors`, nor are:
+            known: what other devices say of this one's constants, which `refit` draws them to.
+            evidence: of this device beside the labels of steps: kernels alone.
         """
         self.spec = spec
         self.constants = starting_constants() if constants is None else constants
         self.learned_spreads = learned_spreads
+        self.known = known
+        self.evidence = evidence
+
+    @classmethod
+    def like_others(
+        cls, spec: DeviceSpec, known: Distribution, evidence: Sequence[Evidence] = ()
+    ) -> Self:
+        """A device without labels: the constants of others, moved by its kernels alone."""
+        plain = cls(spec, known.centre, known=known, evidence=evidence)
+        return plain.refit([], np.zeros(0)) if evidence else plain
 
     def started_from(self, other: Self) -> Self:
         """This device with the constants of another: as far from its specification as there."""
@@ -124,6 +141,8 @@ class StepTimePrior:
         """
         if len(workloads) != len(log_values):
             raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
+        if self.known is not None:
+            return self._refit_with_others(self.known, workloads, log_values)
         known = np.flatnonzero(np.isfinite(log_values))
         if not len(known):
             return self
@@ -143,6 +162,27 @@ class StepTimePrior:
             learned = _learned_spreads((constants - centre) / learned, unsure, learned, first)
             constants, unsure = _fit(chunks, labels, centre, learned, self.spec, constants)
         return type(self)(self.spec, constants, learned)
+
+    def _refit_with_others(
+        self, known: Distribution, workloads: Sequence[Workload], log_values: Array
+    ) -> Self:
+        """Constants from labels of any hosts, kernels alone, and what other devices say.
+
+        What the host costs is then that of the host with most labels.
+        """
+        hosts = np.array([workload.host for workload in workloads], dtype=np.str_)
+        names, counts = np.unique(hosts[np.isfinite(log_values)], return_counts=True)
+        labelled = Evidence("", "", self.spec, workloads, np.asarray(log_values, dtype=np.float64))
+        steps = [
+            replace(labelled.at((hosts == host) & np.isfinite(log_values)), host=f"steps {host}")
+            for host in names
+        ]
+        kernels = [replace(part, device="") for part in self.evidence]
+        if not steps and not kernels:
+            return self
+        main = f"steps {names[np.argmax(counts)]}" if len(names) else ""
+        constants = JointFit([*steps, *kernels], known).constants("", main)
+        return type(self)(self.spec, constants, None, known, self.evidence)
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         if not len(workloads):

@@ -3,7 +3,8 @@
     python -m trappm.experiments.default_snapshot ../shared/data        (or: make default-snapshot)
 
 So a prediction needs no campaign: memory of training on an A100 (GPUMemNet), training steps on an
-RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results). Heads are judged on
+RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on V100 and
+A100 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels). Heads are judged on
 architectures held out, then trained on all labels. Profiles that are missing are made once and
 kept in TRAPPM_HOME, as `trappm evaluate` does; the labels themselves are never kept. The same
 labels, versions and seed give the same heads.
@@ -15,9 +16,9 @@ import argparse
 import os
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.joint_fit import Evidence
+from trappm.learner.physics.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -42,9 +45,12 @@ from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home
+from trappm.store.kernels.neusight import SOURCE as NEUSIGHT
+from trappm.store.kernels.neusight import read_neusight
 
 SEED = 1337
 HELD_OUT = 0.2
@@ -53,28 +59,53 @@ SPLIT = "a fifth of the architectures held out, seed 1337; then trained on all l
 
 @dataclass(frozen=True)
 class Sheet:
-    """One published file, and what is learned from it."""
+    """Published files of one device, and what is learned from them."""
 
-    file: str
+    files: tuple[str, ...]
     device: str
-    phase: Phase
+    phases: tuple[Phase, ...]
     metric: str
     usable: str | None = None
     """A file of the rows that judge."""
+    keys: tuple[str, ...] = ()
+    """Of the devices whose rows are taken; by default there are no others."""
+    kernels: str | None = None
+    """A card whose kernels alone NeuSight timed."""
 
 
+BOTH = (Phase.TRAIN, Phase.INFER)
 SHEETS = (
     Sheet(
-        "a100_40gb_train_memory.csv",
+        ("a100_40gb_train_memory.csv",),
         "a100-40gb",
-        Phase.TRAIN,
+        (Phase.TRAIN,),
         "memory_mib",
         usable="a100_40gb_train_memory_quality.csv",
     ),
-    Sheet("rtx3090_train_step_amp_nchw.csv", "rtx3090", Phase.TRAIN, "step_time_ms"),
-    Sheet("rtx3090_infer_step_amp_nchw.csv", "rtx3090", Phase.INFER, "step_time_ms"),
-    Sheet("rtx4090_infer_step_amp_nchw.csv", "rtx4090", Phase.INFER, "step_time_ms"),
+    Sheet(("rtx3090_train_step_amp_nchw.csv",), "rtx3090", (Phase.TRAIN,), "step_time_ms"),
+    Sheet(("rtx3090_infer_step_amp_nchw.csv",), "rtx3090", (Phase.INFER,), "step_time_ms"),
+    Sheet(("rtx4090_infer_step_amp_nchw.csv",), "rtx4090", (Phase.INFER,), "step_time_ms"),
+    Sheet(
+        ("nodes/pycls_v100_step_fp32.csv", "nodes/pgb_torchvision_step.csv"),
+        "v100-16gb",
+        BOTH,
+        "step_time_ms",
+        keys=("v100-16gb", "v100-dgxs-16gb"),
+        kernels="v100-pcie-32gb",
+    ),
+    Sheet(
+        ("nodes/pgb_torchvision_step.csv",),
+        "a100-40gb",
+        BOTH,
+        "step_time_ms",
+        keys=("a100-sxm4-40gb",),
+        kernels="a100-pcie-40gb",
+    ),
 )
+KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
+KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
+           "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
+"""So many of each operator: a minute of measuring."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +114,12 @@ class Trained:
 
     sheet: Sheet
     head: Head[Prior]
-    errors: Score
+    errors: Mapping[Phase, Score]
     """On the architectures held out, of a head that has not seen them."""
     measurements: Sequence[Measurement]
     """All that it was trained on."""
+    kernels: Evidence | None
+    """And the kernels alone."""
 
 
 def train(sheet: Sheet, data: Path, processes: int) -> Trained:
@@ -95,8 +128,14 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     Raises:
         InputError: the file is missing or cannot be read.
     """
-    measurements = read_labels(data / sheet.file)
+    measurements = [
+        label
+        for file in sheet.files
+        for label in read_labels(data / file)
+        if not sheet.keys or label.device in sheet.keys
+    ]
     usable = read_usable(data / sheet.usable) if sheet.usable else None
+    kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
     prior: Prior
     with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
         if sheet.metric == "memory_mib":
@@ -105,13 +144,42 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
         else:
             samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
             prior = StepTimePrior(spec_of(sheet.device))
+            if kernels is not None:
+                prior = StepTimePrior.like_others(prior.spec, known_devices(), (kernels,))
     test = _held_out(samples)
-    _show(0, 2, f"judging {sheet.file}")
+    what = f"{sheet.metric} of {sheet.device}"
+    _show(0, 2, f"judging {what}")
     judged = _fit(prior, samples, np.flatnonzero(~test))
-    rows = np.flatnonzero(test)
-    errors = score(samples, rows, judged.predict(samples.at(rows)))
-    _show(1, 2, f"training {sheet.file}: held-out errors {errors['accuracy']}")
-    return Trained(sheet, _fit(prior, samples, np.arange(len(samples))), errors, measurements)
+    phases = np.array([workload.phase for workload in samples.workloads])
+    errors = {
+        phase: score(samples, rows, judged.predict(samples.at(rows)))
+        for phase in sheet.phases
+        for rows in [np.flatnonzero(test & (phases == phase))]
+    }
+    accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
+    _show(1, 2, f"training {what}: held-out errors {accuracy}")
+    head = _fit(prior, samples, np.arange(len(samples)))
+    return Trained(sheet, head, errors, measurements, kernels)
+
+
+def neusight_kernels(path: Path, card: str) -> Evidence:
+    """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
+    for row in read_neusight(path):
+        if row.device == card and row.time_ms is not None:
+            times_ms[row.call.operator].append((row.call, row.time_ms))
+    generator = np.random.default_rng(SEED)
+    drawn = [
+        times_ms[name][i]
+        for name, count in KERNELS.items()
+        for i in generator.permutation(len(times_ms[name]))[:count]
+    ]
+    # TF32 was switched off.
+    return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)
 
 
 def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
@@ -121,25 +189,18 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
     labels: list[TrainingLabel] = []
     for part in trained:
         sheet = part.sheet
-        simulated = sheet.metric == "memory_mib"
-        head = {sheet.metric: part.head}
-        settings = Counter(
-            StepSettings(c.precision, c.memory_format, c.optimizer)
-            for c in (m.configuration for m in part.measurements)
-        )
-        heads.setdefault(sheet.device, {})[sheet.phase] = TrainedHeads(
-            Heads(head if simulated else {}, {} if simulated else head, len(part.measurements)),
-            tuple(setting for setting, _ in settings.most_common()),
-        )
-        of_device = errors.setdefault(sheet.device, {})
-        of_device.setdefault(sheet.phase.value, {})[sheet.metric] = {
-            **(part.errors["accuracy"] or {}),
-            "by_family": {
-                family: {"count": of_family["count"], "mape": of_family["mape"]}
-                for family, of_family in part.errors["by_family"].items()
-                if of_family is not None
-            },
-        }
+        for phase in sheet.phases:
+            of_device = heads.setdefault(sheet.device, {})
+            of_device[phase] = _beside(of_device.get(phase), _trained_heads(part, phase))
+            of_phase = errors.setdefault(sheet.device, {}).setdefault(phase.value, {})
+            of_phase[sheet.metric] = {
+                **(part.errors[phase]["accuracy"] or {}),
+                "by_family": {
+                    family: {"count": of_family["count"], "mape": of_family["mape"]}
+                    for family, of_family in part.errors[phase]["by_family"].items()
+                    if of_family is not None
+                },
+            }
         labels += [_label(m, sheet) for m in part.measurements]
     return save_snapshot(
         registry,
@@ -152,23 +213,65 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "errors": errors,
             "split": SPLIT,
             "label_counts": {"imported": len(labels)},
-            "sources": [_source(part) for part in trained],
+            "sources": [source for part in trained for source in _sources(part)],
         },
     )
 
 
-def _source(part: Trained) -> dict[str, Any]:
-    """The manifest's entry for a sheet."""
+def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
+    of_phase = [m.configuration for m in part.measurements if m.configuration.phase is phase]
+    settings = Counter(StepSettings(c.precision, c.memory_format, c.optimizer) for c in of_phase)
+    head = {part.sheet.metric: part.head}
+    simulated = part.sheet.metric == "memory_mib"
+    return TrainedHeads(
+        Heads(head if simulated else {}, {} if simulated else head, len(part.measurements)),
+        tuple(setting for setting, _ in settings.most_common()),
+    )
+
+
+def _beside(one: TrainedHeads | None, other: TrainedHeads) -> TrainedHeads:
+    """Heads of different metrics of a device and phase as one set."""
+    if one is None:
+        return other
+    first, second = one.heads, other.heads
+    assert isinstance(first, Heads) and isinstance(second, Heads)  # noqa: S101, PT018  (made here)
+    return TrainedHeads(
+        Heads(
+            {**first.heads, **second.heads},
+            {**first.of_kernels, **second.of_kernels},
+            first.label_count + second.label_count,
+        ),
+        tuple(dict.fromkeys([*one.settings, *other.settings])),
+    )
+
+
+def _sources(part: Trained) -> Iterator[dict[str, Any]]:
+    """The manifest's entries for a sheet: one a file and phase, and one of kernels."""
     rare = {"without_spikes", "out_of_memory"}
-    return {
-        "file": part.sheet.file,
-        "source": part.measurements[0].environment["source"],
-        "device": part.sheet.device,
-        "phase": part.sheet.phase.value,
-        "metric": part.sheet.metric,
-        "labels": len(part.measurements),
-        **{name: errors for name, errors in part.errors.items() if name in rare},
-    }
+    common = {"device": part.sheet.device, "metric": part.sheet.metric}
+    rows = Counter(
+        (m.configuration.phase, str(m.environment["source"]), str(m.environment.get("licence", "")))
+        for m in part.measurements
+    )
+    files = dict(zip(dict.fromkeys(source for _, source, _ in rows), part.sheet.files, strict=True))
+    for (phase, source, licence), count in rows.items():
+        yield {
+            **common,
+            "file": files[source],
+            "source": source,
+            "phase": phase.value,
+            "labels": count,
+            **({"licence": licence} if licence else {}),
+            **{name: errors for name, errors in part.errors[phase].items() if name in rare},
+        }
+    if part.kernels is not None:
+        yield {
+            **common,
+            "file": KERNELS_FILE,
+            "source": NEUSIGHT,
+            "licence": "MIT",
+            "labels": len(part.kernels.workloads),
+        }
 
 
 def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
@@ -186,6 +289,7 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
                 optimizer=what.optimizer,
                 phase=what.phase,
                 scope=StepScope.of(measurement.environment),
+                host=f"{measurement.device} {measurement.environment.get('run', '')}",
                 kernels=step.kernels,
             )
             rows.append((what, workload, measurement.step_time_ms))

@@ -1,0 +1,293 @@
+"""Constants of many devices fitted together, from steps and from kernels alone.
+
+    constants = centre + what all devices share + the device's own + the host's own
+
+A kernel alone is a step of one kernel, so both are evidence for the same constants, each source
+with its own noise. What a host costs (dispatch, a step, a copy) belongs to where a source measured,
+not to the device. Each part is Gaussian, and labels say how far the constants of each group go
+apart between devices: a hierarchical model, fitted by empirical Bayes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.kernel_terms import Terms, terms_of
+from trappm.learner.physics.kernel_times import Lookup, group_rows, times_of
+from trappm.learner.workload import Workload
+
+Array = npt.NDArray[np.float64]
+
+HOST_GROUPS = frozenset({"dispatch", "step", "host_copy"})
+"""Constants of the host and its software."""
+SLOW_HOSTS = 1.7
+"""How much further dispatch may be off than on hosts of our own: published steps of small batches
+waited for hosts six times as slow as we take one to be. A round number."""
+NOISE_DEGREES = 3.0
+"""Of freedom of the Student-t error: some models surprise everybody."""
+LEAST_NOISE = 0.02
+"""Of the logarithm: a round number below what the formula alone is off by (docs/step_time.md)."""
+FEW = 10.0
+"""Labels of a source; so many can be met by chance, which says nothing of their noise."""
+ITERATIONS = 40
+CALM_STEPS = 2
+LEAST_GAIN = 5e-3
+"""Nats, times the root of the number of labels; two such steps end a fit."""
+MOST_DAMPING = 1e8
+ROUNDS = 3
+"""Fits, each with spreads learned from the one before."""
+PSEUDO_CONSTANTS = 6.0
+"""Where a spread begins weighs as much as so many constants that were learned."""
+CHANGES = (0.1, 3.0)
+"""Of a learned spread against the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What one source measured on one device and host: steps, or kernels alone."""
+
+    device: str
+    host: str
+    spec: DeviceSpec
+    workloads: Sequence[Workload]
+    log_values: Array
+    """Of times in ms (n)."""
+
+    @cached_property
+    def terms(self) -> Terms:
+        return terms_of(self.workloads, self.spec)
+
+    def at(self, chosen: npt.NDArray[np.bool_]) -> Evidence:
+        """Those of its labels (n) that are chosen."""
+        workloads = [self.workloads[i] for i in np.flatnonzero(chosen).tolist()]
+        return replace(self, workloads=workloads, log_values=self.log_values[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """Of the constants: where they lie, and how far they move; all logarithms (c)."""
+
+    centre: Tensor
+    shared: Tensor
+    """How far the centre itself may be off."""
+    device: Tensor
+    host: Tensor
+
+    @classmethod
+    def first(cls, centre: Tensor, spreads: Tensor, *, of_devices: float) -> Distribution:
+        """Before any label, with a share of the spreads for the difference of devices."""
+        device = of_devices * spreads
+        host = torch.zeros_like(spreads)
+        shared = spreads.clone()
+        for group, rows in group_rows():
+            if group.name in HOST_GROUPS:
+                wide = SLOW_HOSTS if group.name == "dispatch" else 1.0
+                device[rows], shared[rows], host[rows] = 0.0, 0.0, wide * spreads[rows]
+            elif group.common:
+                device[rows] = shared[rows] = spreads[rows] / 2
+        return cls(centre, shared, device, host)
+
+
+@dataclass(eq=False)
+class _Part:
+    """A part of the sum, and whose it is."""
+
+    key: tuple[str, str]
+    """`shared`, `device` or `host`, and whose."""
+    labels: Tensor
+    """Places of the labels that it concerns."""
+    constants: Tensor
+    """Places of the constants that it moves (k)."""
+    spread: Tensor
+    """(k)."""
+    shift: Tensor
+    """By so many spreads (k)."""
+
+    def own(self, jacobian: Tensor) -> Tensor:
+        """Derivatives of its labels by its shifts."""
+        return jacobian[self.labels][:, self.constants] * self.spread
+
+
+class JointFit:
+    """The most probable constants of all devices and hosts of some evidence."""
+
+    def __init__(
+        self, evidence: Sequence[Evidence], distribution: Distribution, *, learns: bool = False
+    ) -> None:
+        """Fits.
+
+        Args:
+            evidence: of any number of devices.
+            distribution: before it.
+            learns: how far the constants of each group move, too.
+        """
+        self.distribution = distribution
+        self._evidence = [part for part in evidence if len(part.workloads)]
+        self._source = np.repeat(
+            np.arange(len(self._evidence)), [len(e.workloads) for e in self._evidence]
+        )
+        self._labels = torch.from_numpy(np.concatenate([e.log_values for e in self._evidence]))
+        self.noise = np.full(len(self._evidence), 0.5)
+        """Scale of the error of each part of the evidence that has labels."""
+        self._parts = self._made()
+        first = distribution
+        for _ in range(ROUNDS - 1 if learns else 0):
+            self._fit()
+            self._learn_spreads(first)
+        self._fit()
+
+    def constants(self, device: str, host: str = "") -> Tensor:
+        """Of a device on a host (c); those of an unknown one are as far as labels say nothing."""
+        values = self.distribution.centre.clone()
+        for part in self._parts:
+            if part.key in {("shared", ""), ("device", device), ("host", host)}:
+                values[part.constants] += part.spread * part.shift
+        return values
+
+    def of_another_device(self) -> Distribution:
+        """What is known of a device that has no label here: as sure as what all share."""
+        own = self.distribution
+        unsure = torch.zeros_like(own.centre)
+        for part, left in zip(self._parts, self._left(), strict=True):
+            if part.key == ("shared", ""):
+                unsure[part.constants] = part.spread**2 * left
+        centre, device = self.constants(""), (own.device**2 + unsure).sqrt()
+        return Distribution(centre, torch.zeros_like(centre), device, own.host)
+
+    def _made(self) -> list[_Part]:
+        distribution = self.distribution
+        devices = sorted({e.device for e in self._evidence})
+        hosts = sorted({e.host for e in self._evidence})
+        wanted = [("shared", "", distribution.shared)]
+        wanted += [("device", device, distribution.device) for device in devices]
+        wanted += [("host", host, distribution.host) for host in hosts]
+        parts = []
+        for kind, key, spread in wanted:
+            constants = torch.from_numpy(np.flatnonzero(spread.numpy() > 0))
+            if not len(constants):
+                continue
+            concerned = [kind == "shared" or getattr(e, kind) == key for e in self._evidence]
+            labels = torch.from_numpy(np.flatnonzero(np.array(concerned)[self._source]))
+            shift = torch.zeros(len(constants), dtype=torch.float64)
+            parts.append(_Part((kind, key), labels, constants, spread[constants], shift))
+        return parts
+
+    def _values(self) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([self._times(e, tracked=False)[0] for e in self._evidence])
+
+    def _linear(self) -> tuple[Tensor, Tensor]:
+        """Errors (n) and derivatives of what is predicted by the constants (n, c)."""
+        parts = [self._times(evidence, tracked=True) for evidence in self._evidence]
+        values, jacobians = zip(*parts, strict=True)
+        return self._labels - torch.cat(values), torch.cat(jacobians)
+
+    def _times(self, evidence: Evidence, *, tracked: bool) -> tuple[Tensor, Tensor]:
+        lookup = Lookup(self.constants(evidence.device, evidence.host), tracked=tracked)
+        logs = times_of(evidence.terms, lookup, evidence.spec).total().log()
+        return logs.detach(), lookup.jacobian(logs) if tracked else logs
+
+    def _scales(self, errors: Tensor) -> Tensor:
+        """Of each label's error (n): the median of its source, never more than before."""
+        for place in range(len(self._evidence)):
+            own = errors[torch.from_numpy(self._source == place)]
+            least = LEAST_NOISE * (1 + FEW / len(own))
+            median = 1.48 * float(own.abs().median())
+            self.noise[place] = max(least, min(float(self.noise[place]), median))
+        return torch.from_numpy(self.noise[self._source])
+
+    @staticmethod
+    def _variances(errors: Tensor, scales: Tensor) -> Tensor:
+        """Larger ones for labels that are far off (Student-t)."""
+        return (NOISE_DEGREES * scales**2 + errors**2) / (NOISE_DEGREES + 1)
+
+    def _loss(self, errors: Tensor, scales: Tensor) -> float:
+        """Twice the negative log posterior at these scales, up to a constant."""
+        tails = torch.log1p(errors**2 / (NOISE_DEGREES * scales**2)).sum()
+        shifts = sum(float((part.shift**2).sum()) for part in self._parts)
+        return float((NOISE_DEGREES + 1) * tails) + shifts
+
+    def _fit(self) -> None:
+        """Damped Gauss-Newton steps on reweighted squares, in the space of the labels: there are
+        fewer of them than constants of all devices."""
+        errors, jacobian = self._linear()
+        damping, calm = 0.1, 0
+        for _ in range(ITERATIONS):
+            scales = self._scales(errors)
+            variances = self._variances(errors, scales)
+            loss, before = self._loss(errors, scales), [part.shift for part in self._parts]
+            gain = -1.0
+            while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
+                self._step(errors, jacobian, variances, 1 + damping, before)
+                gain = loss - self._loss(self._labels - self._values(), scales)
+                damping = damping * 4 if not gain >= 0 else max(damping / 4, 1e-4)
+            if not gain >= 0:
+                for part, shift in zip(self._parts, before, strict=True):
+                    part.shift = shift
+                return
+            calm = calm + 1 if gain < LEAST_GAIN * len(self._labels) ** 0.5 else 0
+            if calm == CALM_STEPS:
+                return
+            errors, jacobian = self._linear()
+
+    def _step(
+        self,
+        errors: Tensor,
+        jacobian: Tensor,
+        variances: Tensor,
+        weight: float,
+        shifts: Sequence[Tensor],
+    ) -> None:
+        """One step from these shifts, each drawn to 0 with this weight (Woodbury's identity)."""
+        wanted, covariance = errors.clone(), torch.diag(weight * variances)
+        owns = [part.own(jacobian) for part in self._parts]
+        for part, own, shift in zip(self._parts, owns, shifts, strict=True):
+            wanted[part.labels] += own @ shift / weight
+            covariance[part.labels[:, None], part.labels] += own @ own.T
+        solved = torch.linalg.solve(covariance, wanted)
+        for part, own, shift in zip(self._parts, owns, shifts, strict=True):
+            part.shift = shift + own.T @ solved[part.labels] - shift / weight
+
+    def _left(self) -> list[Tensor]:
+        """What labels left of the variance of each part's shifts."""
+        errors, jacobian = self._linear()
+        covariance = torch.diag(self._variances(errors, self._scales(errors)))
+        owns = [part.own(jacobian) for part in self._parts]
+        for part, own in zip(self._parts, owns, strict=True):
+            covariance[part.labels[:, None], part.labels] += own @ own.T
+        inverse = torch.linalg.inv(covariance)
+        return [
+            1.0 - (own * (inverse[part.labels[:, None], part.labels] @ own)).sum(0)
+            for part, own in zip(self._parts, owns, strict=True)
+        ]
+
+    def _learn_spreads(self, first: Distribution) -> None:
+        """How far constants move, from how far labels moved them: evidence maximisation (MacKay
+        1992, "Bayesian interpolation"), for what all share and for what devices do not."""
+        left = list(zip(self._parts, self._left(), strict=True))
+        spreads = {"shared": first.shared.clone(), "device": first.device.clone()}
+        for kind, begun in (("shared", first.shared), ("device", first.device)):
+            for _, rows in group_rows():
+                moved, determined = 0.0, 0.0
+                for part, unsure in left:
+                    if part.key[0] != kind:
+                        continue
+                    own = (part.constants >= rows.start) & (part.constants < rows.stop)
+                    scale = part.spread[own] / begun[part.constants[own]]
+                    moved += float(((part.shift[own] * scale) ** 2).sum())
+                    determined += float((1.0 - unsure[own]).sum())
+                variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
+                spreads[kind][rows] = begun[rows] * min(max(variance**0.5, CHANGES[0]), CHANGES[1])
+        self.distribution = replace(self.distribution, **spreads)
+        for part in self._parts:
+            if part.key[0] in spreads:
+                new = spreads[part.key[0]][part.constants]
+                part.shift, part.spread = part.shift * part.spread / new, new

@@ -1,0 +1,68 @@
+"""What is known of GPUs before any label of theirs: learned from published steps and kernels.
+
+`known_devices.safetensors` is written by `benchmarks/learner/step_time_nodes.py --write`, from the
+sources that docs/step_time.md names. A new device starts from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.torch import load_file, save_file
+
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.joint_fit import Distribution, Evidence
+from trappm.learner.workload import Workload
+from trappm.profiler.kernels.kernel_call import KernelCall
+from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.records import Graph, Optimizer, Phase
+from trappm.profiler.records.step_scope import StepScope
+
+FILE = Path(__file__).parent / "known_devices.safetensors"
+
+
+@cache
+def known_devices() -> Distribution:
+    """The distribution of constants that comes with the package."""
+    tensors = load_file(FILE)
+    return Distribution(**{field.name: tensors[field.name] for field in fields(Distribution)})
+
+
+def write(distribution: Distribution, path: Path = FILE) -> None:
+    tensors = {f.name: getattr(distribution, f.name).contiguous() for f in fields(Distribution)}
+    save_file(tensors, path)
+
+
+def kernel_workload(call: KernelCall) -> Workload:
+    """A kernel alone as a step of one kernel: no host that it waits for."""
+    kernels = kernel_profile_of(call)
+    return Workload(
+        graph=Graph.empty(call.batch_size),
+        precision=kernels.precision,
+        memory_format=call.memory_format,
+        optimizer=call.optimizer or Optimizer.SGD,
+        phase=Phase.TRAIN,
+        scope=StepScope(updates=call.optimizer is not None, waits_for_host=False),
+        kernels=kernels,
+    )
+
+
+def kernel_evidence(
+    device: str, source: str, spec: DeviceSpec, times_ms: Iterable[tuple[KernelCall, float]]
+) -> Evidence:
+    """Kernels that one source timed on a device.
+
+    Args:
+        device: whose constants they are evidence for.
+        source: whose launches are within the times.
+        spec: without TF32 where none of them used it.
+        times_ms: of each call.
+    """
+    rows = [(kernel_workload(call), time_ms) for call, time_ms in times_ms]
+    values: npt.NDArray[np.float64] = np.log([time_ms for _, time_ms in rows])
+    return Evidence(device, source, spec, [workload for workload, _ in rows], values)

@@ -1,0 +1,126 @@
+"""Kernels alone and steps are evidence for the same constants, of one device and of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_step_time import V100, error, moved, networks
+
+from trappm.learner.physics.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
+from trappm.learner.physics.known_devices import kernel_evidence, known_devices
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.profiler.errors import InputError
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+
+torch.set_num_threads(1)
+
+ROWS = {group.name: rows for group, rows in group_rows()}
+
+
+def first():
+    return Distribution.first(starting_constants(), spreads(1.0), of_devices=0.35)
+
+
+def calls():
+    """Products, streams and normalisations of many sizes, in 16 bits as the networks are."""
+    result = []
+    for size in (8, 16, 32, 64, 128):
+        for wide in (128, 256, 512, 768, 1024):
+            sizes = {"batch": size, "rows": 196, "inputs": wide, "outputs": wide}
+            result.append(KernelCall.of(Operator.LINEAR, DataType.FP16, **sizes))
+            result.append(KernelCall.of(Operator.RELU, DataType.FP16, batch=196 * size, width=wide))
+    return result
+
+
+def alone(prior, wanted, overhead_ms=0.03):
+    """Kernels of a device as a source times them: its launch is inside each."""
+    source = kernel_evidence("v100", "source", prior.spec, [(call, 1.0) for call in wanted])
+    constants = prior.constants.clone()
+    constants[ROWS["step"]] = np.log(overhead_ms / 0.1)
+    values = StepTimePrior(prior.spec, constants).log_values(source.workloads)
+    return replace(source, log_values=values)
+
+
+def shifted(by, seed=0):
+    """A V100 of other constants, whose bandwidth and peaks differ most."""
+    constants = moved(StepTimePrior(V100), seed, spread=0.05).constants
+    constants[ROWS["peak"]] += by
+    constants[ROWS["bandwidth"]] += by
+    return StepTimePrior(V100, constants)
+
+
+def test_kernels_alone_say_how_long_steps_take():
+    truth = shifted(0.4)
+    unseen = networks(20, seed=5)
+    before = StepTimePrior.like_others(V100, first())
+    after = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
+    wanted = truth.log_values(unseen)
+    assert error(after, unseen, wanted) < 0.6 * error(before, unseen, wanted)
+
+
+def test_what_a_source_adds_to_each_kernel_is_not_of_the_device():
+    truth = shifted(0.0)
+    unseen = networks(20, seed=5)
+    slow, quick = (
+        StepTimePrior.like_others(V100, first(), [alone(truth, calls(), overhead_ms)])
+        for overhead_ms in (0.2, 0.01)
+    )
+    np.testing.assert_allclose(slow.log_values(unseen), quick.log_values(unseen), atol=0.1)
+
+
+def test_a_device_learns_from_hosts_that_cost_differently():
+    truth = shifted(0.2)
+    seen, unseen = networks(40, seed=1), networks(20, seed=5)
+    slow = StepTimePrior(truth.spec, truth.constants.clone())
+    slow.constants[ROWS["step"]] += 3.0
+    labelled = [replace(w, host="slow" if i % 4 == 0 else "") for i, w in enumerate(seen)]
+    values = np.where(
+        [w.host == "slow" for w in labelled], slow.log_values(seen), truth.log_values(seen)
+    )
+    fitted = StepTimePrior.like_others(V100, first()).refit(labelled, values)
+    assert error(fitted, unseen, truth.log_values(unseen)) < 0.05
+    # Most labels are of the other host: what a step costs is said of it.
+    assert fitted.constants[ROWS["step"]] < truth.constants[ROWS["step"]] + 1.0
+
+
+def test_what_devices_have_in_common_is_where_a_new_one_starts():
+    """Of four devices alike, a fifth is predicted better than from its specification."""
+    alike = torch.from_numpy(np.random.default_rng(1).normal(size=len(starting_constants())))
+    centre = starting_constants() + 0.3 * alike
+    devices = [moved(StepTimePrior(V100, centre), seed, spread=0.03) for seed in range(5)]
+    evidence = [
+        Evidence(f"gpu{i}", f"host{i}", V100, steps, prior.log_values(steps))
+        for i, prior in enumerate(devices[:4])
+        for steps in [networks(40, seed=i)]
+    ]
+    fit = JointFit(evidence, first(), learns=True)
+    another = fit.of_another_device()
+    unseen = networks(20, seed=9)
+    wanted = devices[4].log_values(unseen)
+    new = StepTimePrior.like_others(V100, another)
+    assert error(new, unseen, wanted) < 0.5 * error(StepTimePrior(V100), unseen, wanted)
+    # Labels of others never make it less certain than no label.
+    before = (first().device ** 2 + first().shared ** 2).sqrt()
+    assert (another.device <= 1.001 * before.maximum(fit.distribution.device)).all()
+
+
+def test_labels_that_are_missing_or_no_labels_change_nothing():
+    prior = StepTimePrior.like_others(V100, first())
+    steps = networks(3)
+    assert prior.refit([], np.zeros(0)) is prior
+    assert prior.refit(steps, np.full(3, np.nan)) is prior
+    with pytest.raises(InputError, match="3 workloads and 2 labels"):
+        prior.refit(steps, np.zeros(2))
+
+
+def test_what_is_known_of_devices_comes_with_the_package():
+    known = known_devices()
+    size = starting_constants().shape
+    assert {t.shape for t in (known.centre, known.device, known.host)} == {size}
+    assert known.centre.isfinite().all()
+    assert not known.shared.any()
+    assert ((known.device > 0) | (known.host > 0)).all()
