@@ -104,8 +104,10 @@ class Products:
     count: Tensor
     base: Tensor
     """Kind and pass."""
+    like: Tensor
+    """Kind and pass whose shapes it behaves like; itself but for `_like_forward`."""
     detail: Tensor
-    """Detail and pass."""
+    """Detail and pass, of the same."""
     peak: Tensor
     """Which `Peak` bounds it."""
     last: Tensor
@@ -267,10 +269,12 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
     tf32 = ~half & (kinds <= KernelKind.DENSE) & (spec.tf32_tflops is not None)
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
+    behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)
     return {
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
-        "detail": detail * PASSES + passes,
+        "like": kinds * PASSES + behaves,
+        "detail": detail * PASSES + behaves,
         "peak": np.select([half, tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
         "full": (~half & ~tf32).astype(np.float64),
@@ -287,6 +291,19 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "alignment": alignment.astype(np.int64),
         "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],
     }
+
+
+def _like_forward(
+    kinds: Indices, passes: Indices, half: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Data gradients of grouped and depthwise convolutions in fp32.
+
+    They are convolutions with as many channels in a group, computed alike. In 16 bits libraries
+    take kernels several times as slow for them, which labels in autocast teach.
+    """
+    grouped = (kinds == KernelKind.GROUPED) | (kinds == KernelKind.DEPTHWISE)
+    alike: npt.NDArray[np.bool_] = grouped & (passes == Pass.DATA_GRADIENT) & ~half
+    return alike
 
 
 def _detail(

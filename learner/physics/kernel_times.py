@@ -281,7 +281,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
     zeros = torch.zeros_like(terms.base)
     kinds = terms.base // PASSES
 
-    def pick(name: str, index: Tensor = terms.base) -> Tensor:
+    def pick(name: str, index: Tensor = terms.like) -> Tensor:
         return lookup.pick(name, index, terms.owner)
 
     def narrow(constant: Tensor, size: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         + terms.last * (pick("slowdown_last", kinds) + pick("slowdown_last_pass"))
         + pick("detail", terms.detail // PASSES)
         + pick("detail_pass", terms.detail)
-        + terms.full * (pick("slowdown_full", kinds) + pick("slowdown_full_pass"))
+        + terms.full * (pick("slowdown_full", kinds) + pick("slowdown_full_pass", terms.base))
         + terms.full * pick("detail_full", terms.detail // PASSES)
         + terms.last * pick("detail_last", terms.detail // PASSES)
         + terms.last * pick("detail_last_pass", terms.detail)
