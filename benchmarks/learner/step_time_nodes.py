@@ -28,9 +28,9 @@ import numpy.typing as npt
 from benchmarks.learner import step_time
 from trappm.experiments.default_snapshot import neusight_kernels
 from trappm.learner.physics.device_specs import known_spec, spec_of
-from trappm.learner.physics.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.devices.known_devices import write
 from trappm.learner.physics.kernel_times import spreads, starting_constants
-from trappm.learner.physics.known_devices import write
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name

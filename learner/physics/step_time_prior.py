@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.joint_fit import (
+from trappm.learner.physics.devices.joint_fit import (
     LEAST_NOISE,
     NOISE_DEGREES,
     Distribution,

@@ -36,8 +36,8 @@ from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.joint_fit import Evidence
-from trappm.learner.physics.known_devices import kernel_evidence, known_devices
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior

@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_step_time import V100, error, moved, networks
 
-from trappm.learner.physics.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
+from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
-from trappm.learner.physics.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator

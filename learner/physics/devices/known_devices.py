@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors.torch import load_file, save_file
 
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.joint_fit import Distribution, Evidence
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.workload import Workload
 from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.kernels.tracing import kernel_profile_of

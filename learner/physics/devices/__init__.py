@@ -1,0 +1,1 @@
+"""Many devices at once: constants fitted together, and what is known of a new device."""
