@@ -118,6 +118,8 @@ class Trained:
     """On the architectures held out, of a head that has not seen them."""
     measurements: Sequence[Measurement]
     """All that it was trained on."""
+    files: Mapping[str, str]
+    """Where those of each source stand."""
     kernels: Evidence | None
     """And the kernels alone."""
 
@@ -128,12 +130,16 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     Raises:
         InputError: the file is missing or cannot be read.
     """
-    measurements = [
-        label
+    by_file = {
+        file: [
+            label
+            for label in read_labels(data / file)
+            if not sheet.keys or label.device in sheet.keys
+        ]
         for file in sheet.files
-        for label in read_labels(data / file)
-        if not sheet.keys or label.device in sheet.keys
-    ]
+    }
+    measurements = [label for labels in by_file.values() for label in labels]
+    files = {str(m.environment["source"]): file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
     prior: Prior
@@ -159,7 +165,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
     _show(1, 2, f"training {what}: held-out errors {accuracy}")
     head = _fit(prior, samples, np.arange(len(samples)))
-    return Trained(sheet, head, errors, measurements, kernels)
+    return Trained(sheet, head, errors, measurements, files, kernels)
 
 
 def neusight_kernels(path: Path, card: str) -> Evidence:
@@ -253,11 +259,10 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
         (m.configuration.phase, str(m.environment["source"]), str(m.environment.get("licence", "")))
         for m in part.measurements
     )
-    files = dict(zip(dict.fromkeys(source for _, source, _ in rows), part.sheet.files, strict=True))
     for (phase, source, licence), count in rows.items():
         yield {
             **common,
-            "file": files[source],
+            "file": part.files[source],
             "source": source,
             "phase": phase.value,
             "labels": count,

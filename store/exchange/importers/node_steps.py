@@ -184,7 +184,9 @@ def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
     """Where and how a row was measured, as far as it tells."""
     words = cells["device"].lower().split()
     told = {
-        "torch": cells.get("torch") or cells.get("container") or cells.get("framework"),
+        "torch": cells.get("torch")
+        or cells.get("container")
+        or cells.get("framework", "").removeprefix("pytorch-"),
         "cuda": cells.get("cuda"),
         "cudnn": cells.get("cudnn"),
     }
