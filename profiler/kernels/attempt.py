@@ -64,7 +64,7 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     waiting = [*calls]
     environment |= {"cache_bytes": cache_bytes(device.torch_device), "seed": SEED}
     send({"environment": environment, "calls": [call.text for call in waiting]})
-    timing = _Timing(device, waiting, request["seconds"], prepare, send)
+    timing = Timing(device, waiting, request["seconds"], prepare, send)
     for measurement in timing.results():
         send({"result": measurement.to_dict()})
         if measurement.outcome is Outcome.ERROR:
@@ -93,7 +93,7 @@ def _prepare_of(name: str | None) -> _Prepare:
     return prepare
 
 
-class _Timing:
+class Timing:
     """Times calls until they are done or the time is up; what was unstable once more, if it lasts.
 
     Args:
