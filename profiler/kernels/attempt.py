@@ -55,8 +55,9 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     device, prepare = open_device(request["device"]), _prepare_of(request["run"])
     assert isinstance(device, StepDevice)  # noqa: S101  # the parent has looked
     waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
-    send({"environment": device.environment()})
-    environment = {**device.environment(), "lock_wait_s": waited_s, **device.prepare()}
+    environment = {**device.environment(), "lock_wait_s": waited_s}
+    send({"environment": environment})
+    environment |= device.prepare()
     device.watch_memory()
     device.memory()  # from here on the heap is as it is in the timed steps
     given = request["calls"]

@@ -131,7 +131,13 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
     rest = [*_streams(abilities, halves[:1]), *_normalisations(abilities, halves[:1])]
     rest += [*_optimizers(abilities)]
     rest += _products(abilities, DataType.FP32)
-    rest += _convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS)
+    convolutions = [*_convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS)]
+    if abilities.has_tf32:  # as PyTorch has it in steps; without it the main ones, forward
+        rest += [replace(call, tf32=True) for call in convolutions]
+        convolutions = [
+            *_main_convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS, gradients=False)
+        ]
+    rest += convolutions
     if abilities.is_cpu:
         rest += _main_convolutions(abilities, DataType.FP32, MemoryFormat.CHANNELS_LAST)
         rest += _small_convolutions()
@@ -139,10 +145,6 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
         rest += _products(abilities, half)
         rest += _main_convolutions(abilities, half, MemoryFormat.CONTIGUOUS, gradients=False)
         rest += _convolutions(abilities, half, MemoryFormat.CHANNELS_LAST)
-    if abilities.has_tf32:
-        rest += [replace(c, tf32=True) for c in _main_convolutions(
-            abilities, DataType.FP32, MemoryFormat.CONTIGUOUS, gradients=False
-        )]  # fmt: skip
     ordered = sorted(dict.fromkeys(rest), key=_by_chance)
     return [*dict.fromkeys([*first, *ordered])]
 
