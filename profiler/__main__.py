@@ -2,7 +2,8 @@
 
 For a GPU node that has torch and timm and nothing else of ours. `--sweep LIST --out FILE` measures
 a list (`sweep_list`) into a file of JSON lines, and goes on where it was stopped.
-`python -m profiler devices` lists what this machine can measure on.
+`python -m profiler devices` lists what this machine can measure on, `python -m profiler kernels`
+knows one of them by its kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 from trappm.profiler.devices import local_devices, local_failures, open_device
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.files.json_lines import JsonLines
+from trappm.profiler.kernels import command as kernels
+from trappm.profiler.kernels.characterising import BUDGET_S
 from trappm.profiler.measuring.canary import Canary, CanaryDecision, CanaryPlan, CanaryReading
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.measuring.protocols import PROTOCOLS, protocol_named
@@ -36,6 +39,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 
+_LONGEST_S = 3600.0
 Measure = Callable[[Configuration], Measurement]
 
 
@@ -48,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "devices":
             return _devices()
+        if options.command == "kernels":
+            return kernels.run(options.device, options.out, options.seconds, as_json=options.json)
         return _measure(options) if options.sweep is None else _sweep(options)
     except TrappmError as error:
         print(f"profiler: {error}", file=sys.stderr)
@@ -192,6 +198,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=f"python -m {__package__}", description="Measures training steps.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     commands.add_parser("devices", help="list the devices of this machine")
+    timing = commands.add_parser("kernels", help="know a device by its kernels, within a minute")
+    timing.add_argument("--device", required=True, help=f"one of {', '.join(local_devices())}")
+    timing.add_argument("--out", type=Path, metavar="FILE", help="JSON lines, appended to")
+    timing.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=BUDGET_S,
+        help=f"for all kernels (default: {BUDGET_S:g})",
+    )
+    timing.add_argument("--json", action="store_true", help="print the answer as JSON")
     measure = commands.add_parser("measure", help="measure one configuration on this machine")
     measure.add_argument("architecture", nargs="?", help="a timm model name, such as resnet18")
     measure.add_argument("--batch-size", type=int, help="default: 1")
@@ -224,6 +240,14 @@ def _parser() -> argparse.ArgumentParser:
         help="measure a reference every COUNT of a sweep (into FILE.canary); stop when it drifts",
     )
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Seconds above 0, an hour at most; argparse tells a ValueError."""
+    seconds = float(text)
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(text)
+    return seconds
 
 
 def _summary(measurement: Measurement) -> str:

@@ -10,6 +10,7 @@ from trappm.store.db.migrate import require_newest, schema_of, upgrade
 from trappm.store.db.read_only import engine_to_read
 from trappm.store.db.retry import IMPATIENT, Patience
 from trappm.store.db.transactions import Database
+from trappm.store.kernels.measurements import Kernels
 from trappm.store.maintenance.maintenance import Maintenance
 from trappm.store.query import sql
 from trappm.store.repositories.assignments import Assignments
@@ -45,6 +46,7 @@ class Store:
         self.measurements = Measurements(database)
         self.labels = Labels(database)
         self.canaries = Canaries(database)
+        self.kernels = Kernels(database)
         self.snapshots = Snapshots(database)
         self.maintenance = Maintenance(database)
 

@@ -142,10 +142,10 @@ def why_not_kept(measurement: Measurement) -> str | None:
     if reason := _unfit_step(measurement.step):
         return reason
     for name in ("configuration", "protocol"):
-        if reason := _unfit(vars(getattr(measurement, name))):
+        if reason := unfit(vars(getattr(measurement, name))):
             return f"{name} has {reason}"
     for name in _FREE:
-        if reason := _unfit(getattr(measurement, name)):
+        if reason := unfit(getattr(measurement, name)):
             return f"{name} has {reason}"
     if not are_possible_samples(measurement.step_samples_ms):
         return "step_samples_ms has a time that is not above 0 and finite as a float32"
@@ -174,7 +174,7 @@ def _unfit_step(step: StepSummary | None) -> str | None:
     return None
 
 
-def _unfit(document: Any) -> str | None:
+def unfit(document: Any) -> str | None:
     """What in a text or JSON document cannot be kept; None if there is nothing."""
     remaining = [(document, 0)]
     while remaining:

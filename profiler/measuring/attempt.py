@@ -62,7 +62,7 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
     configuration = Configuration(**request["configuration"])
     protocol = Protocol(**request["protocol"])
     device = open_device(request["device"])
-    waited_s = _lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
+    waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
     begin = time.monotonic()
     environment = {**device.environment(), **run_facts(configuration), "lock_wait_s": waited_s}
     send({"environment": environment})
@@ -85,7 +85,7 @@ def attempt(request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None
             run = getattr(importlib.import_module(module), name)
             findings = judge(run(configuration, device, protocol, enter), protocol)
     except BaseException as error:  # SystemExit as well: a model is not to say when we end
-        findings = _explain(error, device, [WORKER, *phases][-1])
+        findings = explain(error, device, [WORKER, *phases][-1])
     end = time.monotonic()
     ends = [*[*phases.values()][1:], end]
     environment |= {
@@ -160,8 +160,12 @@ def lock_path(lock_dir: Path, lock_name: str) -> Path:
     return lock_dir / f"{lock_name}.lock"
 
 
-def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
-    """Locks the device for this process until it ends; the seconds that it had to wait."""
+def hold_lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
+    """Locks the device for this process until it ends; the seconds that it had to wait.
+
+    Raises:
+        TrappmError: another measurement held it for longer than `timeout_s`.
+    """
     from filelock import FileLock, Timeout
 
     global _held  # noqa: PLW0603
@@ -182,8 +186,8 @@ def _lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
 _held: object = None
 
 
-def _explain(error: BaseException, device: Device, phase: str) -> Findings:
-    """What a failure means: of the configuration, of its memory, or of the worker."""
+def explain(error: BaseException, device: Device, phase: str) -> Findings:
+    """What a failure means: of what is measured, of its memory, or of the worker."""
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     text = f"{message} {error}"

@@ -198,16 +198,26 @@ class Measurer:
 
     def _crash(self, child: Child, phase: str, device: Device) -> _Failure:
         code, printed = child.exit_code, self._server.printed
-        if code is not None and code < 0:
-            what = f"was killed by {_signal_name(-code)}"
-            killed = code == -signal.SIGKILL
-        else:
-            what, killed = f"ended with exit status {code}", False
-        message = f"the measuring process {what}"
-        last_line = printed.splitlines()[-1] if printed else ""
-        message = f"{message}: {last_line}" if last_line else message
+        killed = code == -signal.SIGKILL
+        message = how_it_ended(code, printed)
         out_of_memory = phase != WORKER and is_out_of_memory(printed, device)
         return _Failure(Outcome.OOM if out_of_memory else Outcome.ERROR, phase, message, killed)
+
+
+def how_it_ended(exit_code: int | None, printed: str) -> str:
+    """What to say of a measuring process that ended without a result.
+
+    Args:
+        exit_code: below 0 for a signal.
+        printed: by it, of which the last line may say why.
+    """
+    if exit_code is not None and exit_code < 0:
+        what = f"was killed by {_signal_name(-exit_code)}"
+    else:
+        what = f"ended with exit status {exit_code}"
+    last_line = printed.splitlines()[-1] if printed else ""
+    message = f"the measuring process {what}"
+    return f"{message}: {last_line}" if last_line else message
 
 
 def _with_memory_limits(failed: Measurement) -> Measurement:

@@ -13,7 +13,20 @@ from trappm.profiler.errors import StoreAccessError
 from trappm.store.db.engine import address, store_errors, writer_of
 from trappm.store.db.read_only import NoLabelStoreError
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+)
 """All released schemas, the newest last."""
 
 _VERSION_TABLE = "alembic_version"

@@ -9,10 +9,10 @@
     assignments <- measurements (every attempt)          the record: what came out
     measurements <- labels <- assignment_labels          what is learned from
     canaries                                             whether a device is still itself
-    campaigns <- snapshots, events                       what it published, what happened to it
+    campaigns <- snapshots, events                       what it published, what happened
+    devices <- kernel_measurements                       see `kernel_models`
 
-Workload and record are apart: a configuration is stored once, however often it is measured. Names
-of columns carry units. Whatever changes here needs a migration too; a test compares the two.
+Names of columns carry units. Whatever changes here needs a migration too; a test compares the two.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from trappm.profiler.measuring.canary import CanaryDecision
 from trappm.profiler.records import Outcome, Provenance
+from trappm.store.db import kernel_models  # noqa: F401  # further tables
 from trappm.store.db.column_types import BIG, JSON_, Base, UtcTime, positive, together
 from trappm.store.records import AssignmentState, CampaignState, Purpose, Role, RoundState
 
@@ -100,7 +101,7 @@ class StepProfileRow(Base):
 
 
 class ConfigurationRow(Base):
-    """A `profiler.records.Configuration`, and the family of its architecture."""
+    """A `Configuration`, stored once however often it is measured, and its family."""
 
     __tablename__ = "configurations"
 
@@ -396,5 +397,4 @@ class EventRow(Base):
     message: Mapped[dict[str, Any]]
 
 
-METADATA = Base.metadata
-"""All of these tables."""
+METADATA = Base.metadata  # all of these tables

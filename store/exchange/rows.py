@@ -44,15 +44,16 @@ _LARGEST_AMOUNT = 1e9
 """Of a time, of memory, power and energy in their units: far beyond any device."""
 
 _LONGEST_NAME = 64
-_Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 _Whole = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
-_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-_Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST_AMOUNT)]
-_Positive = Annotated[float, Field(strict=True, gt=0, le=_LARGEST_AMOUNT)]
+Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST_AMOUNT)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=_LARGEST_AMOUNT)]
 
 
-def _with_zone(text: str) -> str:
+def with_zone(text: str) -> str:
+    """The text of a time, if it is one with a zone; else ValueError."""
     try:
         time = datetime.fromisoformat(text)
         time.astimezone(UTC)  # as it is stored, which in UTC may be a year that there is not
@@ -63,7 +64,7 @@ def _with_zone(text: str) -> str:
     return text
 
 
-def _as_written(protocol: object) -> object:
+def as_written(protocol: object) -> object:
     """Nothing of a protocol is filled in or converted: by its name labels are told apart."""
     if not isinstance(protocol, Mapping):
         return protocol
@@ -84,36 +85,36 @@ class _Columns(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format_version: Literal[1] = FORMAT
-    attempt_key: _Name
+    attempt_key: Name
     architecture: Annotated[str, Field(min_length=1, max_length=200)]
     batch_size: _Whole
     input_size: _Whole
-    precision: _Name
-    memory_format: _Name
-    optimizer: _Name
-    phase: _Name
-    device: _Name
+    precision: Name
+    memory_format: Name
+    optimizer: Name
+    phase: Name
+    device: Name
     fingerprint: str | None = None
     outcome: Outcome
     provenance: Provenance
-    started_at: Annotated[_Name, AfterValidator(_with_zone)]
-    duration_s: _Amount
-    step_median_ms: _Positive | None = None
-    step_mean_ms: _Positive | None = None
-    step_iqr_ms: _Amount | None = None
-    step_p95_ms: _Positive | None = None
+    started_at: Annotated[Name, AfterValidator(with_zone)]
+    duration_s: Amount
+    step_median_ms: Positive | None = None
+    step_mean_ms: Positive | None = None
+    step_iqr_ms: Amount | None = None
+    step_p95_ms: Positive | None = None
     step_forward_share: _Share | None = None
     step_backward_share: _Share | None = None
     step_optimizer_share: _Share | None = None
-    memory_mib: _Positive | None = None
-    power_w: _Positive | None = None
-    energy_j: _Positive | None = None
+    memory_mib: Positive | None = None
+    power_w: Positive | None = None
+    energy_j: Positive | None = None
     failed_in: Annotated[str, Field(max_length=16)] | None = None
     message: Annotated[str, Field(max_length=10_000)] | None = None
-    step_samples_ms: list[_Number]
-    memory_detail_mib: dict[str, _Number]
+    step_samples_ms: list[Number]
+    memory_detail_mib: dict[str, Number]
     missing: dict[str, str]
-    protocol: Annotated[Protocol, BeforeValidator(_as_written)]
+    protocol: Annotated[Protocol, BeforeValidator(as_written)]
     environment: dict[str, Any]
 
 
@@ -170,7 +171,7 @@ def measurement_of(row: Row) -> Measurement:
     try:
         columns = _Columns.model_validate({k: v for k, v in row.items() if v is not None})
     except ValidationError as error:
-        raise InputError(_first(error)) from error
+        raise InputError(first_fault(error)) from error
     measurement = Measurement(
         configuration=Configuration(**{name: getattr(columns, name) for name in _WORKLOAD}),
         provenance=_provenance(columns),
@@ -185,7 +186,7 @@ def measurement_of(row: Row) -> Measurement:
     return measurement
 
 
-def _first(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """The first thing that is wrong, in one line."""
     fault = error.errors(include_url=False)[0]
     name = ".".join(map(str, fault["loc"]))

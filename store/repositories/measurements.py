@@ -256,16 +256,18 @@ def _device_ids(session: Session, measurements: Iterable[Measurement]) -> list[i
         device: m.environment
         for device, m in zip(reversed(devices), reversed([*measurements]), strict=True)
     }
-    ids = {}
-    for key, fingerprint in sorted(first):
-        device = {"key": key, "fingerprint": fingerprint}
-        known = session.connection().scalar(_DEVICE, device)
-        if known is None:
-            environment = dict(first[key, fingerprint])
-            insert_new(session, DeviceRow, [{**device, "environment": environment}])
-            known = session.connection().scalars(_DEVICE, device).one()
-        ids[key, fingerprint] = known
+    ids = {place: device_id(session, *place, first[place]) for place in sorted(first)}
     return [ids[device] for device in devices]
+
+
+def device_id(session: Session, key: str, fingerprint: str, environment: Mapping[str, Any]) -> int:
+    """The row of a device under one stack, which is made if it is not there yet."""
+    device = {"key": key, "fingerprint": fingerprint}
+    known: int | None = session.connection().scalar(_DEVICE, device)
+    if known is None:
+        insert_new(session, DeviceRow, [{**device, "environment": dict(environment)}])
+        known = session.connection().scalars(_DEVICE, device).one()
+    return known
 
 
 def fingerprint_of(environment: Mapping[str, Any]) -> str:

@@ -15,7 +15,10 @@ from store_samples import (
     template,
 )
 
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.measuring.canary import CanaryReading
+from trappm.profiler.records import Outcome, Protocol
 from trappm.store.db.models import CampaignRow
 
 
@@ -48,7 +51,27 @@ def fill(store):
         ),
         campaign_id=campaign_id,
     )  # fmt: skip
+    store.kernels.record([kernel("ok", time_ms=0.5, samples_ms=(0.5, 0.25)), kernel("error")])
     owned(store, campaign_id)
     with store.database.writing() as session:  # its owner lives for as long as any test takes
         session.get(CampaignRow, campaign_id).owner_seen_at = "2999-01-01T00:00:00+00:00"
     return campaign_id
+
+
+def kernel(outcome="ok", *, batch=4, width=64, device=DEVICE, **further):
+    """What came of timing a softmax."""
+    return KernelMeasurement(
+        **{
+            "call": KernelCall.of(Operator.SOFTMAX, batch=batch, width=width),
+            "device": device,
+            "outcome": Outcome(outcome),
+            "protocol": Protocol(name="kernels", max_seconds=0.1),
+            "started_at": "2026-01-02T03:04:05+00:00",
+            "duration_s": 0.25,
+            "attempt_key": f"kernel {outcome} {batch} {width}",
+            "missing": {"power_w": "no meter", "energy_j": "no meter"},
+            "facts": {"lost_cpu_share": 0.0},
+            "environment": {"device": device, "device_name": "a CPU", "measuring_version": 2},
+            **further,
+        }
+    )

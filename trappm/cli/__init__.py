@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import estimate, evaluate, pool, predict, serve, snapshot, store, tune, ui
+from trappm.cli import device, estimate, evaluate, pool, predict, serve, snapshot, store, tune, ui
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.profiler.errors import TrappmError
@@ -34,6 +34,7 @@ app.add_typer(pool.app, name="pool")
 app.add_typer(labels.app, name="labels")
 app.add_typer(store.app, name="store")
 app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(device.app, name="device")
 app.command(name="predict")(predict.predict)
 app.command(name="compare")(predict.compare)
 app.command(name="estimate")(estimate.estimate)

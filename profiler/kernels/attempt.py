@@ -1,0 +1,220 @@
+"""Timing kernel calls, inside the measuring child: lock, prepare, one call after the other.
+
+The child says what it can time before it begins, which call it is at, and each result as it comes,
+so that the parent, if the child dies, knows what is left. After an error that may have left the
+device in disorder it ends, and the parent goes on with another child.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trappm.profiler.devices import Findings, MemoryReading, StepDevice, open_device
+from trappm.profiler.host.environment import SEED, utc_now
+from trappm.profiler.kernels.abilities import abilities_of, cache_bytes
+from trappm.profiler.kernels.catalogue import catalogue, metered
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.running import PreparedCall, Run, tf32_allowed
+from trappm.profiler.measuring.attempt import explain, hold_lock
+from trappm.profiler.records import Outcome
+from trappm.profiler.records import Protocol as StepProtocol
+from trappm.profiler.steps.sampling import sample
+from trappm.profiler.steps.stability import judge
+from trappm.profiler.steps.step import Step, StepRun
+
+_SAMPLING_SHARE = 0.4
+"""Of a call's share of the time, what its samples may take; the rest is for what surrounds them."""
+_NOT_METERED = "left out, to save time: only one call of each kind is metered"
+_WARMING_WIDTH = 1024
+_WARMING_STEPS = 8
+
+_Send = Callable[[Mapping[str, Any]], None]
+
+
+class _Prepare(Protocol):
+    def __call__(self, call: KernelCall, device: torch.device) -> Run: ...
+
+
+def attempt(request: Mapping[str, Any], send: _Send) -> None:
+    """Times the calls of the request (see `characterise`), and sends what came of each.
+
+    Raises:
+        TrappmError: the device's lock was not to be had, or it is not here.
+    """
+    device, prepare = open_device(request["device"]), _prepare_of(request["run"])
+    assert isinstance(device, StepDevice)  # noqa: S101  # the parent has looked
+    waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
+    environment = {**device.environment(), "lock_wait_s": waited_s}
+    send({"environment": environment})
+    environment |= device.prepare()
+    device.watch_memory()
+    device.memory()  # from here on the heap is as it is in the timed steps
+    given = request["calls"]
+    calls = catalogue(abilities_of(device)) if given is None else map(KernelCall.from_text, given)
+    waiting = [*calls]
+    environment |= {"cache_bytes": cache_bytes(device.torch_device), "seed": SEED}
+    send({"environment": environment, "calls": [call.text for call in waiting]})
+    timing = Timing(device, waiting, request["seconds"], prepare, send)
+    for measurement in timing.results():
+        send({"result": measurement.to_dict()})
+        if measurement.outcome is Outcome.ERROR:
+            return
+
+
+def protocol_of(seconds: float, calls: int) -> StepProtocol:
+    """How so many calls are timed in so many seconds: a share for each."""
+    return StepProtocol(
+        name="kernels",
+        warmup_steps=1,
+        min_steps=3,
+        max_steps=200,
+        max_seconds=_SAMPLING_SHARE * seconds / max(calls, 1),
+        target_relative_error=0.01,
+        power_window_s=0.25,
+        unstable_relative_iqr=0.5,
+    )
+
+
+def _prepare_of(name: str | None) -> _Prepare:
+    if name is None:
+        return lambda call, device: PreparedCall(call, device).run()
+    module, _, function = name.partition(":")
+    prepare: _Prepare = getattr(importlib.import_module(module), function)
+    return prepare
+
+
+class Timing:
+    """Times calls until they are done or the time is up; what was unstable once more, if it lasts.
+
+    Args:
+        device: prepared.
+        calls: in their order.
+        seconds: that all of them may take.
+        prepare: makes what runs a call.
+        send: hears how each begins.
+    """
+
+    def __init__(
+        self,
+        device: StepDevice,
+        calls: list[KernelCall],
+        seconds: float,
+        prepare: _Prepare,
+        send: _Send,
+    ) -> None:
+        self._device = device
+        self._calls = calls
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._prepare = prepare
+        self._send = send
+        self._protocol = protocol_of(seconds, len(calls))
+        self._metered = metered(calls)
+
+    def results(self) -> Iterator[KernelMeasurement]:
+        self._warm_up()
+        again = []
+        for call in self._calls:
+            measurement = self._measured(call)
+            if measurement.outcome is Outcome.UNSTABLE:
+                again.append(call)
+            yield measurement
+        for call in again:
+            if time.monotonic() < self._deadline:
+                yield self._measured(call)
+
+    def _warm_up(self) -> None:
+        """An idle GPU takes a while to raise its clocks."""
+        begin, width = time.monotonic(), _WARMING_WIDTH
+        if not self._device.min_warmup_s:
+            return
+        product = KernelCall.of(Operator.MATMUL, batch=1, rows=width, depth=width, columns=width)
+        run = PreparedCall(product, self._device.torch_device).run()
+        while time.monotonic() - begin < self._device.min_warmup_s:
+            self._device.time_steps(run, _WARMING_STEPS)
+
+    def _measured(self, call: KernelCall) -> KernelMeasurement:
+        started_at, begin = utc_now(), time.monotonic()
+        self._send({"call": call.text, "started_at": started_at})
+        phase = "create"
+
+        def enter(name: str) -> None:
+            nonlocal phase
+            phase = name
+            self._send({"phase": name})
+
+        if begin >= self._deadline:
+            findings = Findings(
+                outcome=Outcome.TIMEOUT,
+                failed_in=phase,
+                message=f"not begun: the {self._seconds:.0f} s for all kernels were over",
+            )
+        else:
+            try:
+                findings = self._timed(call, enter)
+            except BaseException as error:
+                findings = explain(error, self._device, phase)
+            gc.collect()  # what failed may hang on to its tensors
+        return KernelMeasurement(
+            call=call,
+            device=self._device.key,
+            outcome=findings.outcome,
+            protocol=self._protocol,
+            started_at=started_at,
+            duration_s=time.monotonic() - begin,
+            provenance=self._device.provenance,
+            samples_ms=findings.step_samples_ms,
+            time_ms=None if findings.step is None else findings.step.median_ms,
+            iqr_ms=None if findings.step is None else findings.step.iqr_ms,
+            power_w=findings.power_w,
+            energy_j=findings.energy_j,
+            missing=findings.missing,
+            failed_in=findings.failed_in,
+            message=findings.message,
+            facts=findings.environment,
+        )
+
+    def _timed(self, call: KernelCall, enter: Callable[[str], None]) -> Findings:
+        device, protocol = self._device, self._protocol
+        with tf32_allowed(call.tf32):
+            enter("create")
+            run = self._prepare(call, device.torch_device)
+            step = Step(lambda _mark: run())
+            enter("warmup")
+            device.time_steps(step, protocol.warmup_steps)
+            enter("measure")
+            device.open_window(step)
+            before = step.count
+            samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
+            is_metered = call in self._metered
+            if is_metered:
+                self._fill(step, samples_ms)
+            steps = step.count - before
+            window = device.close_window()
+        if not is_metered and window.energy_missing is None:
+            window = replace(window, energy_j=None, energy_missing=_NOT_METERED)
+        memory = MemoryReading(peak_mib=None, method="none")
+        stepped = StepRun(
+            samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory
+        )
+        return judge(stepped, protocol)
+
+    def _fill(self, step: Step, samples_ms: tuple[float, ...]) -> None:
+        """Goes on until the energy meter has had its time."""
+        device = self._device
+        remaining_ms = device.power_window_s(self._protocol) * 1000 - sum(samples_ms)
+        if remaining_ms > 0:
+            more = math.ceil(remaining_ms * len(samples_ms) / sum(samples_ms))
+            device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
+        device.run_to_tick(step)

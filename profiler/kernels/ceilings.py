@@ -1,0 +1,138 @@
+"""What kernels say of a device at a glance: peaks sustained, bandwidth by level of cache, launches.
+
+The ceilings of a roofline (Williams, Waterman and Patterson, CACM 2009), measured: no data sheet's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.records import Outcome
+
+_ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
+_STREAMS = {Operator.COPY: 2, Operator.ADD: 3, Operator.ADD_SCALAR: 2, Operator.FILL: 1}
+"""Tensors that each reads and writes."""
+_MEMORY = "memory"
+_BEYOND = 4
+"""What is so many times as large as the last level of cache is in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """The fastest that bytes were moved from one level of memory."""
+
+    level: str
+    """`L1` to `L3`, or `memory`."""
+    gb_s: float
+    working_set_bytes: int
+    """Of the call that was as fast: all tensors that it reads and writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What a device reaches at best."""
+
+    tflops: Mapping[str, float]
+    """Sustained, by type: `fp32`, `tf32`, `fp16`, `bf16`."""
+    bandwidths: tuple[Bandwidth, ...]
+    """From the smallest level to memory; without known caches, one for each size copied."""
+    launch_us: float | None
+    """Of one kernel alone."""
+    dispatch_us: float | None
+    """Of one of many kernels in a row."""
+
+
+def flops(call: KernelCall) -> float:
+    """Floating-point operations of the forward pass of a product; 0 for what multiplies none.
+
+    Two for each multiply-accumulate; a gradient has as many for each tensor that it is of.
+    """
+    if call.operator is Operator.LINEAR:
+        return 2.0 * math.prod(call.sizes)
+    if call.operator is Operator.MATMUL:
+        return 2.0 * math.prod(call.sizes)
+    if call.operator is Operator.CONV2D:
+        pixels = ((call["height"] - 1) // call["stride"] + 1) ** 2
+        depth = call["inputs"] // call["groups"] * call["window"] ** 2
+        return 2.0 * call["batch"] * pixels * call["outputs"] * depth
+    return 0.0
+
+
+def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
+    """What the measurements of one device say; those that are not `ok` say nothing.
+
+    Compute is of matrix products: fast algorithms of convolutions seem to multiply more than they
+    do.
+    """
+    timed = [(m, m.time_ms) for m in measurements if m.outcome is Outcome.OK and m.time_ms]
+    tflops: dict[str, float] = {}
+    launches: dict[int, float] = {}
+    streams: list[tuple[int, float]] = []
+    caches: Mapping[str, int] = {}
+    for measurement, time_ms in timed:
+        call = measurement.call
+        caches = measurement.environment.get("cache_bytes") or caches
+        if call.operator in (Operator.LINEAR, Operator.MATMUL):
+            kind = "tf32" if call.tf32 else call.data_type.value
+            tflops[kind] = max(tflops.get(kind, 0.0), flops(call) / time_ms / 1e9)
+        elif call.operator in _STREAMS:
+            size = math.prod(call.sizes) * _ELEMENT_BYTES[call.data_type]
+            moved = size * _STREAMS[call.operator]
+            streams.append((moved, moved / time_ms / 1e6))
+        elif call.operator is Operator.LAUNCH:
+            launches[call["kernels"]] = 1000 * time_ms / call["kernels"]
+    return Ceilings(
+        tflops={kind: tflops[kind] for kind in ("fp32", "tf32", "fp16", "bf16") if kind in tflops},
+        bandwidths=tuple(_by_level(sorted(streams), caches)),
+        launch_us=launches.get(1),
+        dispatch_us=launches[max(launches)] if launches else None,
+    )
+
+
+def _by_level(streams: Sequence[tuple[int, float]], caches: Mapping[str, int]) -> list[Bandwidth]:
+    """The fastest call of each level: what fits into it and not into the one before."""
+    levels = sorted(caches.items(), key=lambda item: item[1])
+    if not levels:
+        best = {size: max(gb_s for s, gb_s in streams if s == size) for size, _ in streams}
+        return [
+            Bandwidth(level=_size(size), gb_s=gb_s, working_set_bytes=size)
+            for size, gb_s in best.items()
+        ]
+    found = []
+    smallest = 0
+    for name, largest in levels:
+        found += _fastest(name, [s for s in streams if smallest < s[0] <= largest])
+        smallest = largest
+    return found + _fastest(_MEMORY, [s for s in streams if s[0] >= _BEYOND * smallest])
+
+
+def _fastest(level: str, streams: Sequence[tuple[int, float]]) -> list[Bandwidth]:
+    if not streams:
+        return []
+    size, gb_s = max(streams, key=lambda stream: stream[1])
+    return [Bandwidth(level=level, gb_s=gb_s, working_set_bytes=size)]
+
+
+def _size(number: int) -> str:
+    for unit, width in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if number >= 1 << width:
+            return f"{number / (1 << width):.3g} {unit}"
+    return f"{number} B"
+
+
+def sentence(found: Ceilings) -> str:
+    """The ceilings in one line, such as `0.12 TFLOP/s in fp32; 24 GB/s from memory; ...`."""
+    parts = []
+    if found.tflops:
+        peaks = ", ".join(f"{value:.3g} in {kind}" for kind, value in found.tflops.items())
+        parts.append(f"sustained TFLOP/s: {peaks}")
+    if found.bandwidths:
+        speeds = ", ".join(f"{b.gb_s:.3g} in {b.level}" for b in found.bandwidths)
+        parts.append(f"GB/s: {speeds}")
+    if found.launch_us is not None:
+        parts.append(f"a launch: {found.launch_us:.3g} us")
+    return "; ".join(parts) or "no ceiling is known"

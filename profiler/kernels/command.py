@@ -1,0 +1,124 @@
+"""`python -m profiler kernels --device cpu-2t`: knows a device by its kernels, without Ray and SQL.
+
+How far it is goes to standard error, the answer to standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trappm.profiler.files.json_lines import JsonLines
+from trappm.profiler.kernels.ceilings import Ceilings, ceilings, sentence
+from trappm.profiler.kernels.characterising import Characteriser
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.records import Outcome
+
+_EVERY_S = 2.0
+"""Between two lines that say how far it is, where the last one cannot be written over."""
+
+
+class Progress:
+    """Says how far timing has come, and when it will be done: one line, or one now and then."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._told = 0.0
+        self._done = 0
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, result: KernelMeasurement, count: int) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._told < (0.1 if self._is_terminal else _EVERY_S) and self._done < count:
+            return
+        self._told = now
+        left_s = (now - self._begin) / self._done * max(0, count - self._done)
+        which = f"{self._done} of {count}, about {left_s:.0f} s left"
+        line = f"kernel {which if self._done <= count else 'once more'}: {result.call}"
+        if self._is_terminal:
+            print(f"\r\033[K{line[:100]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._is_terminal and self._done:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def run(device: str, out: Path | None, seconds: float, *, as_json: bool) -> int:
+    """Times the kernels of a device; into a file if one is named, each result as it comes.
+
+    Returns:
+        The exit status: 0, or 1 if not one kernel could be timed.
+
+    Raises:
+        TrappmError: as `Characteriser.characterise`; or the file cannot be written.
+    """
+    progress = Progress()
+    begin = time.monotonic()
+    with _file(out) as lines, Characteriser() as characteriser:
+
+        def heard(result: KernelMeasurement, count: int) -> None:
+            if lines is not None:
+                lines.append(result)
+            progress(result, count)
+
+        try:
+            results = characteriser.characterise(device, seconds=seconds, on_result=heard)
+        finally:
+            progress.end()
+    report(device, results, time.monotonic() - begin, as_json=as_json)
+    return 0 if any(result.time_ms for result in results) else 1
+
+
+def report(
+    device: str, results: Sequence[KernelMeasurement], seconds: float, *, as_json: bool
+) -> None:
+    """Prints the answer first, then the ceilings and what failed."""
+    last = {result.call: result for result in results}
+    outcomes = Counter(result.outcome for result in last.values())
+    found = ceilings(results)
+    if as_json:
+        print(json.dumps(facts(device, last.values(), found, seconds)))
+        return
+    missing = len(last) - outcomes[Outcome.OK]
+    but = f", {missing} of {len(last)} not" if missing else ""
+    print(
+        f"{device}: {outcomes[Outcome.OK]} kernels measured in {seconds:.0f} s{but}. "
+        f"{sentence(found)}."
+    )
+    for outcome, count in sorted(outcomes.items()):
+        example = next(result for result in last.values() if result.outcome is outcome)
+        if outcome is not Outcome.OK:
+            print(f"  {outcome:<12} {count:>4}  such as {example.call}: {example.message}")
+
+
+def facts(
+    device: str, results: Any, found: Ceilings, seconds: float | None = None
+) -> dict[str, Any]:
+    """The answer as plain JSON values."""
+    results = list(results)
+    return {
+        "device": device,
+        "kernels": len(results),
+        "outcomes": dict(Counter(result.outcome.value for result in results)),
+        "seconds": seconds,
+        "ceilings": {**asdict(found), "bandwidths": [asdict(b) for b in found.bandwidths]},
+    }
+
+
+@contextlib.contextmanager
+def _file(out: Path | None) -> Iterator[JsonLines[KernelMeasurement] | None]:
+    if out is None:
+        yield None
+        return
+    with JsonLines(out, KernelMeasurement) as lines:
+        yield lines

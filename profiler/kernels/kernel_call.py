@@ -1,0 +1,317 @@
+"""One operator with its shapes, types and layout: what is timed to know a device.
+
+    KernelCall --running--> a callable on a real device, timed by `characterising`
+               --recorded-> a KernelProfile, by the recorder that traces whole steps
+
+A kernel call is a step of one kernel, so its time is evidence for the same constants of a device
+as the time of a step. The record needs no torch; its text is its identity, in files and in SQL:
+
+    conv2d batch=32 inputs=64 outputs=64 height=56 window=3 stride=1 groups=1 fp16 channels-last
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self, TypeVar
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import MemoryFormat, Optimizer, member
+
+MAX_SIZE = 1 << 32
+"""A larger size is damage, or a slip of the keyboard."""
+_MAX_TEXT = 500
+
+
+class Operator(enum.StrEnum):
+    """What is run; `FORMS` says which sizes each has."""
+
+    LINEAR = "linear"
+    """(batch, rows, inputs) times (inputs, outputs), with bias."""
+    MATMUL = "matmul"
+    """So many products of (rows, depth) and (depth, columns) at once."""
+    CONV2D = "conv2d"
+    """Square images and windows, padded by half a window, without bias."""
+    BATCH_NORM = "batch-norm"
+    """As in training, with statistics of the batch."""
+    FROZEN_BATCH_NORM = "frozen-batch-norm"
+    """As in inference, with known statistics."""
+    LAYER_NORM = "layer-norm"
+    SOFTMAX = "softmax"
+    """Over the last axis."""
+    ATTENTION = "attention"
+    """Fused, of queries, keys and values of one length, without mask."""
+    ADD = "add"
+    ADD_SCALAR = "add-scalar"
+    MULTIPLY = "multiply"
+    MULTIPLY_SCALAR = "multiply-scalar"
+    DIVIDE = "divide"
+    DIVIDE_SCALAR = "divide-scalar"
+    POWER = "power"
+    """Of positive tensors."""
+    POWER_SCALAR = "power-scalar"
+    """The square."""
+    RELU = "relu"
+    GELU = "gelu"
+    TANH = "tanh"
+    ADD_CHANNELS = "add-channels"
+    """A number for each channel of images: a broadcast."""
+    ADD_LAYOUTS = "add-layouts"
+    """Images to others of the other layout."""
+    CAST = "cast"
+    """From fp32 to the 16 bits of the call."""
+    COPY = "copy"
+    """Into memory that is there already."""
+    RELAYOUT = "relayout"
+    """Images into the other layout."""
+    FILL = "fill"
+    """Zeros into memory that is there already."""
+    MEAN = "mean"
+    """Of each channel's pixels."""
+    MAX_POOL = "max-pool"
+    EMBEDDING = "embedding"
+    """Rows of a table, by number."""
+    SGD = "sgd"
+    """An optimizer's step over so many tensors of so many elements; so are the next two."""
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    LAUNCH = "launch"
+    """So many kernels on one element each, one after the other."""
+
+
+class DataType(enum.StrEnum):
+    """Of the tensors that are read and written."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class Direction(enum.StrEnum):
+    """The forward pass, or of the backward pass all gradients, or one side's."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    DATA_GRADIENT = "data-gradient"
+    WEIGHT_GRADIENT = "weight-gradient"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which sizes an operator has, and which settings."""
+
+    sizes: tuple[str, ...]
+    is_product: bool = False
+    """Multiplies matrices: TF32 may be used."""
+    has_images: bool = False
+    """Has a layout of images."""
+    directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
+    types: tuple[DataType, ...] = tuple(DataType)
+
+
+_FORWARD = (Direction.FORWARD,)
+_IMAGES = ("batch", "channels", "height")
+_ROWS = Form(("batch", "width"))
+_ONE_WAY = Form(("batch", "width"), directions=_FORWARD)
+_OPTIMIZER = Form(("tensors", "elements"), directions=_FORWARD, types=(DataType.FP32,))
+
+FORMS: Mapping[Operator, Form] = {
+    **dict.fromkeys(Operator, _ONE_WAY),
+    **dict.fromkeys(
+        (Operator.SOFTMAX, Operator.LAYER_NORM, Operator.RELU, Operator.GELU, Operator.TANH), _ROWS
+    ),
+    Operator.LINEAR: Form(
+        ("batch", "rows", "inputs", "outputs"), is_product=True, directions=tuple(Direction)
+    ),
+    Operator.MATMUL: Form(("batch", "rows", "depth", "columns"), is_product=True),
+    Operator.CONV2D: Form(
+        ("batch", "inputs", "outputs", "height", "window", "stride", "groups"),
+        is_product=True,
+        has_images=True,
+        directions=tuple(Direction),
+    ),
+    Operator.BATCH_NORM: Form(_IMAGES, has_images=True),
+    Operator.FROZEN_BATCH_NORM: Form(_IMAGES, has_images=True, directions=_FORWARD),
+    Operator.ATTENTION: Form(("batch", "heads", "length", "width"), is_product=True),
+    Operator.ADD_CHANNELS: Form(_IMAGES, has_images=True, directions=_FORWARD),
+    Operator.ADD_LAYOUTS: Form(_IMAGES, has_images=True, directions=_FORWARD),
+    Operator.CAST: Form(
+        ("batch", "width"), directions=_FORWARD, types=(DataType.FP16, DataType.BF16)
+    ),
+    Operator.RELAYOUT: Form(_IMAGES, has_images=True, directions=_FORWARD),
+    Operator.MEAN: Form(_IMAGES, has_images=True),
+    Operator.MAX_POOL: Form((*_IMAGES, "window", "stride"), has_images=True),
+    Operator.EMBEDDING: Form(("batch", "length", "entries", "width")),
+    Operator.SGD: _OPTIMIZER,
+    Operator.MOMENTUM: _OPTIMIZER,
+    Operator.ADAM: _OPTIMIZER,
+    Operator.LAUNCH: Form(("kernels",), directions=_FORWARD, types=(DataType.FP32,)),
+}
+_OPTIMIZERS = {Operator(optimizer.value): optimizer for optimizer in Optimizer}
+_TF32 = "tf32"
+Kind = TypeVar("Kind", bound=enum.StrEnum)
+
+
+@dataclass(frozen=True, order=True)
+class KernelCall:
+    """An operator with everything that changes how long it takes on a device.
+
+    Raises:
+        InputError: sizes that the operator does not have or that are no whole numbers from 1 to
+            MAX_SIZE; channels that no groups divide; a type, direction, layout or TF32 where there
+            is none.
+    """
+
+    operator: Operator
+    sizes: tuple[int, ...]
+    """In the order of `FORMS`."""
+    data_type: DataType = DataType.FP32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    """Of images."""
+    direction: Direction = Direction.FORWARD
+    tf32: bool = False
+    """Whether a product of fp32 tensors may be computed in TF32."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("operator", Operator),
+            ("data_type", DataType),
+            ("memory_format", MemoryFormat),
+            ("direction", Direction),
+        ):
+            object.__setattr__(self, name, member(name, kind, getattr(self, name)))
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        fault = self._fault()
+        if fault is not None:
+            raise InputError(f"no kernel call {self.operator} {self.sizes}: {fault}")
+
+    @classmethod
+    def of(
+        cls,
+        operator: Operator,
+        data_type: DataType = DataType.FP32,
+        memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+        direction: Direction = Direction.FORWARD,
+        *,
+        tf32: bool = False,
+        **sizes: int,
+    ) -> Self:
+        """A call with its sizes by name, in any order.
+
+        Raises:
+            InputError: as the class; a size is missing, or not the operator's.
+        """
+        operator = member("operator", Operator, operator)
+        ordered = _in_order(operator, sizes)
+        return cls(operator, ordered, data_type, memory_format, direction, tf32)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The call that `text` stands for.
+
+        Raises:
+            InputError: it stands for none.
+        """
+        name, *words = text[:_MAX_TEXT].split()[:20] or [""]
+        operator = member("operator", Operator, name)
+        pairs = (word.split("=", 1) for word in words if "=" in word)
+        sizes = {name: _whole(number) for name, number in pairs}
+        settings = {word for word in words if "=" not in word}
+        call = cls(
+            operator,
+            _in_order(operator, sizes),
+            _only(settings, DataType, DataType.FP32),
+            _only(settings, MemoryFormat, MemoryFormat.CONTIGUOUS),
+            _only(settings, Direction, Direction.FORWARD),
+            tf32=_TF32 in settings,
+        )
+        if call.text != text:
+            raise InputError(f"{text[:_MAX_TEXT]!r} is no kernel call; it would be {call.text!r}")
+        return call
+
+    @cached_property
+    def text(self) -> str:
+        """Operator, sizes by name, type, and what differs from the usual; `from_text` reads it."""
+        form = FORMS[self.operator]
+        words = [self.operator.value]
+        words += [f"{name}={size}" for name, size in zip(form.sizes, self.sizes, strict=True)]
+        words.append(self.data_type)
+        if self.memory_format is not MemoryFormat.CONTIGUOUS:
+            words.append(self.memory_format)
+        if self.direction is not Direction.FORWARD:
+            words.append(self.direction)
+        if self.tf32:
+            words.append(_TF32)
+        return " ".join(words)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __getitem__(self, name: str) -> int:
+        """A size by its name."""
+        return self.sizes[FORMS[self.operator].sizes.index(name)]
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.operator]
+
+    @property
+    def batch_size(self) -> int:
+        """Of what has one; 1 for optimizers and launches."""
+        return self["batch"] if "batch" in self.form.sizes else 1
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer whose step this is."""
+        return _OPTIMIZERS.get(self.operator)
+
+    def with_batch(self, batch_size: int) -> Self:
+        """The same of another batch size; itself if it has none."""
+        if "batch" not in self.form.sizes:
+            return self
+        sizes = (batch_size, *self.sizes[1:])
+        kind = type(self)
+        return kind(
+            self.operator, sizes, self.data_type, self.memory_format, self.direction, self.tf32
+        )
+
+    def _fault(self) -> str | None:
+        form = self.form
+        if len(self.sizes) != len(form.sizes):
+            return f"it has the sizes {', '.join(form.sizes)}"
+        for name, size in zip(form.sizes, self.sizes, strict=True):
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
+                return f"{name} is {size!r}; it must be a whole number from 1 to {MAX_SIZE:,}"
+        if self.data_type not in form.types:
+            return f"it is not computed in {self.data_type}"
+        if self.direction not in form.directions:
+            return f"it has no {self.direction} pass of its own"
+        if self.memory_format is not MemoryFormat.CONTIGUOUS and not form.has_images:
+            return f"it has no images to be {self.memory_format}"
+        if self.tf32 and not (form.is_product and self.data_type is DataType.FP32):
+            return "TF32 is for products of fp32 tensors"
+        if self.operator is Operator.CONV2D and (
+            self["inputs"] % self["groups"] or self["outputs"] % self["groups"]
+        ):
+            return f"{self['groups']} groups do not divide its channels"
+        return None
+
+
+def _in_order(operator: Operator, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    names = FORMS[operator].sizes
+    if sizes.keys() != set(names):
+        raise InputError(f"{operator} has the sizes {', '.join(names)}, not {', '.join(sizes)}")
+    return tuple(sizes[name] for name in names)
+
+
+def _only(words: set[str], kind: type[Kind], otherwise: Kind) -> Kind:
+    """The member of an enumeration among the words, if there is one."""
+    return next((kind(word) for word in sorted(words & set(kind))), otherwise)
+
+
+def _whole(number: str) -> int:
+    if not (number.isascii() and number.isdecimal() and len(number) < 20):
+        raise InputError(f"a size is {number!r}; it must be a whole number")
+    return int(number)

@@ -1,0 +1,1 @@
+"""Kernel measurements, kept beside labels: the part of the store, files, what others published."""

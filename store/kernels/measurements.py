@@ -1,0 +1,268 @@
+"""The part of the store that keeps kernel measurements: `store.kernels`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.records import Outcome, Protocol
+from trappm.store.db.engine import insert_new, new_row
+from trappm.store.db.kernel_models import KernelConditionsRow, KernelMeasurementRow
+from trappm.store.db.models import DeviceRow
+from trappm.store.db.transactions import Repository, reading, writing
+from trappm.store.repositories.measurements import device_id, fingerprint_of
+from trappm.store.validation import are_possible_samples, unfit
+
+BATCH = 5000
+"""So many are recorded in one transaction where there may be more of them than memory holds."""
+
+LONGEST_CALL = 300
+"""Letters of a call's text."""
+_FREE = ("device", "attempt_key", "failed_in", "message", "missing", "facts")
+_SAMPLES = np.dtype("<f4")
+_Whole = Select[*tuple[Any, ...]]
+
+
+class Kernels(Repository):
+    """Every attempt to time a kernel, on every device."""
+
+    @writing
+    def record(self, session: Session, measurements: Sequence[KernelMeasurement]) -> int:
+        """Keeps the kernels of a run, all or nothing; the same attempt key twice changes nothing.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            StoreError: the store cannot be written, or a measurement is none that can be kept.
+        """
+        if not measurements:
+            return 0
+        environments = {id(m.environment): m.environment for m in measurements}
+        for environment in environments.values():
+            if fault := why_environment_not_kept(environment):
+                raise StoreError(f"the kernels of {measurements[0].device} are not kept: {fault}")
+        for measurement in measurements:
+            if fault := why_not_kept(measurement):
+                raise StoreError(f"the measurement of {measurement.call} is not kept: {fault}")
+        conditions: dict[str, dict[str, Any]] = {}
+        places: dict[tuple[str, Protocol, int], tuple[int, str]] = {}
+        rows = []
+        for m in measurements:
+            # Those of a run share one environment, which takes longer to hash than all the rest.
+            run = m.device, m.protocol, id(m.environment)
+            if run not in places:
+                shared = {"protocol": m.protocol.to_dict(), "environment": dict(m.environment)}
+                name = _hash(shared)
+                conditions[name] = {"content_hash": name, **shared}
+                fingerprint = fingerprint_of(m.environment)
+                places[run] = device_id(session, m.device, fingerprint, m.environment), name
+            rows.append(_row(m, *places[run]))
+        insert_new(session, KernelConditionsRow, [conditions[name] for name in sorted(conditions)])
+        before = _count(session)
+        session.connection().execute(new_row(session, KernelMeasurementRow), rows)
+        return _count(session) - before
+
+    def record_many(self, measurements: Iterable[KernelMeasurement]) -> int:
+        """As `record`, in batches, each of which is one transaction; how many were new."""
+        count = 0
+        remaining = iter(measurements)
+        while batch := [*itertools.islice(remaining, BATCH)]:
+            count += self.record(batch)
+        return count
+
+    @reading
+    def all(
+        self,
+        session: Session,
+        *,
+        device: str | None = None,
+        operator: Operator | None = None,
+        outcome: Outcome | None = None,
+        limit: int | None = None,
+    ) -> list[KernelMeasurement]:
+        """Those of a device (under any stack), of an operator, of an outcome; oldest first."""
+        query = _query(device, operator, outcome).limit(limit)
+        return [_measurement(*row) for row in session.execute(query)]
+
+    def each(self, *, device: str | None = None) -> Iterator[KernelMeasurement]:
+        """The same, a few at a time, of one transaction that is not tried again."""
+        query = _query(device, None, None).execution_options(yield_per=BATCH)
+        with self._database.reading() as session:
+            for row in session.execute(query):
+                yield _measurement(*row)
+
+    @reading
+    def devices(self, session: Session) -> dict[str, int]:
+        """How many kernels were measured on each device, failed ones included, by its key."""
+        query = (
+            select(DeviceRow.key, func.count())
+            .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+            .group_by(DeviceRow.key)
+            .order_by(DeviceRow.key)
+        )
+        return {row[0]: row[1] for row in session.execute(query)}
+
+    @reading
+    def latest(self, session: Session, device: str) -> list[KernelMeasurement]:
+        """What is known of a device: of each call the last `ok` attempt, or the last one.
+
+        Of several software stacks that of the last attempt counts.
+
+        Raises:
+            InputError: no kernel was measured on it; the message says on which there were.
+        """
+        last = (
+            select(KernelMeasurementRow.device_id)
+            .join(DeviceRow, DeviceRow.id == KernelMeasurementRow.device_id)
+            .where(DeviceRow.key == device)
+            .order_by(KernelMeasurementRow.started_at.desc(), KernelMeasurementRow.id.desc())
+            .limit(1)
+        )
+        stack = session.scalar(last)
+        if stack is None:
+            known = session.scalars(
+                select(DeviceRow.key)
+                .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+                .distinct()
+            ).all()
+            there = f"; there are some of {', '.join(sorted(known))}" if known else ""
+            raise InputError(
+                f"no kernels of {device!r} are known{there}; measure them: "
+                f"trappm device characterise {device}"
+            )
+        query = _query(device, None, None).where(KernelMeasurementRow.device_id == stack)
+        latest: dict[str, tuple[Any, ...]] = {}
+        for row in session.execute(query):
+            before = latest.get(row[0].call)
+            if (
+                before is None
+                or row[0].outcome is Outcome.OK
+                or before[0].outcome is not Outcome.OK
+            ):
+                latest[row[0].call] = tuple(row)
+        return [_measurement(*row) for row in latest.values()]
+
+
+def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
+    """Why an environment cannot be kept on one of the back ends; None if it can."""
+    if reason := unfit(environment):
+        return f"environment has {reason}"
+    if len(fingerprint_of(environment)) > 64:
+        return "its stack's fingerprint is longer than 64 letters"
+    return None
+
+
+def why_not_kept(measurement: KernelMeasurement) -> str | None:
+    """Why this, but for its environment, cannot be kept on one of the back ends; None if it can."""
+    if len(measurement.call.text) > LONGEST_CALL:
+        return f"its text is longer than {LONGEST_CALL} letters"
+    for name in _FREE:
+        if reason := unfit(getattr(measurement, name)):
+            return f"{name} has {reason}"
+    if max(len(measurement.device), len(measurement.attempt_key)) > 64:
+        return "its device or attempt key is longer than 64 letters"
+    if datetime.fromisoformat(measurement.started_at).tzinfo is None:
+        return f"its time {measurement.started_at!r} names no time zone"
+    if not are_possible_samples(measurement.samples_ms):
+        return "a sample is not above 0 and finite as a float32"
+    for name in ("time_ms", "power_w", "energy_j"):
+        value = getattr(measurement, name)
+        if value is not None and not 0 < value < math.inf:
+            return f"{name} is {value}"
+    if measurement.outcome is Outcome.OK and measurement.time_ms is None:
+        return "its outcome is ok, but there is no time"
+    return None
+
+
+def _query(device: str | None, operator: Operator | None, outcome: Outcome | None) -> _Whole:
+    query: _Whole = (
+        select(KernelMeasurementRow, KernelConditionsRow, DeviceRow.key)
+        .join(
+            KernelConditionsRow,
+            KernelConditionsRow.content_hash == KernelMeasurementRow.conditions_hash,
+        )
+        .join(DeviceRow, DeviceRow.id == KernelMeasurementRow.device_id)
+        .order_by(KernelMeasurementRow.id)
+    )
+    if device is not None:
+        query = query.where(DeviceRow.key == device)
+    if operator is not None:
+        query = query.where(KernelMeasurementRow.operator == operator.value)
+    if outcome is not None:
+        query = query.where(KernelMeasurementRow.outcome == outcome)
+    return query
+
+
+def _count(session: Session) -> int:
+    return session.scalar(select(func.count()).select_from(KernelMeasurementRow)) or 0
+
+
+def _hash(shared: Mapping[str, Any]) -> str:
+    text = json.dumps(shared, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _row(m: KernelMeasurement, device: int, conditions: str) -> dict[str, Any]:
+    call = m.call
+    return {
+        "attempt_key": m.attempt_key,
+        "device_id": device,
+        "conditions_hash": conditions,
+        "call": call.text,
+        "operator": call.operator.value,
+        "data_type": call.data_type.value,
+        "memory_format": call.memory_format.value,
+        "direction": call.direction.value,
+        "tf32": call.tf32,
+        "provenance": m.provenance,
+        "outcome": m.outcome,
+        "failed_in": m.failed_in,
+        "message": m.message,
+        "started_at": m.started_at,
+        "duration_s": m.duration_s,
+        "samples_ms": np.asarray(m.samples_ms, dtype=_SAMPLES).tobytes(),
+        "time_ms": m.time_ms,
+        "iqr_ms": m.iqr_ms,
+        "power_w": m.power_w,
+        "energy_j": m.energy_j,
+        "missing": dict(m.missing),
+        "facts": dict(m.facts),
+    }
+
+
+def _measurement(
+    row: KernelMeasurementRow, conditions: KernelConditionsRow, device: str
+) -> KernelMeasurement:
+    return KernelMeasurement(
+        call=KernelCall.from_text(row.call),
+        device=device,
+        outcome=row.outcome,
+        protocol=Protocol(**conditions.protocol),
+        started_at=row.started_at,
+        duration_s=row.duration_s,
+        attempt_key=row.attempt_key,
+        provenance=row.provenance,
+        samples_ms=tuple(np.frombuffer(row.samples_ms, dtype=_SAMPLES).tolist()),
+        time_ms=row.time_ms,
+        iqr_ms=row.iqr_ms,
+        power_w=row.power_w,
+        energy_j=row.energy_j,
+        missing=row.missing,
+        failed_in=row.failed_in,
+        message=row.message,
+        facts=row.facts,
+        environment=conditions.environment,
+    )

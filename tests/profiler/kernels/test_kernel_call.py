@@ -1,0 +1,217 @@
+"""Kernel calls: their text, what they refuse, that they run, what the recorder makes of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.kernels.kernel_call import (
+    FORMS,
+    DataType,
+    Direction,
+    KernelCall,
+    Operator,
+)
+from trappm.profiler.kernels.running import PreparedCall, tf32_allowed
+from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.records import MemoryFormat, Optimizer
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+
+SIZES = {
+    "batch": 4, "rows": 16, "inputs": 64, "outputs": 32, "depth": 8, "columns": 24, "height": 14,
+    "window": 3, "stride": 2, "groups": 1, "channels": 16, "width": 64, "heads": 2, "length": 16,
+    "entries": 100, "tensors": 3, "elements": 10, "kernels": 5,
+}  # fmt: skip
+
+
+def small(operator, **settings):
+    return KernelCall.of(operator, **{n: SIZES[n] for n in FORMS[operator].sizes}, **settings)
+
+
+EVERY = [
+    small(operator, data_type=data_type, direction=direction)
+    for operator, form in FORMS.items()
+    for data_type in form.types
+    for direction in form.directions
+]
+
+KINDS = {
+    Operator.LINEAR: KernelKind.LINEAR,
+    Operator.MATMUL: KernelKind.MATMUL,
+    Operator.CONV2D: KernelKind.DENSE,
+    Operator.BATCH_NORM: KernelKind.BATCH_NORM,
+    Operator.FROZEN_BATCH_NORM: KernelKind.BATCH_NORM,
+    Operator.LAYER_NORM: KernelKind.LAYER_NORM,
+    Operator.SOFTMAX: KernelKind.SOFTMAX,
+    Operator.ATTENTION: KernelKind.ATTENTION,
+    Operator.ADD_CHANNELS: KernelKind.BROADCAST,
+    Operator.ADD_LAYOUTS: KernelKind.STRIDED,
+    Operator.CAST: KernelKind.CAST,
+    Operator.COPY: KernelKind.COPY,
+    Operator.RELAYOUT: KernelKind.COPY,
+    Operator.FILL: KernelKind.FILL,
+    Operator.MEAN: KernelKind.REDUCTION,
+    Operator.MAX_POOL: KernelKind.POOLING,
+    Operator.EMBEDDING: KernelKind.INDEX,
+}
+"""Of the forward pass; every other operator is ELEMENTWISE."""
+
+
+@pytest.mark.parametrize("call", EVERY, ids=str)
+def test_text_is_the_identity(call):
+    assert KernelCall.from_text(call.text) == call
+
+
+def test_texts_do_not_change():
+    """They are keys of stored measurements: whoever changes one loses what was measured."""
+    assert small(Operator.LINEAR).text == "linear batch=4 rows=16 inputs=64 outputs=32 fp32"
+    call = small(
+        Operator.CONV2D,
+        data_type=DataType.FP16,
+        memory_format=MemoryFormat.CHANNELS_LAST,
+        direction=Direction.WEIGHT_GRADIENT,
+    )
+    assert call.text == (
+        "conv2d batch=4 inputs=64 outputs=32 height=14 window=3 stride=2 groups=1 fp16 "
+        "channels-last weight-gradient"
+    )
+    assert (
+        small(Operator.MATMUL, tf32=True).text
+        == "matmul batch=4 rows=16 depth=8 columns=24 fp32 tf32"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "winograd batch=1 fp32",
+        "softmax batch=4 fp32",
+        "softmax batch=4 width=64 depth=1 fp32",
+        "softmax batch=4 width=64 operator=3 fp32",
+        "softmax batch=0 width=64 fp32",
+        "softmax batch=-1 width=64 fp32",
+        "softmax batch=1e9 width=64 fp32",
+        "softmax batch=9999999999999999999999 width=64 fp32",
+        "softmax batch=٣ width=64 fp32",
+        "softmax batch=4 batch=5 width=64 fp32",
+        "softmax batch=4 width=64",
+        "softmax batch=4 width=64 fp32 fp16",
+        "softmax batch=4 width=64 fp32 forward",
+        "softmax batch=4 width=64 fp32 quickly",
+        "softmax batch=4 width=64 fp32 channels-last",
+        "softmax batch=4 width=64 fp32 tf32",
+        "softmax batch=4 width=64 fp32 weight-gradient",
+        "copy batch=4 width=64 fp32 backward",
+        "cast batch=4 width=64 fp32",
+        "linear batch=4 rows=16 inputs=64 outputs=32 fp16 tf32",
+        "conv2d batch=4 inputs=64 outputs=32 height=14 window=3 stride=1 groups=3 fp32",
+        "softmax batch=4 width=64 fp32 " + "x" * 10_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_call_is_refused(text):
+    with pytest.raises(InputError):
+        KernelCall.from_text(text)
+
+
+@pytest.mark.parametrize("call", EVERY, ids=str)
+def test_every_call_runs_on_a_device_again_and_again(call):
+    run = PreparedCall(call, torch.device("cpu")).run()
+    for _ in range(3):
+        run()
+
+
+@pytest.mark.parametrize("call", EVERY, ids=str)
+def test_kernels_are_of_the_direction_alone(call):
+    profile = kernel_profile_of(call)
+    assert profile.train is profile.infer
+    assert profile.precision.removeprefix("amp-") == call.data_type
+    if call.optimizer is not None:
+        assert not len(profile.train)
+        assert (profile.parameter_tensors, profile.parameters) == (3, 30)
+        return
+    kernels = profile.at(call.batch_size)
+    assert len(kernels.table)
+    forward = call.direction is Direction.FORWARD
+    assert ((kernels.table.passes == Pass.FORWARD) == forward).all()
+    expected = KINDS.get(call.operator, KernelKind.ELEMENTWISE)
+    if forward:
+        assert kernels.table.kinds.tolist() == [expected]
+        assert kernels.table.half[0] == (
+            call.data_type is not DataType.FP32 and call.operator is not Operator.CAST
+        )
+
+
+def test_gradients_of_one_side():
+    """Libraries have a kernel for each, of another speed."""
+    for operator in (Operator.LINEAR, Operator.CONV2D):
+        for direction, expected in (
+            (Direction.DATA_GRADIENT, [Pass.DATA_GRADIENT]),
+            (Direction.WEIGHT_GRADIENT, [Pass.WEIGHT_GRADIENT]),
+        ):
+            table = kernel_profile_of(small(operator, direction=direction)).train
+            assert table.passes.tolist() == expected
+
+
+def test_kernels_by_hand():
+    call = KernelCall.of(
+        Operator.CONV2D, DataType.FP16, MemoryFormat.CHANNELS_LAST,
+        batch=8, inputs=64, outputs=128, height=28, window=3, stride=2, groups=1,
+    )  # fmt: skip
+    kernels = kernel_profile_of(call).at(8)
+    assert kernels.table.channels_last.all()
+    assert kernels.sizes[0, Size.FLOPS] == 2 * 8 * 14 * 14 * 128 * 64 * 9
+    assert kernels.sizes[0, Size.WRITTEN_BYTES] == 2 * 8 * 14 * 14 * 128
+    assert kernels.sizes[0, Size.READ_BYTES] == 2 * (8 * 28 * 28 * 64 + 128 * 64 * 9)
+    launches = kernel_profile_of(small(Operator.LAUNCH))
+    assert launches.train.counts.tolist() == [5]
+
+
+def test_kernels_hold_for_every_batch_size():
+    call = small(Operator.CONV2D, direction=Direction.BACKWARD)
+    profile = kernel_profile_of(call)
+    other = kernel_profile_of(call.with_batch(11))
+    assert np.array_equal(profile.at(11).sizes, other.at(11).sizes)
+
+
+@pytest.mark.parametrize(("groups", "kind"), [(32, KernelKind.GROUPED), (64, KernelKind.DEPTHWISE)])
+def test_groups_make_another_kind(groups, kind):
+    call = KernelCall.of(
+        Operator.CONV2D, batch=2, inputs=64, outputs=64, height=14, window=3, stride=1,
+        groups=groups,
+    )  # fmt: skip
+    assert kernel_profile_of(call).train.kinds.tolist() == [kind]
+
+
+def test_optimizers_are_those_of_steps():
+    calls = [KernelCall.of(name, tensors=1, elements=1) for name in Optimizer]
+    assert {call.optimizer for call in calls} == set(Optimizer)
+    assert small(Operator.LINEAR).optimizer is None
+
+
+def test_tf32_is_as_it_was_afterwards():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    for allowed in (True, False):
+        with tf32_allowed(allowed):
+            assert (cudnn.allow_tf32, matmul.allow_tf32) == (allowed, allowed)
+    assert (cudnn.allow_tf32, matmul.allow_tf32) == before
+
+
+def test_what_neusight_measured_can_be_said():
+    """The rows of its files: (b, m, n) by (n, k) with bias, and so on."""
+    linear = KernelCall.of(Operator.LINEAR, batch=3, rows=5, inputs=7, outputs=11)
+    kernels = kernel_profile_of(linear).at(3)
+    assert kernels.sizes[0, Size.FLOPS] == 2 * 3 * 5 * 7 * 11
+    assert kernels.sizes[0, Size.READ_BYTES] == 4 * (3 * 5 * 7 + 7 * 11 + 11)
+    unary = KernelCall.of(Operator.ADD_SCALAR, batch=32_768, width=1_600)
+    assert kernel_profile_of(unary).at(32_768).sizes[0, Size.READ_BYTES] == 4 * 32_768 * 1_600
+
+
+def test_calls_are_records():
+    call = small(Operator.SOFTMAX)
+    assert {call: 1}[KernelCall.from_text(call.text)] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        call.sizes = (1, 2)

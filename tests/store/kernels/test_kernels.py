@@ -1,0 +1,171 @@
+"""Kernel measurements in the store: recorded once, asked for, in SQL, in files and out."""
+
+import dataclasses
+import json
+
+import pytest
+from store_whole import kernel
+
+from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.records import Outcome, Provenance
+from trappm.store.kernels.files import export_kernels, read_kernels
+
+SOME = [
+    kernel("ok", batch=1, time_ms=0.5, iqr_ms=0.125, samples_ms=(0.5, 0.25), power_w=50.0),
+    kernel("ok", batch=2, time_ms=1.5, energy_j=0.5),
+    kernel("oom", batch=3, failed_in="warmup", message="it ran out"),
+    kernel(
+        "ok", time_ms=0.25, call=KernelCall.of(Operator.COPY, batch=4, width=256),
+        attempt_key="copy",
+    ),
+    kernel("ok", batch=1, time_ms=9.0, device="a100", attempt_key="elsewhere"),
+]  # fmt: skip
+
+
+def test_what_is_recorded_comes_back_whole(store):
+    assert store.kernels.record(SOME) == len(SOME)
+    assert store.kernels.all() == SOME
+    assert [*store.kernels.each(device="a100")] == SOME[-1:]
+    assert store.kernels.devices() == {"a100": 1, SOME[0].device: 4}
+
+
+def test_recording_twice_changes_nothing(store):
+    store.kernels.record(SOME[:2])
+    assert store.kernels.record(SOME) == len(SOME) - 2
+    assert store.kernels.record(SOME) == 0
+    assert store.kernels.record([]) == 0
+    assert len(store.kernels.all()) == len(SOME)
+
+
+def test_a_run_shares_its_conditions(store):
+    store.kernels.record(SOME)
+    rows, _ = store.query_sql("SELECT COUNT(*) AS n FROM kernel_conditions")
+    assert rows["n"].tolist() == [2]  # one for each environment
+
+
+def test_asking_by_operator_and_outcome(store):
+    store.kernels.record(SOME)
+    assert store.kernels.all(operator=Operator.COPY) == [SOME[3]]
+    assert store.kernels.all(outcome=Outcome.OOM) == [SOME[2]]
+    assert store.kernels.all(device=SOME[0].device, limit=1) == SOME[:1]
+
+
+def test_of_each_call_the_last_good_attempt_is_what_is_known(store):
+    again = kernel("ok", batch=1, time_ms=0.75, attempt_key="again")
+    failed = kernel("error", batch=2, attempt_key="later", message="failed")
+    twice = kernel("error", batch=3, attempt_key="once more", message="failed")
+    store.kernels.record([*SOME[:3], again, failed, twice])
+    known = {m.call: m for m in store.kernels.latest(SOME[0].device)}
+    assert known == {again.call: again, SOME[1].call: SOME[1], twice.call: twice}
+
+
+def test_a_new_software_stack_is_another_device(store):
+    environment = {**SOME[0].environment, "torch": "9.9"}
+    later = kernel(
+        "ok", time_ms=3.0, environment=environment, attempt_key="later",
+        started_at="2026-02-02T00:00:00+00:00",
+    )  # fmt: skip
+    store.kernels.record([*SOME[:2], later])
+    assert store.kernels.latest(SOME[0].device) == [later]
+
+
+def test_a_device_without_kernels_says_which_there_are(store):
+    with pytest.raises(InputError, match="trappm device characterise v100"):
+        store.kernels.latest("v100")
+    store.kernels.record(SOME)
+    with pytest.raises(InputError, match="there are some of a100"):
+        store.kernels.latest("v100")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"time_ms": float("nan")},
+        {"time_ms": 0.0},
+        {"time_ms": None},
+        {"power_w": -1.0},
+        {"samples_ms": (0.0,)},
+        {"message": "a\0b"},
+        {"facts": {"x": float("inf")}},
+        {"device": "x" * 65},
+        {"started_at": "2026-01-01T00:00:00"},
+    ],
+)
+def test_what_cannot_be_is_not_kept_and_nothing_of_its_run(store, bad):
+    wrong = dataclasses.replace(kernel("ok", batch=9, time_ms=1.0), **bad)
+    with pytest.raises(StoreError):
+        store.kernels.record([SOME[0], wrong])
+    assert store.kernels.all() == []
+
+
+def test_sql_sees_operators_and_times(store):
+    store.kernels.record(SOME)
+    rows, _ = store.query_sql(
+        "SELECT d.key, k.operator, k.call, k.time_ms FROM kernel_measurements k "
+        "JOIN devices d ON d.id = k.device_id WHERE k.outcome = 'ok' ORDER BY k.time_ms"
+    )
+    assert rows["operator"].tolist() == ["copy", "softmax", "softmax", "softmax"]
+    assert rows["call"][0] == "copy batch=4 width=256 fp32"
+
+
+def test_there_and_back_by_a_file(store, tmp_path):
+    measured = [dataclasses.replace(m, provenance=Provenance.MEASURED) for m in SOME]
+    path = tmp_path / "kernels.jsonl"
+    assert export_kernels(measured, path) == len(SOME)
+    assert [*read_kernels(path)] == measured
+
+
+def test_who_did_not_measure_is_not_believed_to_have(tmp_path):
+    path = tmp_path / "kernels.jsonl"
+    export_kernels([dataclasses.replace(SOME[0], environment={"device": "cpu-2t"})], path)
+    (read,) = read_kernels(path)
+    assert read.provenance is Provenance.IMPORTED
+
+
+def changed(**changes):
+    return json.dumps({**SOME[0].to_dict(), **changes})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "null",
+        "{}",
+        changed(call="softmax batch=0 width=64 fp32"),
+        changed(call="softmax " * 100),
+        changed(time_ms=-1.0),
+        changed(time_ms="1.0"),
+        changed(time_ms=None),
+        changed(time_ms=float("inf")),
+        changed(samples_ms=[1.0] * 10_001),
+        changed(samples_ms=[0.0]),
+        changed(outcome="fine"),
+        changed(started_at="yesterday"),
+        changed(started_at="2026-01-01T00:00:00"),
+        changed(protocol={}),
+        changed(device=""),
+        changed(message="x" * 10_001),
+        changed(facts={"x": "a\0"}),
+        changed(facts={"x": "y" * (1 << 20)}),
+        changed(surprise=1),
+        "[" * 100_000,
+        "\udcff",
+    ],
+    ids=lambda line: line[:40].encode("ascii", "replace").decode(),
+)
+def test_a_damaged_line_refuses_the_file(tmp_path, line):
+    path = tmp_path / "kernels.jsonl"
+    good = json.dumps(SOME[0].to_dict())
+    path.write_bytes(f"{good}\n{line}\n".encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=r"kernels.jsonl, line 2: .*nothing was imported"):
+        list(read_kernels(path))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        list(read_kernels(tmp_path / "none.jsonl"))
+    with pytest.raises(InputError, match="cannot be written"):
+        export_kernels(SOME, tmp_path / "no folder" / "kernels.jsonl")
