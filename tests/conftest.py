@@ -1,6 +1,7 @@
 """What every test starts from: no label store of the developer's own, every core, one thread."""
 
 import os
+import sys
 
 import pytest
 
@@ -13,7 +14,9 @@ _CORES = os.sched_getaffinity(0)
 
 
 @pytest.fixture(autouse=True)
-def every_core():
-    """Preparing a CPU device keeps a process to its cores: right for a child, not for us."""
+def as_before():
+    """Preparing a CPU device sets a process's cores and threads: right for a child, not for us."""
     yield
     os.sched_setaffinity(0, _CORES)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)

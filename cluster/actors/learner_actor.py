@@ -6,9 +6,12 @@ A plain class; who starts one makes an actor of it with `ray.remote`. Import thi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 
@@ -17,6 +20,7 @@ class LearnerActor:
     """Holds the pool's graphs, the encoder and the heads; a second thread answers for progress."""
 
     def __init__(self, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
         self._learner = CampaignLearner(
             preset=preset, strategy=strategy, source=source, seed=seed, cache=cache
         )

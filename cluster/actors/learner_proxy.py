@@ -28,6 +28,10 @@ POLL_S = 0.2
 LIVES = 3
 """A learner that dies, such as of too little memory, may die so many times less one in one call."""
 
+THREADS_THAT_SLEEP = {"OMP_WAIT_POLICY": "passive"}
+"""Of OpenMP, while they wait for each other: fits are thousands of small operations, and where
+others need the cores too, threads that spin take ten times as long."""
+
 TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
 
@@ -87,7 +91,7 @@ class LearnerProxy:
         return kept
 
     def _start(self) -> Any:
-        options = {**here(), "max_concurrency": 2}
+        options = {**here(), "max_concurrency": 2, "runtime_env": {"env_vars": THREADS_THAT_SLEEP}}
         return self._class.options(**options).remote(**self._arguments)
 
     def _call(

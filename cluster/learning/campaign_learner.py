@@ -7,7 +7,6 @@ is random comes from the campaign's seed, so the same labels give the same heads
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
 from trappm.cluster.profiles.step_profiles import StepKey
@@ -56,7 +54,6 @@ class CampaignLearner:
     """Encoder and heads of one campaign, over its pool."""
 
     def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
-        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives its workers one thread
         self._preset = preset_named(preset)
         self._knows_physics = self._preset.head.physical_prior
         self._strategy = strategy_named(strategy)

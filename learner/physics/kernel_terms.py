@@ -144,6 +144,8 @@ class Terms:
     """(n), as the next one."""
     copied_bytes: Tensor
     """From the host to the device."""
+    waits_for_host: Tensor
+    """1, or 0 for kernels alone."""
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
@@ -159,6 +161,7 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
         dispatches=torch.from_numpy(np.array([part.dispatches for part in parts])),
         optimizer_bytes=torch.from_numpy(np.array([part.optimizer_bytes for part in parts])),
         copied_bytes=torch.from_numpy(np.array([part.copied_bytes for part in parts])),
+        waits_for_host=torch.from_numpy(np.array([part.waits_for_host for part in parts])),
     )
 
 
@@ -174,6 +177,7 @@ class _Parts:
     dispatches: Array
     optimizer_bytes: float
     copied_bytes: float
+    waits_for_host: float
 
 
 _KNOWN: WeakKeyDictionary[Workload, dict[DeviceSpec, _Parts]] = WeakKeyDictionary()
@@ -205,9 +209,10 @@ def _parts(workload: Workload, spec: DeviceSpec) -> _Parts:
     return _Parts(
         _streams(kernels, spec),
         _products(kernels, spec),
-        np.array(dispatches, dtype=np.float64) * scope.waits_for_host,
+        np.array(dispatches, dtype=np.float64),
         float(bytes_),
         float(scope.copied_bytes * workload.batch_size),
+        float(scope.waits_for_host),
     )
 
 

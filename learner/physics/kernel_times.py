@@ -239,7 +239,7 @@ def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
         products=products,
         streams=streams,
         optimizer=optimizer,
-        host=(terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
+        host=terms.waits_for_host * (terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
         device=device,
         step=pick("step").exp() * STEP_MS
         + pick("host_copy").exp() * terms.copied_bytes / COPY_RATE,

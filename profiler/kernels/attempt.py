@@ -55,8 +55,9 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     device, prepare = open_device(request["device"]), _prepare_of(request["run"])
     assert isinstance(device, StepDevice)  # noqa: S101  # the parent has looked
     waited_s = hold_lock(device, Path(request["lock_dir"]), request["lock_timeout_s"])
-    send({"environment": device.environment()})
-    environment = {**device.environment(), "lock_wait_s": waited_s, **device.prepare()}
+    environment = {**device.environment(), "lock_wait_s": waited_s}
+    send({"environment": environment})
+    environment |= device.prepare()
     device.watch_memory()
     device.memory()  # from here on the heap is as it is in the timed steps
     given = request["calls"]
@@ -64,7 +65,7 @@ def attempt(request: Mapping[str, Any], send: _Send) -> None:
     waiting = [*calls]
     environment |= {"cache_bytes": cache_bytes(device.torch_device), "seed": SEED}
     send({"environment": environment, "calls": [call.text for call in waiting]})
-    timing = _Timing(device, waiting, request["seconds"], prepare, send)
+    timing = Timing(device, waiting, request["seconds"], prepare, send)
     for measurement in timing.results():
         send({"result": measurement.to_dict()})
         if measurement.outcome is Outcome.ERROR:
@@ -93,7 +94,7 @@ def _prepare_of(name: str | None) -> _Prepare:
     return prepare
 
 
-class _Timing:
+class Timing:
     """Times calls until they are done or the time is up; what was unstable once more, if it lasts.
 
     Args:

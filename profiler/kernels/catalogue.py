@@ -131,7 +131,13 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
     rest = [*_streams(abilities, halves[:1]), *_normalisations(abilities, halves[:1])]
     rest += [*_optimizers(abilities)]
     rest += _products(abilities, DataType.FP32)
-    rest += _convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS)
+    convolutions = [*_convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS)]
+    if abilities.has_tf32:  # as PyTorch has it in steps; without it the main ones, forward
+        rest += [replace(call, tf32=True) for call in convolutions]
+        convolutions = [
+            *_main_convolutions(abilities, DataType.FP32, MemoryFormat.CONTIGUOUS, gradients=False)
+        ]
+    rest += convolutions
     if abilities.is_cpu:
         rest += _main_convolutions(abilities, DataType.FP32, MemoryFormat.CHANNELS_LAST)
         rest += _small_convolutions()
@@ -139,10 +145,6 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
         rest += _products(abilities, half)
         rest += _main_convolutions(abilities, half, MemoryFormat.CONTIGUOUS, gradients=False)
         rest += _convolutions(abilities, half, MemoryFormat.CHANNELS_LAST)
-    if abilities.has_tf32:
-        rest += [replace(c, tf32=True) for c in _main_convolutions(
-            abilities, DataType.FP32, MemoryFormat.CONTIGUOUS, gradients=False
-        )]  # fmt: skip
     ordered = sorted(dict.fromkeys(rest), key=_by_chance)
     return [*dict.fromkeys([*first, *ordered])]
 
@@ -254,8 +256,15 @@ def _optimizers(abilities: Abilities) -> Iterator[KernelCall]:
 def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]:
     """Linear layers, products of computed tensors and fused attention."""
     flops = abilities.busy_flops * (1 if data_type is DataType.FP32 else 4)
+
+    def batch_of(products: int, rows: int, depth: int, columns: int) -> int:
+        """So many samples, of so many products each, that arithmetic or memory is busy."""
+        largest = 4 * products * max(rows * depth, depth * columns, rows * columns)
+        by_flops = _fitting(2 * products * rows * depth * columns, flops)
+        return min(by_flops, _fitting(largest, abilities.busy_bytes / 2))
+
     for index, (rows, inputs, outputs) in enumerate(_LINEAR):
-        batch = _fitting(2 * rows * inputs * outputs, flops)
+        batch = batch_of(1, rows, inputs, outputs)
         linear = partial(
             KernelCall.of, Operator.LINEAR, data_type, rows=rows, inputs=inputs, outputs=outputs
         )
@@ -269,7 +278,7 @@ def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]
             Operator.LINEAR, data_type, batch=batch, rows=rows, inputs=inputs, outputs=outputs
         )
     for rows, depth, columns in _PRODUCTS:
-        batch = _fitting(2 * rows * depth * columns, flops)
+        batch = batch_of(1, rows, depth, columns)
         product = partial(
             KernelCall.of, Operator.MATMUL, data_type, rows=rows, depth=depth, columns=columns
         )
@@ -279,7 +288,7 @@ def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]
         attention = partial(
             KernelCall.of, Operator.ATTENTION, data_type, heads=12, length=length, width=width
         )
-        batch = _fitting(4 * 12 * length**2 * width, flops)
+        batch = batch_of(2 * 12, length, width, length)
         yield from (attention(batch=batch, direction=direction) for direction in _BOTH)
 
 

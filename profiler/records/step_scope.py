@@ -14,6 +14,8 @@ from trappm.profiler.errors import InputError
 
 KEY = "step_scope"
 """In the environment of a measurement."""
+MAX_BYTES = 1 << 40
+"""Of an image: a round number above any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class StepScope:
         given = environment.get(KEY, {})
         known = {name: type(value) for name, value in asdict(cls()).items()}
         if not isinstance(given, Mapping) or not all(
-            type(value) is known.get(name) and int(value) >= 0 for name, value in given.items()
+            type(value) is known.get(name) and 0 <= int(value) <= MAX_BYTES
+            for name, value in given.items()
         ):
             raise InputError(
                 f"{KEY} of an environment is {str(given)[:80]!r}; it may have "

@@ -1,8 +1,4 @@
-"""Operators of ATen whose result is known without asking the meta device, which is slow about it.
-
-PyTorch finds the shapes of normalisations and a few more through Python decompositions that take
-milliseconds a call. What stands here allocates what the operator allocates on a GPU.
-"""
+"""Normalisations, which allocate something else on a GPU than on the meta device."""
 
 from __future__ import annotations
 
@@ -81,30 +77,6 @@ def _layer_norm_backward(call: Mapping[str, Any]) -> Sequence[Tensor | None]:
     return like(copies[1]) if wanted[0] else None, *of_weights
 
 
-def _like_itself(call: Mapping[str, Any]) -> Tensor:
-    return like(call["self"])
-
-
-def _scaled(call: Mapping[str, Any]) -> Any:
-    return like(call["self"]) if call["self"].is_floating_point() else NotImplemented
-
-
-def _binary(call: Mapping[str, Any]) -> Any:
-    """The usual case: the right side is like the left, or broadcast to it."""
-    left, right = call["self"], call["other"]
-    if not isinstance(right, Tensor):
-        return _scaled(call)
-    fits = right.dim() <= left.dim() and all(
-        have in (1, want) for have, want in zip(right.shape[::-1], left.shape[::-1], strict=False)
-    )
-    return like(left) if fits and left.dtype == right.dtype else NotImplemented
-
-
-def _addmm(call: Mapping[str, Any]) -> Tensor:
-    left = call["mat1"]
-    return new(left, left.shape[0], call["mat2"].shape[1])
-
-
 _HALVES = (torch.float16, torch.bfloat16)
 
 RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
@@ -112,15 +84,5 @@ RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_batch_norm_backward.default: _batch_norm_backward,
     _ATEN.native_layer_norm.default: _layer_norm,
     _ATEN.native_layer_norm_backward.default: _layer_norm_backward,
-    _ATEN.gelu.default: _like_itself,
-    _ATEN.gelu_backward.default: _like_itself,
-    _ATEN.threshold_backward.default: _like_itself,
-    _ATEN.sigmoid_backward.default: lambda call: like(call["output"]),
-    _ATEN.add.Tensor: _binary,
-    _ATEN.mul.Tensor: _binary,
-    _ATEN.div.Scalar: _scaled,
-    _ATEN.mul.Scalar: _scaled,
-    _ATEN.addmm.default: _addmm,
 }
-"""What an operator of PyTorch returns on a GPU, by its arguments; called in its place. One that
-does not know returns NotImplemented."""
+"""What an operator of PyTorch returns on a GPU, by its arguments; called in its place."""

@@ -28,6 +28,7 @@ from trappm.profiler.tracing.gpu_operators import RESULTS, bound
 from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_backward, tensors_of
 from trappm.profiler.tracing.known_values import KnownValues
 from trappm.profiler.tracing.recurrent import recurrent
+from trappm.profiler.tracing.remembered_results import result_of
 
 _ATEN = torch.ops.aten
 _RECURRENT = {getattr(_ATEN, name).input: name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
@@ -60,7 +61,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside: Any = None
         """An operator whose result is being made by others."""
         self._last = _references_to_the_last()
-        self._convolutions: dict[Any, list[tuple[Any, Any, torch.dtype] | None]] = {}
 
     def end_forward(self) -> None:
         self._kernels.forward_ended = True
@@ -75,7 +75,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         try:
-            return self._watched(func, args, kwargs or {})
+            # Without this, each shape that is read here goes through the mode of `functions`.
+            with torch._C.DisableTorchFunction():
+                return self._watched(func, args, kwargs or {})
         except Exception:
             self.failed = self.failed or func
             raise
@@ -117,15 +119,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._convolution(func, args, call)
         if func is _ATEN.convolution_backward.default:
             return self._convolution_backward(func, args, call)
-        output = NotImplemented
-        result = RESULTS.get(func)
-        if result is not None:
+        on_a_gpu = RESULTS.get(func)
+        if on_a_gpu is None:
+            output = result_of(func, args, kwargs)
+        else:
             self._inside = func
             with self:  # so that what it makes is seen
-                output = result(call)
+                output = on_a_gpu(call)
             self._inside = None
-        if output is NotImplemented:
-            output = func(*args, **kwargs)
         self._allocations.operator = self._inside or func
         for tensor in tensors_of((output,)):
             self._allocations.see(tensor)
@@ -153,7 +154,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         images, weight = call["input"], call["weight"]
         layout = _layout(images, weight)
         images = self._as_read(images, layout)
-        output = _as_written(self._convolved(func, args)[0], layout)
+        output = _as_written(result_of(func, args, {}), layout)
         self._allocations.see(output)
         self._allocations.workspace(Pass.FORWARD, images, weight, output, call["groups"])
         self._kernels.convolution(call, images, output)
@@ -165,7 +166,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         images, weight, groups = call["input"], call["weight"], call["groups"]
         layout = _layout(images, weight)
         gradient = self._as_read(call["grad_output"], layout)
-        gradients = list(self._convolved(func, args))
+        gradients = list(result_of(func, args, {}))
         if gradients[0] is not None:
             gradients[0] = _as_written(gradients[0], layout)
         for which, result in zip(
@@ -178,23 +179,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._allocations.see(gradients[2])
         self._kernels.convolution_backward(call, gradient, gradients)
         return tuple(gradients)
-
-    def _convolved(self, func: Any, args: Sequence[Any]) -> list[Any]:
-        """What a convolution gives; PyTorch's slow search for its shape is done once for each kind.
-
-        Networks repeat theirs, and so do files that are long to cost time.
-        """
-        kind = (func, *map(_as_key, args))
-        known = self._convolutions.get(kind)
-        if known is None:
-            output = func(*args)
-            several = list(output) if isinstance(output, tuple) else [output]
-            self._convolutions[kind] = [
-                None if t is None else (t.shape, t.stride(), t.dtype) for t in several
-            ]
-            return several
-        make = args[0].new_empty_strided
-        return [t and make(t[0], t[1], dtype=t[2]) for t in known]
 
     def _as_read(self, images: Tensor, layout: torch.memory_format) -> Tensor:
         """The images as cuDNN takes them: copied if they have another layout."""
@@ -228,12 +212,6 @@ def _is_composite(func: Any) -> bool:
     keys = torch._C.DispatchKey
     whole = has_kernel(func.name(), keys.CPU)
     return not whole and bool(has_kernel(func.name(), keys.CompositeImplicitAutograd))
-
-
-def _as_key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:

@@ -109,7 +109,8 @@ def _show(device: str, results: list[KernelMeasurement], *, as_json: bool) -> No
         for name, value in (("one launch", found.launch_us), ("one of many", found.dispatch_us))
         if value is not None
     ]
-    print_table("ceilings", ("of", "at best", "unit"), rows)
+    if rows:
+        print_table("ceilings", ("of", "at best", "unit"), rows)
     counts = Counter((result.call.operator.value, result.outcome.value) for result in results)
     operators = sorted({operator for operator, _ in counts})
     print_table(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.subjects import Subject
+    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
 """DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
@@ -202,7 +203,7 @@ class _Inquiry:
             )
         fixed = self._profile.graph.fixed_batch_size
         self._batch_size = question.batch_size or subject.batch_size or fixed or 1
-        self._no_kernels: str | None = None
+        self._untraced: str | None = None
         self.workload = self._workload(self._batch_size)
 
     @property
@@ -247,9 +248,9 @@ class _Inquiry:
             run=run,
             missing=missing,
             remarks=tuple(self._remarks()),
-            simulated_memory=self._profile.memory(self._batch_size),
+            simulated_memory=self._simulated_memory(),
             memory_source=self._profile.step_source,
-            memory_remark=self._profile.step_refusal or self._profile.step_remark,
+            memory_remark=self._profile.step_refusal or self._profile.step_remark or self._untraced,
             **vars(figures),
             **vars(fit),
         )
@@ -316,8 +317,8 @@ class _Inquiry:
         for metric in METRICS:
             if getattr(figures, metric) is None:
                 reasons[metric] = self._no_head(metric)
-        if self._no_kernels is not None:
-            reasons["step_time_ms"] = f"its kernels cannot be traced: {self._no_kernels}"
+        if self._untraced is not None and self._trained.heads.needs_kernels:
+            reasons["step_time_ms"] = f"its kernels cannot be traced: {self._untraced}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
             lacking = [part for part in parts if getattr(figures, part) is None]
@@ -341,7 +342,7 @@ class _Inquiry:
         step, kernels = self._profile.step, None
         traced = self._subject.step(self._settings)
         if isinstance(traced, str):
-            self._no_kernels = traced if self._trained.heads.needs_kernels else None
+            self._untraced = traced
         else:
             step = traced
             kernels = traced.kernels if self._trained.heads.needs_kernels else None
@@ -354,6 +355,13 @@ class _Inquiry:
             step=step,
             kernels=kernels,
         )
+
+    def _simulated_memory(self) -> SimulatedMemory | None:
+        """That of the step in question; None if it cannot be traced."""
+        step = self.workload.step
+        if step is None or self._untraced is not None:
+            return None
+        return step.memory(self._batch_size, self._settings.optimizer, phase=self._phase)
 
     def _largest(self, limit_mib: float) -> int:
         """The largest batch size whose upper bound stays below the limit."""

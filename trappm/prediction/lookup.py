@@ -162,6 +162,7 @@ class _Inquiry:
     def labels(self, device: str) -> list[LabelRecord]:
         """The labels that answer, the best first."""
         from trappm.store import NoLabelStoreError
+        from trappm.store.exchange.importers.node_steps import PARTIAL_STEPS
 
         try:
             store = store_to_read()
@@ -169,7 +170,11 @@ class _Inquiry:
             return []
         with store:
             answer = self._labels(store, device)
-        answering = [label for label in answer if label.provenance in _ANSWERS]
+        answering = [
+            label
+            for label in answer
+            if label.provenance in _ANSWERS and label.protocol not in PARTIAL_STEPS
+        ]
         return sorted(
             answering,
             key=lambda x: (

@@ -80,10 +80,9 @@ class Prediction:
     remarks: tuple[str, ...] = ()
     """What else should be known before the answer is relied on."""
     simulated_memory: SimulatedMemory | None
-    """Of a training step in fp32 on contiguous tensors, with plain SGD and gradients freed between
-    steps, on CUDA's allocator, in MiB, whatever the device; without CUDA's context and libraries.
-    AMP and channels-last memory need other sizes, which are not simulated. None where no step
-    could be traced."""
+    """Of the step in question, with gradients freed between steps, on CUDA's allocator, in MiB,
+    whatever the device; without CUDA's context and libraries. None where the step cannot be
+    traced."""
     memory_source: StepSource | None
     """Whose step the simulated memory rests on."""
     memory_remark: str | None

@@ -42,8 +42,8 @@ def print_prediction(prediction: Prediction) -> None:
     memory = prediction.simulated_memory
     if memory is not None:
         _line(
-            f"simulated on CUDA for fp32, contiguous, SGD, gradients freed between steps "
-            f"({prediction.memory_source}): {memory.live_mib:,.0f} MiB live, "
+            f"simulated on CUDA, {_settings(prediction)} ({prediction.memory_source}): "
+            f"{memory.live_mib:,.0f} MiB live, "
             f"{memory.reserved_mib:,.0f} reserved, "
             f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
         )

@@ -11,6 +11,7 @@ from trappm.learner.snapshots.manifest import read_manifest
 from trappm.learner.snapshots.regressions import mean_errors
 from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED
 from trappm.profiler.errors import SnapshotError
+from trappm.profiler.records import Phase
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:
@@ -134,11 +135,21 @@ def head_rows(manifest: Manifest) -> list[HeadErrors]:
                         device,
                         phase,
                         metric,
-                        head.label_count,
+                        _label_count(manifest, device, phase, metric) or head.label_count,
                         **{name: known.number(name) if known else None for name in _NUMBERS},
                     )
                 )
     return rows
+
+
+def _label_count(manifest: Manifest, device: str, phase: Phase, metric: str) -> int:
+    """Labels of this metric by what the sources tell; 0 where they do not."""
+    head = {"device": device, "phase": phase.value, "metric": metric}
+    return sum(
+        source["labels"]
+        for source in manifest.to_json().get("sources", [])
+        if all(source.get(name) == value for name, value in head.items())
+    )
 
 
 def differences(first: Manifest, second: Manifest) -> list[Difference]:

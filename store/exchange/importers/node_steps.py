@@ -20,6 +20,7 @@ from trappm.profiler.records import (
     Phase,
     Precision,
     Protocol,
+    member,
 )
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
 from trappm.store.exchange.files import Verdict
@@ -39,12 +40,13 @@ PRECISIONS = {"fp32": Precision.FP32, "tf32": Precision.FP32, "amp": Precision.A
 by default. `fp16` is `model.half()` and fp64 is no step that TraPPM runs: both are rejected."""
 
 
+PHASES = {"infer": Phase.INFER, "train": Phase.TRAIN, "train_fwd_bwd": Phase.TRAIN}
 BYTES_PER_PIXEL = 3 * 4
 
 
 def _copied_bytes(cells: Cells) -> int:
     """Of an image in fp32, by the scripts of 2020 and later; those before had them on the GPU."""
-    copied = float(cells.get("h2d_copy_timed") or 0) > 0
+    copied = cells.get("h2d_copy_timed", "") not in ("", "0")
     return BYTES_PER_PIXEL * whole_in("img_size", cells["img_size"]) ** 2 if copied else 0
 
 
@@ -102,6 +104,8 @@ SHEETS = (
 """DeepLearningExamples' loader copies images while the step before runs."""
 
 SOURCES = tuple(sheet.name for sheet in SHEETS)
+PARTIAL_STEPS = frozenset(("pycls", "pytorch-gpu-benchmark"))
+"""Protocols whose labels are not of whole steps: something to learn from, and nobody's cost."""
 
 
 def sheet_of(columns: set[str]) -> Sheet | None:
@@ -141,13 +145,17 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
     reason = _refusal(sheet, cells)
     if reason is not None:
         return Verdict(kind="rejected", reason=reason)
-    phase = Phase.INFER if cells["phase"] == "infer" else Phase.TRAIN
+    phase = PHASES[cells["phase"]]
     what = Configuration(
         architecture=current_name(cells["timm_name"]),
         batch_size=whole_in(sheet.batch, cells[sheet.batch]),
         input_size=whole_in("img_size", cells["img_size"]),
         precision=PRECISIONS[cells["precision"]],
-        memory_format=MemoryFormat(cells.get("memory_format", "contiguous").replace("_", "-")),
+        memory_format=member(
+            "memory_format",
+            MemoryFormat,
+            cells.get("memory_format", "contiguous").replace("_", "-"),
+        ),
         optimizer=sheet.optimizer if phase is Phase.TRAIN else Optimizer.SGD,
         phase=phase,
     )
@@ -168,7 +176,9 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
 def _refusal(sheet: Sheet, cells: Cells) -> str | None:
     """Why nothing is made of a row that can be read; None if something is."""
     if cells["precision"] not in PRECISIONS:
-        return f"{cells['precision']} is no precision that steps are run in"
+        return f"{cells['precision'][:80]!r} is no precision that steps are run in"
+    if cells["phase"] not in PHASES:
+        return f"{cells['phase'][:80]!r} is no phase of a step"
     if not cells["timm_name"]:
         return "timm has no such model"
     if sheet.gpus is not None and cells[sheet.gpus] != "1":
@@ -183,7 +193,7 @@ def _refusal(sheet: Sheet, cells: Cells) -> str | None:
 def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
     """Where and how a row was measured, as far as it tells."""
     words = cells["device"].lower().split()
-    told = {
+    versions = {
         "torch": cells.get("torch")
         or cells.get("container")
         or cells.get("framework", "").removeprefix("pytorch-"),
@@ -199,6 +209,6 @@ def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
             cells[name] for name in ("run_tag", "script", "date", "system") if cells.get(name)
         ),
         KEY: sheet.scope(cells).to_dict(),
-        **{name: version for name, version in told.items() if version},
-        "untold": {name: "not told by the source" for name, value in told.items() if not value},
+        **{name: version for name, version in versions.items() if version},
+        "untold": {name: "not told by the source" for name, value in versions.items() if not value},
     }

@@ -86,6 +86,23 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
     assert told["simulated_memory"]["reserved_mib"] > 0
 
 
+def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
+    options = {"batch_size": 8, "input_size": 64, "snapshot": snapshot}
+    plain, adam, mixed = (
+        trappm.predict("test_resnet", **options, **settings)
+        for settings in ({}, {"optimizer": "adam"}, {"precision": "amp-fp16"})
+    )
+    memory = [p.simulated_memory.live_mib for p in (plain, adam, mixed)]
+    assert memory[1] > memory[0] > memory[2]
+    train, inference = (
+        trappm.predict("test_resnet", batch_size=8, input_size=64, device="rtx3090", phase=phase)
+        for phase in ("train", "infer")
+    )
+    assert inference.simulated_memory.live_mib < train.simulated_memory.live_mib / 2
+    print_prediction(mixed)
+    assert "simulated on CUDA, amp-fp16, contiguous, sgd (traced)" in capsys.readouterr().out
+
+
 class Hooked(nn.Module):
     """Has all that a trace could disturb: modes, buffers, hooks, gradients, plain tensors."""
 

@@ -1,0 +1,91 @@
+"""The catalogue of kernels: as large as it may be, within memory, and of every kind there is."""
+
+import itertools
+import math
+
+import pytest
+
+from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
+from trappm.profiler.kernels.kernel_call import DataType, Direction, Operator
+from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.records import MemoryFormat
+from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+
+DEVICES = {
+    "cpu": Abilities(memory_mib=20_000, is_cpu=True),
+    "cpu with bf16": Abilities(
+        memory_mib=20_000, is_cpu=True, data_types=(DataType.FP32, DataType.BF16)
+    ),
+    "v100": Abilities(memory_mib=16_000, data_types=(DataType.FP32, DataType.FP16)),
+    "a100": Abilities(memory_mib=40_000, data_types=tuple(DataType), has_tf32=True),
+    "small card": Abilities(memory_mib=2_000, data_types=(DataType.FP32, DataType.FP16)),
+}
+
+
+@pytest.fixture(params=DEVICES, ids=str, scope="module")
+def abilities(request):
+    return DEVICES[request.param]
+
+
+def test_there_are_150_to_300_calls_and_none_twice(abilities):
+    calls = catalogue(abilities)
+    assert 150 <= len(calls) <= 300
+    assert len(set(calls)) == len(calls)
+
+
+def test_it_is_the_same_each_time(abilities):
+    assert catalogue(abilities) == catalogue(abilities)
+
+
+def test_every_kernel_that_the_recorder_tells_apart_is_there(abilities):
+    """But for what is unknown to us, and casts where nothing is computed in 16 bits."""
+    calls = catalogue(abilities)
+    kinds, passes = set(), set()
+    for call in calls:
+        table = kernel_profile_of(call).train
+        kinds |= set(table.kinds.tolist())
+        convolutions = table.kinds <= KernelKind.DEPTHWISE
+        passes |= set(zip(table.kinds[convolutions], table.passes[convolutions], strict=True))
+    without = {KernelKind.OTHER} | ({KernelKind.CAST} if len(abilities.data_types) == 1 else set())
+    assert kinds >= set(KernelKind) - without
+    assert passes == {(kind, which) for kind in list(KernelKind)[:4] for which in Pass}
+    operators = {call.operator for call in calls}
+    assert {Operator.SGD, Operator.MOMENTUM, Operator.ADAM, Operator.LAUNCH} <= operators
+
+
+def test_layouts_and_types_of_convolutions(abilities):
+    convolutions = [c for c in catalogue(abilities) if c.operator is Operator.CONV2D]
+    for data_type in abilities.data_types[:2]:
+        layouts = {c.memory_format for c in convolutions if c.data_type is data_type}
+        if abilities.is_cpu or data_type is not DataType.FP32:
+            assert layouts == set(MemoryFormat)
+    assert any(c.tf32 for c in convolutions) == abilities.has_tf32
+
+
+def test_each_type_has_a_peak_and_nothing_else_is_computed(abilities):
+    calls = catalogue(abilities)
+    assert {c.data_type for c in calls} == set(abilities.data_types)
+    peaks = {c.data_type for c in calls if c.operator is Operator.MATMUL and c["rows"] >= 1024}
+    assert peaks == set(abilities.data_types)
+
+
+def test_copies_go_through_every_level(abilities):
+    sizes = sorted(4 * math.prod(c.sizes) for c in catalogue(abilities) if c.operator == "copy")
+    assert sizes[0] == 4 << 10
+    assert sizes[-1] >= 64 << 20
+    assert all(large == 4 * small for small, large in itertools.pairwise(sizes))
+
+
+def test_no_call_comes_near_the_memory(abilities):
+    for call in catalogue(abilities):
+        sizes = kernel_profile_of(call).at(call.batch_size).sizes
+        moved = sizes[:, : Size.WRITTEN_BYTES + 1].sum(1).max(initial=0.0)
+        assert moved <= 0.5 * abilities.memory_mib * 2**20, call
+
+
+def test_some_of_every_operator_are_metered(abilities):
+    calls = catalogue(abilities)
+    chosen = metered(calls)
+    assert {c.operator for c in chosen} == {c.operator for c in calls}
+    assert len(chosen) < len(calls) / 2
+    assert all(c.direction in Direction for c in chosen)

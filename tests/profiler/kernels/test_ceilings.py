@@ -1,0 +1,102 @@
+"""Ceilings of devices that were made up, so that they are known."""
+
+import pytest
+
+from trappm.profiler.kernels.ceilings import ceilings, flops, sentence
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.kernels.tracing import kernel_profile_of
+from trappm.profiler.records import Outcome, Protocol
+from trappm.profiler.simulation.kernel_profile import Size
+
+CACHES = {"L1": 32 << 10, "L2": 1 << 20}
+
+
+def measured(call, time_ms, outcome=Outcome.OK, caches=CACHES):
+    return KernelMeasurement(
+        call=call,
+        device="cpu-2t",
+        outcome=outcome,
+        protocol=Protocol(name="kernels"),
+        started_at="2026-01-01T00:00:00+00:00",
+        duration_s=1.0,
+        time_ms=time_ms,
+        environment={"cache_bytes": caches},
+    )
+
+
+def matmul(data_type=DataType.FP32, *, tf32=False):
+    return KernelCall.of(
+        Operator.MATMUL, data_type, batch=1, rows=1000, depth=1000, columns=1000, tf32=tf32
+    )
+
+
+def copy(kibibytes):
+    return KernelCall.of(Operator.COPY, batch=kibibytes, width=256)
+
+
+def test_the_fastest_of_each_type_is_its_ceiling():
+    found = ceilings(
+        [
+            measured(matmul(), 2.0),
+            measured(matmul(), 1.0),
+            measured(matmul(tf32=True), 0.25),
+            measured(matmul(DataType.FP16), 0.125),
+            measured(matmul(DataType.BF16), 0.001, Outcome.UNSTABLE),
+        ]
+    )
+    assert found.tflops == pytest.approx({"fp32": 2.0, "tf32": 8.0, "fp16": 16.0})
+
+
+def test_bandwidth_belongs_to_the_level_that_the_tensors_fit_in():
+    found = ceilings(
+        [
+            measured(copy(8), 16 * 1024 / 200e6),
+            measured(copy(16), 32 * 1024 / 250e6),
+            measured(copy(256), 512 * 1024 / 100e6),
+            measured(copy(1024), 2048 * 1024 / 50e6),  # in neither: too close to the cache
+            measured(copy(65_536), 131_072 * 1024 / 10e6),
+        ]
+    )
+    assert [(b.level, pytest.approx(b.gb_s)) for b in found.bandwidths] == [
+        ("L1", 250.0), ("L2", 100.0), ("memory", 10.0),
+    ]  # fmt: skip
+    assert "250 in L1, 100 in L2, 10 in memory" in sentence(found)
+
+
+def test_without_known_caches_each_size_has_its_bandwidth():
+    found = ceilings([measured(copy(kib), 1.0, caches={}) for kib in (4, 64 << 10)])
+    assert [b.level for b in found.bandwidths] == ["8 KiB", "128 MiB"]
+
+
+def test_launches():
+    found = ceilings(
+        [
+            measured(KernelCall.of(Operator.LAUNCH, kernels=1), 0.02),
+            measured(KernelCall.of(Operator.LAUNCH, kernels=100), 0.5),
+        ]
+    )
+    assert (found.launch_us, found.dispatch_us) == pytest.approx((20.0, 5.0))
+
+
+def test_nothing_measured_is_told():
+    assert sentence(ceilings([])) == "no ceiling is known"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        matmul(),
+        KernelCall.of(Operator.LINEAR, batch=3, rows=5, inputs=7, outputs=11),
+        KernelCall.of(
+            Operator.CONV2D, batch=2, inputs=64, outputs=96, height=15, window=3, stride=2, groups=4
+        ),
+        KernelCall.of(
+            Operator.CONV2D, batch=2, inputs=3, outputs=8, height=32, window=1, stride=1, groups=1
+        ),
+        KernelCall.of(Operator.SOFTMAX, batch=2, width=8),
+    ],
+    ids=str,
+)
+def test_operations_are_those_that_the_recorder_counts(call):
+    assert kernel_profile_of(call).at(call.batch_size).sizes[:, Size.FLOPS].sum() == flops(call)

@@ -1,0 +1,134 @@
+"""`trappm device` and `python -m profiler kernels`, as a user meets them."""
+
+import json
+
+import pytest
+from store_whole import kernel
+
+from trappm import cli
+from trappm.profiler import __main__ as profiler
+from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.store import Store
+from trappm.store.kernels.files import export_kernels
+
+SOME = [
+    kernel(
+        time_ms=1.0, call=KernelCall.of(Operator.MATMUL, batch=1, rows=1000, depth=1000,
+        columns=1000), attempt_key="matmul",
+    ),
+    kernel(time_ms=1.0, call=KernelCall.of(Operator.COPY, batch=1024, width=1024)),
+    kernel("error", message="it failed"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command; its exit status and what it printed."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        capsys.readouterr()
+        return cli.run([*map(str, arguments)]), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def filled(run, tmp_path):
+    path = tmp_path / "kernels.jsonl"
+    export_kernels(SOME, path)
+    status, out, _ = run("device", "import", path)
+    assert (status, out) == (0, "kernels.jsonl: 3 kernels, 3 of them new\n")
+    return path
+
+
+def test_importing_twice_changes_nothing(run, filled):
+    assert run("device", "import", filled)[1] == "kernels.jsonl: 3 kernels, 0 of them new\n"
+
+
+def test_show_says_first_what_the_device_reaches(run, filled):
+    device = SOME[0].device
+    status, out, _ = run("device", "show", device)
+    assert status == 0
+    assert out.splitlines()[0] == (
+        f"{device} (a CPU): sustained TFLOP/s: 2 in fp32; GB/s: 8.39 in 8 MiB."
+    )
+    facts = json.loads(run("device", "show", device, "--json")[1])
+    assert facts["ceilings"]["tflops"] == {"fp32": 2.0}
+    assert facts["outcomes"] == {"ok": 2, "error": 1}
+    assert json.loads(run("device", "show", "--json")[1]) == {device: 3}
+
+
+def test_sql_sees_them(run, filled):
+    status, out, _ = run(
+        "labels", "query", "--sql", "SELECT COUNT(*) AS n FROM kernel_measurements"
+    )
+    assert status == 0
+    assert "3" in out
+
+
+def test_there_and_back(run, filled, tmp_path):
+    path = tmp_path / "again.jsonl"
+    assert run("device", "export", SOME[0].device, path)[0] == 0
+    assert path.read_text() == filled.read_text()
+
+
+def test_an_unknown_device_says_what_to_do(run, filled):
+    status, _, error = run("device", "show", "v100")
+    assert status == 2
+    assert "trappm device characterise v100" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_bad_file_records_nothing(run, filled, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    good = kernel(time_ms=1.0, batch=99).to_dict()
+    bad.write_text(f"{json.dumps(good)}\nnonsense\n")
+    status, _, error = run("device", "import", bad)
+    assert status == 2
+    assert "line 2" in error
+    assert json.loads(run("device", "show", "--json")[1]) == {SOME[0].device: 3}
+    assert run("device", "import", bad, "--source", "nobody")[0] == 2
+
+
+def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tmp_path):
+    """For real, on a core of this machine, which may be busy; most of the time does not suffice."""
+    status, out, error = run("device", "characterise", "cpu-1t", "--seconds", "2")
+    assert status == 0, error
+    assert out.startswith("cpu-1t: ")
+    assert "kernels measured in" in out.splitlines()[0]
+    assert "kernel " in error
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        kept = store.kernels.all()
+    assert len({m.call for m in kept}) >= 150
+    assert any(m.samples_ms for m in kept)
+    assert all(m.time_ms or m.message for m in kept)
+
+
+def test_without_sql_a_file_has_each_result(tmp_path, capsys):
+    path = tmp_path / "kernels.jsonl"
+    arguments = ["kernels", "--device", "cpu-1t", "--seconds", "1", "--out", str(path), "--json"]
+    assert profiler.main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    lines = [KernelMeasurement.from_dict(json.loads(line)) for line in path.open()]
+    assert len({line.call for line in lines}) == answer["kernels"] >= 150
+    assert answer["device"] == "cpu-1t"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--device", "cpu-1t", "--seconds", "0"],
+        ["--device", "v9000"],
+        ["--device", "simulated:a100"],
+    ],
+)
+def test_bad_input_is_one_line(arguments, capsys):
+    try:
+        status = profiler.main(["kernels", *arguments])
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
