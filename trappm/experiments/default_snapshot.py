@@ -13,6 +13,7 @@ labels, versions and seed give the same heads.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import shutil
 import sys
@@ -42,7 +43,7 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
-from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
+from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.kernels.kernel_call import KernelCall
@@ -128,12 +129,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     Raises:
         InputError: the file is missing or cannot be read.
     """
-    measurements = [
-        label
-        for file in sheet.files
-        for label in read_labels(data / file)
-        if not sheet.keys or label.device in sheet.keys
-    ]
+    measurements = _read(sheet, data)
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
     prior: Prior
@@ -162,6 +158,15 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     return Trained(sheet, head, errors, measurements, kernels)
 
 
+def _read(sheet: Sheet, data: Path) -> list[Measurement]:
+    return [
+        label
+        for file in sheet.files
+        for label in read_labels(data / file)
+        if not sheet.keys or label.device in sheet.keys
+    ]
+
+
 def neusight_kernels(path: Path, card: str) -> Evidence:
     """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
 
@@ -182,11 +187,28 @@ def neusight_kernels(path: Path, card: str) -> Evidence:
     return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)
 
 
-def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a snapshot has that is not trained again."""
+
+    snapshot: Snapshot
+    labels: Sequence[TrainingLabel]
+    """All that its heads were trained on."""
+
+
+def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
     """Publishes all heads as one snapshot."""
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
+    sources: list[Mapping[str, Any]] = []
+    origin: dict[str, Any] = {}
+    if kept is not None:
+        manifest = kept.snapshot.manifest.to_json()
+        heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
+        errors, sources = copy.deepcopy(manifest["errors"]), list(manifest["sources"])
+        labels = list(kept.labels)
+        origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
     for part in trained:
         sheet = part.sheet
         for phase in sheet.phases:
@@ -213,7 +235,8 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "errors": errors,
             "split": SPLIT,
             "label_counts": {"imported": len(labels)},
-            "sources": [source for part in trained for source in _sources(part)],
+            "sources": sources + [source for part in trained for source in _sources(part)],
+            **origin,
         },
     )
 
@@ -330,6 +353,11 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
     )
 
 
+def _has(snapshot: Snapshot, sheet: Sheet) -> bool:
+    phases = snapshot.heads.get(sheet.device, {})
+    return all(p in phases and sheet.metric in phases[p].heads.metrics for p in sheet.phases)
+
+
 def _show(done: int, total: int, what: str) -> None:
     sys.stderr.write(f"{done}/{total} {what}\n")
 
@@ -339,9 +367,18 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder with the published labels")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
+    parser.add_argument(
+        "--add", action="store_true", help="train only what the snapshot that ships lacks"
+    )
     arguments = parser.parse_args()
-    trained = [train(sheet, arguments.data, arguments.processes) for sheet in SHEETS]
-    info = publish(trained, Home.open().path / "shipping")
+    kept, sheets = None, list(SHEETS)
+    if arguments.add:
+        snapshot = load_snapshot(SHIPPED)
+        had = [sheet for sheet in SHEETS if _has(snapshot, sheet)]
+        labels = [_label(m, sheet) for sheet in had for m in _read(sheet, arguments.data)]
+        kept, sheets = Kept(snapshot, labels), [sheet for sheet in SHEETS if sheet not in had]
+    trained = [train(sheet, arguments.data, arguments.processes) for sheet in sheets]
+    info = publish(trained, Home.open().path / "shipping", kept)
     shutil.rmtree(arguments.to, ignore_errors=True)
     shutil.copytree(info.folder, arguments.to)
     total = sum(path.stat().st_size for path in arguments.to.iterdir())
