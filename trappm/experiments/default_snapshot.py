@@ -13,6 +13,7 @@ labels, versions and seed give the same heads.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import shutil
 import sys
@@ -42,7 +43,7 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
-from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
+from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import TrappmError
@@ -134,14 +135,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     Raises:
         InputError: the file is missing or cannot be read.
     """
-    by_file = {
-        file: [
-            label
-            for label in read_labels(data / file)
-            if not sheet.keys or label.device in sheet.keys
-        ]
-        for file in sheet.files
-    }
+    by_file = _read(sheet, data)
     measurements = [label for labels in by_file.values() for label in labels]
     files = {str(m.environment["source"]): file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
@@ -172,6 +166,14 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     return Trained(sheet, head, errors, measurements, files, kernels)
 
 
+def _read(sheet: Sheet, data: Path) -> dict[str, list[Measurement]]:
+    """The sheet's labels, by file."""
+    return {
+        file: [m for m in read_labels(data / file) if not sheet.keys or m.device in sheet.keys]
+        for file in sheet.files
+    }
+
+
 def neusight_kernels(path: Path, card: str) -> Evidence:
     """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
 
@@ -192,11 +194,28 @@ def neusight_kernels(path: Path, card: str) -> Evidence:
     return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)
 
 
-def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a snapshot has that is not trained again."""
+
+    snapshot: Snapshot
+    labels: Sequence[TrainingLabel]
+    """All that its heads were trained on."""
+
+
+def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
     """Publishes all heads as one snapshot."""
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
+    sources: list[Mapping[str, Any]] = []
+    origin: dict[str, Any] = {}
+    if kept is not None:
+        manifest = kept.snapshot.manifest.to_json()
+        heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
+        errors, sources = copy.deepcopy(manifest["errors"]), list(manifest["sources"])
+        labels = list(kept.labels)
+        origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
     for part in trained:
         sheet = part.sheet
         for phase in sheet.phases:
@@ -223,7 +242,8 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "errors": errors,
             "split": SPLIT,
             "label_counts": {"imported": len(labels)},
-            "sources": [source for part in trained for source in _sources(part)],
+            "sources": sources + [source for part in trained for source in _sources(part)],
+            **origin,
         },
     )
 
@@ -345,6 +365,11 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
     )
 
 
+def _has(snapshot: Snapshot, sheet: Sheet) -> bool:
+    phases = snapshot.heads.get(sheet.device, {})
+    return all(p in phases and sheet.metric in phases[p].heads.metrics for p in sheet.phases)
+
+
 def _show(done: int, total: int, what: str) -> None:
     sys.stderr.write(f"{done}/{total} {what}\n")
 
@@ -354,9 +379,23 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder with the published labels")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--to", type=Path, default=SHIPPED, help="the folder to write, made anew")
+    parser.add_argument(
+        "--add", action="store_true", help="train only what the snapshot that ships lacks"
+    )
     arguments = parser.parse_args()
-    trained = [train(sheet, arguments.data, arguments.processes) for sheet in SHEETS]
-    info = publish(trained, Home.open().path / "shipping")
+    kept, sheets = None, list(SHEETS)
+    if arguments.add:
+        snapshot = load_snapshot(SHIPPED)
+        had = [sheet for sheet in SHEETS if _has(snapshot, sheet)]
+        labels = [
+            _label(measurement, sheet)
+            for sheet in had
+            for measurements in _read(sheet, arguments.data).values()
+            for measurement in measurements
+        ]
+        kept, sheets = Kept(snapshot, labels), [sheet for sheet in SHEETS if sheet not in had]
+    trained = [train(sheet, arguments.data, arguments.processes) for sheet in sheets]
+    info = publish(trained, Home.open().path / "shipping", kept)
     shutil.rmtree(arguments.to, ignore_errors=True)
     shutil.copytree(info.folder, arguments.to)
     total = sum(path.stat().st_size for path in arguments.to.iterdir())
