@@ -77,7 +77,7 @@ def protocol_of(seconds: float, calls: int) -> StepProtocol:
     return StepProtocol(
         name="kernels",
         warmup_steps=1,
-        min_steps=3,
+        min_steps=1,  # of what is slower than its share; all others have 5 at least
         max_steps=200,
         max_seconds=_SAMPLING_SHARE * seconds / max(calls, 1),
         target_relative_error=0.01,
