@@ -7,7 +7,7 @@ import pytest
 
 from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
 from trappm.profiler.kernels.ceilings import flops
-from trappm.profiler.kernels.kernel_call import DataType, Direction, Operator
+from trappm.profiler.kernels.kernel_call import DataType, Operator
 from trappm.profiler.kernels.tracing import kernel_profile_of
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
@@ -101,4 +101,3 @@ def test_some_of_every_operator_are_metered(abilities):
     chosen = metered(calls)
     assert {c.operator for c in chosen} == {c.operator for c in calls}
     assert len(chosen) < len(calls) / 2
-    assert all(c.direction in Direction for c in chosen)
