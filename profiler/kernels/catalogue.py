@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from trappm.profiler.kernels.ceilings import flops
 from trappm.profiler.kernels.kernel_call import DataType, Direction, KernelCall, Operator
 from trappm.profiler.records import MemoryFormat
 
@@ -39,7 +40,7 @@ class Abilities:
     @property
     def busy_flops(self) -> float:
         """Of a product that keeps it busy for some milliseconds, in fp32."""
-        return 5e8 if self.is_cpu else 1e10
+        return 1e9 if self.is_cpu else 1e10
 
     @property
     def busy_bytes(self) -> float:
@@ -59,11 +60,6 @@ class _Convolution(NamedTuple):
     window: int
     stride: int = 1
     groups: int = 1
-
-    def flops(self) -> int:
-        """Of one sample."""
-        pixels = -((-self.height // self.stride) ** 2)
-        return 2 * pixels * self.outputs * (self.inputs // self.groups) * self.window**2
 
     def bytes(self) -> int:
         """Of one sample's images, the larger of read and written, in fp32."""
@@ -143,6 +139,9 @@ def catalogue(abilities: Abilities) -> list[KernelCall]:
         rest += _small_convolutions()
     for half in halves[:1]:
         rest += _products(abilities, half)
+        if abilities.is_cpu:  # whose libraries reorder images by themselves, in any layout
+            rest += _main_convolutions(abilities, half, MemoryFormat.CHANNELS_LAST)
+            continue
         rest += _main_convolutions(abilities, half, MemoryFormat.CONTIGUOUS, gradients=False)
         rest += _convolutions(abilities, half, MemoryFormat.CHANNELS_LAST)
     ordered = sorted(dict.fromkeys(rest), key=_by_chance)
@@ -255,12 +254,12 @@ def _optimizers(abilities: Abilities) -> Iterator[KernelCall]:
 
 def _products(abilities: Abilities, data_type: DataType) -> Iterator[KernelCall]:
     """Linear layers, products of computed tensors and fused attention."""
-    flops = abilities.busy_flops * (1 if data_type is DataType.FP32 else 4)
+    busy_flops = abilities.busy_flops * (1 if data_type is DataType.FP32 else 4)
 
     def batch_of(products: int, rows: int, depth: int, columns: int) -> int:
         """So many samples, of so many products each, that arithmetic or memory is busy."""
         largest = 4 * products * max(rows * depth, depth * columns, rows * columns)
-        by_flops = _fitting(2 * products * rows * depth * columns, flops)
+        by_flops = _fitting(2 * products * rows * depth * columns, busy_flops)
         return min(by_flops, _fitting(largest, abilities.busy_bytes / 2))
 
     for index, (rows, inputs, outputs) in enumerate(_LINEAR):
@@ -331,7 +330,8 @@ def _convolution(
 
 def _batch(shape: _Convolution, abilities: Abilities) -> int:
     """So many images that arithmetic or memory keep the device busy, whichever needs fewer."""
-    by_flops = _fitting(shape.flops(), abilities.busy_flops)
+    of_one = flops(_convolution(shape, 1, DataType.FP32, MemoryFormat.CONTIGUOUS))
+    by_flops = _fitting(of_one, abilities.busy_flops)
     return min(by_flops, _fitting(shape.bytes(), abilities.busy_bytes / 2))
 
 
@@ -365,7 +365,7 @@ def _image(
     )  # fmt: skip
 
 
-def _fitting(of_one: int, in_all: float) -> int:
+def _fitting(of_one: float, in_all: float) -> int:
     """The largest power of two that does not make more than this in all; 1 at least."""
     times = max(1, int(in_all / of_one))
     return int(1 << (times.bit_length() - 1))

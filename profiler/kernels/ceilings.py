@@ -39,7 +39,7 @@ class Ceilings:
     tflops: Mapping[str, float]
     """Sustained, by type: `fp32`, `tf32`, `fp16`, `bf16`."""
     bandwidths: tuple[Bandwidth, ...]
-    """From the smallest level to memory; without known caches, one for each size copied."""
+    """From the smallest level to memory; without known caches, of the largest tensors only."""
     launch_us: float | None
     """Of one kernel alone."""
     dispatch_us: float | None
@@ -56,7 +56,8 @@ def flops(call: KernelCall) -> float:
     if call.operator is Operator.MATMUL:
         return 2.0 * math.prod(call.sizes)
     if call.operator is Operator.CONV2D:
-        pixels = ((call["height"] - 1) // call["stride"] + 1) ** 2
+        room = call["height"] + 2 * call.padding - call["window"]
+        pixels = (room // call["stride"] + 1) ** 2
         depth = call["inputs"] // call["groups"] * call["window"] ** 2
         return 2.0 * call["batch"] * pixels * call["outputs"] * depth
     return 0.0
@@ -75,7 +76,7 @@ def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
     caches: Mapping[str, int] = {}
     for measurement, time_ms in timed:
         call = measurement.call
-        caches = measurement.environment.get("cache_bytes") or caches
+        caches = _caches(measurement.environment.get("cache_bytes")) or caches
         if call.operator in (Operator.LINEAR, Operator.MATMUL):
             kind = "tf32" if call.tf32 else call.data_type.value
             tflops[kind] = max(tflops.get(kind, 0.0), flops(call) / time_ms / 1e9)
@@ -93,15 +94,19 @@ def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
     )
 
 
+def _caches(told: object) -> dict[str, int]:
+    """The caches that an environment tells, which may come from anybody's file."""
+    if not isinstance(told, Mapping):
+        return {}
+    return {str(name): size for name, size in told.items() if type(size) is int and size > 0}
+
+
 def _by_level(streams: Sequence[tuple[int, float]], caches: Mapping[str, int]) -> list[Bandwidth]:
     """The fastest call of each level: what fits into it and not into the one before."""
     levels = sorted(caches.items(), key=lambda item: item[1])
     if not levels:
-        best = {size: max(gb_s for s, gb_s in streams if s == size) for size, _ in streams}
-        return [
-            Bandwidth(level=_size(size), gb_s=gb_s, working_set_bytes=size)
-            for size, gb_s in best.items()
-        ]
+        largest = streams[-1][0] if streams else 0
+        return _fastest(_size(largest), [s for s in streams if s[0] == largest])
     found = []
     smallest = 0
     for name, largest in levels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections import Counter
@@ -44,7 +45,12 @@ class Progress:
         which = f"{self._done} of {count}, about {left_s:.0f} s left"
         line = f"kernel {which if self._done <= count else 'once more'}: {result.call}"
         if self._is_terminal:
-            print(f"\r\033[K{line[:100]}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
         else:
             print(line, file=sys.stderr, flush=True)
 

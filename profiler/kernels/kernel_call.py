@@ -33,7 +33,7 @@ class Operator(enum.StrEnum):
     MATMUL = "matmul"
     """So many products of (rows, depth) and (depth, columns) at once."""
     CONV2D = "conv2d"
-    """Square images and windows, padded by half a window, without bias."""
+    """Square images and windows, padded by `padding` on all sides, without bias."""
     BATCH_NORM = "batch-norm"
     """As in training, with statistics of the batch."""
     FROZEN_BATCH_NORM = "frozen-batch-norm"
@@ -256,6 +256,11 @@ class KernelCall:
     @property
     def form(self) -> Form:
         return FORMS[self.operator]
+
+    @property
+    def padding(self) -> int:
+        """Of a window: half of what it is larger than a pixel, rounded down."""
+        return (self["window"] - 1) // 2
 
     @property
     def batch_size(self) -> int:

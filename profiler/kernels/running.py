@@ -115,7 +115,7 @@ class PreparedCall:
         weight = self._weight(*shape).contiguous(memory_format=self._layout)
         self._weights[:] = [weight]
         return partial(
-            F.conv2d, images, weight, stride=call["stride"], padding=window // 2, groups=groups
+            F.conv2d, images, weight, stride=call["stride"], padding=call.padding, groups=groups
         )
 
     def _batch_norm(self, *, training: bool = True) -> Run:
@@ -171,7 +171,7 @@ class PreparedCall:
 
     def _max_pool(self) -> Run:
         window, stride = self._call["window"], self._call["stride"]
-        return partial(F.max_pool2d, self._images(), window, stride, window // 2)
+        return partial(F.max_pool2d, self._images(), window, stride, self._call.padding)
 
     def _embedding(self) -> Run:
         call = self._call

@@ -71,9 +71,10 @@ class Kernels(Repository):
                 places[run] = device_id(session, m.device, fingerprint, m.environment), name
             rows.append(_row(m, *places[run]))
         insert_new(session, KernelConditionsRow, [conditions[name] for name in sorted(conditions)])
-        before = _count(session)
+        keys = {m.attempt_key for m in measurements}
+        known = _how_many(session, keys)
         session.connection().execute(new_row(session, KernelMeasurementRow), rows)
-        return _count(session) - before
+        return len(keys) - known
 
     def record_many(self, measurements: Iterable[KernelMeasurement]) -> int:
         """As `record`, in batches, each of which is one transaction; how many were new."""
@@ -206,8 +207,10 @@ def _query(device: str | None, operator: Operator | None, outcome: Outcome | Non
     return query
 
 
-def _count(session: Session) -> int:
-    return session.scalar(select(func.count()).select_from(KernelMeasurementRow)) or 0
+def _how_many(session: Session, keys: Iterable[str]) -> int:
+    """How many of these attempts are recorded already."""
+    query = select(func.count()).where(KernelMeasurementRow.attempt_key.in_([*keys]))
+    return session.scalar(query) or 0
 
 
 def _hash(shared: Mapping[str, Any]) -> str:

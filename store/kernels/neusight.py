@@ -30,7 +30,7 @@ MAX_BYTES = 256 << 20
 """Of the table when it is unpacked; both files have 12 MiB."""
 _MAX_LINE = 1 << 16
 """Names of kernels with all their parameters are long."""
-_LONGEST_MS = 1e6
+_LONGEST_MS, _LARGEST_SIZE = 1e6, 1e10
 _SIZES = ("b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size", "in_size", "stride", "padding")
 _COLUMNS = ("op", "device", "latency_ms", *_SIZES)
 _ROWS = {
@@ -147,12 +147,13 @@ def _call(row: Mapping[str, str | None]) -> KernelCall:
         )
     if op == "conv":
         window = size("kernel_size")
-        if size("padding") != window // 2:
-            raise InputError(f"padding is {row['padding']}; it must be half of the window")
-        return KernelCall.of(
+        call = KernelCall.of(
             Operator.CONV2D, batch=size("b"), inputs=size("c_in"), outputs=size("c_out"),
             height=size("in_size"), window=window, stride=size("stride"), groups=1,
         )  # fmt: skip
+        if _number("padding", row["padding"]) != call.padding:
+            raise InputError(f"padding is {row['padding']}; here it must be {call.padding}")
+        return call
     raise InputError(
         f"op is {op[:60]!r}; it must be linear, bmm, conv or one of {', '.join(_ROWS)}"
     )
@@ -163,6 +164,6 @@ def _number(name: str, text: str | None) -> float:
         value = float(text or "")
     except ValueError:
         value = 0.0
-    if not 0 < value < _LONGEST_MS * 1e4:
+    if not 0 < value < (_LONGEST_MS if name == "latency_ms" else _LARGEST_SIZE):
         raise InputError(f"{name} is {(text or '')[:40]!r}; it must be a number above 0")
     return value

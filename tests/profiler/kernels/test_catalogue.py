@@ -6,7 +6,8 @@ import math
 import pytest
 
 from trappm.profiler.kernels.catalogue import Abilities, catalogue, metered
-from trappm.profiler.kernels.kernel_call import DataType, Direction, Operator
+from trappm.profiler.kernels.ceilings import flops
+from trappm.profiler.kernels.kernel_call import DataType, Operator
 from trappm.profiler.kernels.tracing import kernel_profile_of
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
@@ -55,10 +56,11 @@ def test_every_kernel_that_the_recorder_tells_apart_is_there(abilities):
 
 def test_layouts_and_types_of_convolutions(abilities):
     convolutions = [c for c in catalogue(abilities) if c.operator is Operator.CONV2D]
+    there = {(c.data_type, c.memory_format) for c in convolutions}
     for data_type in abilities.data_types[:2]:
-        layouts = {c.memory_format for c in convolutions if c.data_type is data_type}
-        if abilities.is_cpu or data_type is not DataType.FP32:
-            assert layouts == set(MemoryFormat)
+        reorders = abilities.is_cpu == (data_type is DataType.FP32)
+        assert (data_type, MemoryFormat.CONTIGUOUS) in there or abilities.is_cpu
+        assert (data_type, MemoryFormat.CHANNELS_LAST) in there or not reorders
     assert any(c.tf32 for c in convolutions) == abilities.has_tf32
 
 
@@ -67,6 +69,17 @@ def test_each_type_has_a_peak_and_nothing_else_is_computed(abilities):
     assert {c.data_type for c in calls} == set(abilities.data_types)
     peaks = {c.data_type for c in calls if c.operator is Operator.MATMUL and c["rows"] >= 1024}
     assert peaks == set(abilities.data_types)
+
+
+def test_convolutions_keep_the_device_busy_by_arithmetic_or_by_memory(abilities):
+    for call in catalogue(abilities):
+        if call.operator is not Operator.CONV2D or (abilities.is_cpu and call["batch"] == 1):
+            continue
+        images = 4 * call["batch"] * call["inputs"] * call["height"] ** 2
+        written = images * call["outputs"] // call["inputs"] // call["stride"] ** 2
+        busy = flops(call) > abilities.busy_flops / 4
+        assert busy or max(images, written) > abilities.busy_bytes / 8, call
+        assert flops(call) <= abilities.busy_flops, call
 
 
 def test_copies_go_through_every_level(abilities):
@@ -88,4 +101,3 @@ def test_some_of_every_operator_are_metered(abilities):
     chosen = metered(calls)
     assert {c.operator for c in chosen} == {c.operator for c in calls}
     assert len(chosen) < len(calls) / 2
-    assert all(c.direction in Direction for c in chosen)

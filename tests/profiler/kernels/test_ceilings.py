@@ -64,9 +64,12 @@ def test_bandwidth_belongs_to_the_level_that_the_tensors_fit_in():
     assert "250 in L1, 100 in L2, 10 in memory" in sentence(found)
 
 
-def test_without_known_caches_each_size_has_its_bandwidth():
-    found = ceilings([measured(copy(kib), 1.0, caches={}) for kib in (4, 64 << 10)])
-    assert [b.level for b in found.bandwidths] == ["8 KiB", "128 MiB"]
+@pytest.mark.parametrize("caches", [{}, None, "x", [1], {"L1": "x"}, {"L1": -1}, {"L1": True}])
+def test_without_known_caches_the_largest_tensors_tell_the_bandwidth(caches):
+    """Of a file from elsewhere they may be anything."""
+    sizes = (4, 64 << 10, 64)
+    found = ceilings([measured(copy(kib), 1.0, caches=caches) for kib in sizes])
+    assert [b.level for b in found.bandwidths] == ["128 MiB"]
 
 
 def test_launches():
@@ -93,6 +96,9 @@ def test_nothing_measured_is_told():
         ),
         KernelCall.of(
             Operator.CONV2D, batch=2, inputs=3, outputs=8, height=32, window=1, stride=1, groups=1
+        ),
+        KernelCall.of(
+            Operator.CONV2D, batch=1, inputs=3, outputs=96, height=224, window=4, stride=4, groups=1
         ),
         KernelCall.of(Operator.SOFTMAX, batch=2, width=8),
     ],

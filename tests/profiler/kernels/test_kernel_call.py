@@ -169,6 +169,15 @@ def test_kernels_by_hand():
     assert launches.train.counts.tolist() == [5]
 
 
+@pytest.mark.parametrize(("window", "height"), [(4, 56), (16, 14)])
+def test_patches_are_as_many_as_networks_have(window, height):
+    call = KernelCall.of(
+        Operator.CONV2D, batch=1, inputs=3, outputs=8, height=224, window=window, stride=window,
+        groups=1,
+    )  # fmt: skip
+    assert kernel_profile_of(call).train.pixels.tolist() == [height**2]
+
+
 def test_kernels_hold_for_every_batch_size():
     call = small(Operator.CONV2D, direction=Direction.BACKWARD)
     profile = kernel_profile_of(call)
