@@ -29,6 +29,7 @@ from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_labels, read_usable
 from trappm.experiments.labelled_workloads import step_keys
+from trappm.experiments.shipped_sheets import KERNELS, KERNELS_FILE, SHEETS, Sheet
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.scores import Score, score
@@ -38,7 +39,11 @@ from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
+from trappm.learner.physics.devices.known_devices import (
+    LEARNED_FROM,
+    kernel_evidence,
+    known_devices,
+)
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -60,57 +65,6 @@ SPLIT = (
     "a fifth of the architectures held out, seed 1337; then trained on all labels. V100 and A100 "
     "step times start from other cards' steps, of the held-out architectures too"
 )
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Published files of one device, and what is learned from them."""
-
-    files: tuple[str, ...]
-    device: str
-    phases: tuple[Phase, ...]
-    metric: str
-    usable: str | None = None
-    """A file of the rows that judge."""
-    keys: tuple[str, ...] = ()
-    """Of the devices whose rows are taken; by default there are no others."""
-    kernels: str | None = None
-    """A card whose kernels alone NeuSight timed."""
-
-
-BOTH = (Phase.TRAIN, Phase.INFER)
-SHEETS = (
-    Sheet(
-        ("a100_40gb_train_memory.csv",),
-        "a100-40gb",
-        (Phase.TRAIN,),
-        "memory_mib",
-        usable="a100_40gb_train_memory_quality.csv",
-    ),
-    Sheet(("rtx3090_train_step_amp_nchw.csv",), "rtx3090", (Phase.TRAIN,), "step_time_ms"),
-    Sheet(("rtx3090_infer_step_amp_nchw.csv",), "rtx3090", (Phase.INFER,), "step_time_ms"),
-    Sheet(("rtx4090_infer_step_amp_nchw.csv",), "rtx4090", (Phase.INFER,), "step_time_ms"),
-    Sheet(
-        ("nodes/pycls_v100_step_fp32.csv", "nodes/pgb_torchvision_step.csv"),
-        "v100-16gb",
-        BOTH,
-        "step_time_ms",
-        keys=("v100-16gb", "v100-dgxs-16gb"),
-        kernels="v100-pcie-32gb",
-    ),
-    Sheet(
-        ("nodes/pgb_torchvision_step.csv",),
-        "a100-40gb",
-        BOTH,
-        "step_time_ms",
-        keys=("a100-sxm4-40gb",),
-        kernels="a100-pcie-40gb",
-    ),
-)
-KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
-KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
-           "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
-"""So many of each operator: a minute of measuring."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,6 +261,8 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             "licence": "MIT",
             "labels": len(part.kernels.workloads),
         }
+        for file, source, licence, count in LEARNED_FROM:  # where these heads start
+            yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
 
 def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:

@@ -24,6 +24,17 @@ from trappm.profiler.records import Graph, Optimizer, Phase
 from trappm.profiler.records.step_scope import StepScope
 
 FILE = Path(__file__).parent / "known_devices.safetensors"
+LEARNED_FROM = (
+    (
+        "nodes/pgb_torchvision_step.csv",
+        "pytorch-gpu-benchmark, cards but V100 and A100",
+        "MIT",
+        225,
+    ),
+    ("rtx3090_train_step_amp_nchw.csv", "timm, RTX 3090", "Apache-2.0", 248),
+    ("nodes/neusight_kernels_fp32_other_gpus.csv.gz", "neusight, P100", "MIT", 97),
+)
+"""File, source, licence and number of labels of what the distribution was learned from."""
 
 
 @cache
