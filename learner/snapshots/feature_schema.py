@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
+from itertools import takewhile
 
 from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
 from trappm.learner.physics.memory_prior import FEATURE_GROUPS
@@ -25,8 +26,8 @@ def feature_schema() -> dict[str, str]:
         "kernels": (
             [kind.name for kind in KernelKind],
             [size.name for size in Size],
-            # Snapshots of before TF32 had a peak are read with that of fp32.
-            [(group.name, group.shape) for group in GROUPS if group.name != "tf32_peak"],
+            # Groups from this one on came later: snapshots of before are read without them.
+            [(g.name, g.shape) for g in takewhile(lambda g: g.name != "tf32_peak", GROUPS)],
             SHARE_GROUPS,
         ),
     }

@@ -27,7 +27,7 @@ FILE = Path(__file__).parent / "known_devices.safetensors"
 LEARNED_FROM = (
     (
         "nodes/pgb_torchvision_step.csv",
-        "pytorch-gpu-benchmark, cards but V100 and A100",
+        "pytorch-gpu-benchmark, other cards",
         "MIT",
         225,
     ),
