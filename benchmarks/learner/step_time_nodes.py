@@ -176,7 +176,7 @@ def judge_v100(
     target = next(s for s in known if s.evidence.host.startswith(SOURCE))
     others = [s for s in known if s.evidence.device != target.evidence.device]
     spec = target.evidence.spec
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    judged: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         test = step_time.held_out(target.architectures, seed)
         judged = set(target.architectures[test].tolist())
@@ -192,14 +192,17 @@ def judge_v100(
             labels = target.evidence.at(drawn)
             used = f"{min(count, len(order))} labels"
             for start, known_constants in (("all devices", common), ("A100", a100)):
-                for told, own in (("", ()), (" and kernels", (of_v100,))):
+                for beside, own in (("", ()), (" and kernels", (of_v100,))):
                     prior = StepTimePrior.like_others(spec, known_constants, own)
                     prior = prior.refit(labels.workloads, labels.log_values)
-                    _add(found[f"{used}{told}, from {start}"], errors(prior, target.at(test)))
+                    _add(
+                        judged[f"{used}{beside}, from {start}"],
+                        errors(prior, target.at(test)),
+                    )
             scratch = StepTimePrior(spec).refit(labels.workloads, labels.log_values)
-            _add(found[f"{used}, from the specification"], errors(scratch, target.at(test)))
-        _tell(f"seed {seed}", found)
-    return found
+            _add(judged[f"{used}, from the specification"], errors(scratch, target.at(test)))
+        _tell(f"seed {seed}", judged)
+    return judged
 
 
 def judge_devices(
@@ -207,7 +210,7 @@ def judge_devices(
 ) -> dict[str, dict[str, list[float]]]:
     """Errors on all steps of a device of which nothing but the specification, or kernels, are
     known; other devices' steps of the same architectures are."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    judged: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for device in devices:
         fit = learned_from(
             [s.evidence for s in known if s.evidence.device != device]
@@ -221,18 +224,18 @@ def judge_devices(
             if own:
                 starts["other devices and kernels"] = StepTimePrior.like_others(spec, common, own)
             for start, prior in starts.items():
-                _add(found[f"{host}, from {start}"], errors(prior, steps))
-        _tell(device, found)
-    return found
+                _add(judged[f"{host}, from {start}"], errors(prior, steps))
+        _tell(device, judged)
+    return judged
 
 
-def _add(found: dict[str, list[float]], new: Mapping[str, float]) -> None:
+def _add(judged: dict[str, list[float]], new: Mapping[str, float]) -> None:
     for phase, error in new.items():
-        found[phase].append(error)
+        judged[phase].append(error)
 
 
-def _tell(what: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    last = {key: {p: round(v[-1], 1) for p, v in row.items()} for key, row in found.items()}
+def _tell(what: str, judged: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    last = {key: {p: round(v[-1], 1) for p, v in row.items()} for key, row in judged.items()}
     sys.stderr.write(f"{what}: {json.dumps(last)}\n")
 
 
@@ -256,12 +259,12 @@ def main() -> None:
         return
     if options.devices is not None:
         wanted = options.devices or ["a100", "titan-v", "rtx-2080-ti"]
-        found = judge_devices(known, [*kernels, of_v100], wanted)
+        judged = judge_devices(known, [*kernels, of_v100], wanted)
     else:
-        found = judge_v100(known, kernels, of_v100, options.seeds)
+        judged = judge_v100(known, kernels, of_v100, options.seeds)
     median = {
         key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
-        for key, row in found.items()
+        for key, row in judged.items()
     }
     print(json.dumps(median, indent=1))
 

@@ -67,10 +67,10 @@ def _computes(device: StepDevice, data_type: DataType) -> bool:
         return True
     if device.torch_device.type == "cpu" and not _is_native(data_type):
         return False
-    asked = Configuration(
+    configuration = Configuration(
         architecture="any", batch_size=1, input_size=1, precision=_PRECISIONS[data_type]
     )
-    return device.refusal(asked) is None
+    return device.refusal(configuration) is None
 
 
 def _is_native(data_type: DataType) -> bool:

@@ -94,11 +94,11 @@ def ceilings(measurements: Iterable[KernelMeasurement]) -> Ceilings:
     )
 
 
-def _caches(told: object) -> dict[str, int]:
+def _caches(sizes: object) -> dict[str, int]:
     """The caches that an environment tells, which may come from anybody's file."""
-    if not isinstance(told, Mapping):
+    if not isinstance(sizes, Mapping):
         return {}
-    return {str(name): size for name, size in told.items() if type(size) is int and size > 0}
+    return {str(name): size for name, size in sizes.items() if type(size) is int and size > 0}
 
 
 def _by_level(streams: Sequence[tuple[int, float]], caches: Mapping[str, int]) -> list[Bandwidth]:
@@ -107,12 +107,12 @@ def _by_level(streams: Sequence[tuple[int, float]], caches: Mapping[str, int]) -
     if not levels:
         largest = streams[-1][0] if streams else 0
         return _fastest(_size(largest), [s for s in streams if s[0] == largest])
-    found = []
+    bandwidths = []
     smallest = 0
     for name, largest in levels:
-        found += _fastest(name, [s for s in streams if smallest < s[0] <= largest])
+        bandwidths += _fastest(name, [s for s in streams if smallest < s[0] <= largest])
         smallest = largest
-    return found + _fastest(_MEMORY, [s for s in streams if s[0] >= _BEYOND * smallest])
+    return bandwidths + _fastest(_MEMORY, [s for s in streams if s[0] >= _BEYOND * smallest])
 
 
 def _fastest(level: str, streams: Sequence[tuple[int, float]]) -> list[Bandwidth]:
@@ -129,15 +129,15 @@ def _size(number: int) -> str:
     return f"{number} B"
 
 
-def sentence(found: Ceilings) -> str:
+def sentence(known: Ceilings) -> str:
     """The ceilings in one line, such as `0.12 TFLOP/s in fp32; 24 GB/s from memory; ...`."""
     parts = []
-    if found.tflops:
-        peaks = ", ".join(f"{value:.3g} in {kind}" for kind, value in found.tflops.items())
+    if known.tflops:
+        peaks = ", ".join(f"{value:.3g} in {kind}" for kind, value in known.tflops.items())
         parts.append(f"sustained TFLOP/s: {peaks}")
-    if found.bandwidths:
-        speeds = ", ".join(f"{b.gb_s:.3g} in {b.level}" for b in found.bandwidths)
+    if known.bandwidths:
+        speeds = ", ".join(f"{b.gb_s:.3g} in {b.level}" for b in known.bandwidths)
         parts.append(f"GB/s: {speeds}")
-    if found.launch_us is not None:
-        parts.append(f"a launch: {found.launch_us:.3g} us")
+    if known.launch_us is not None:
+        parts.append(f"a launch: {known.launch_us:.3g} us")
     return "; ".join(parts) or "no ceiling is known"

@@ -31,16 +31,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
-        self._told = 0.0
+        self._shown_at = 0.0
         self._done = 0
         self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, result: KernelMeasurement, count: int) -> None:
         self._done += 1
         now = time.monotonic()
-        if now - self._told < (0.1 if self._is_terminal else _EVERY_S) and self._done < count:
+        if now - self._shown_at < (0.1 if self._is_terminal else _EVERY_S) and self._done < count:
             return
-        self._told = now
+        self._shown_at = now
         left_s = (now - self._begin) / self._done * max(0, count - self._done)
         which = f"{self._done} of {count}, about {left_s:.0f} s left"
         line = f"kernel {which if self._done <= count else 'once more'}: {result.call}"
@@ -91,15 +91,15 @@ def report(
     """Prints the answer first, then the ceilings and what failed."""
     last = {result.call: result for result in results}
     outcomes = Counter(result.outcome for result in last.values())
-    found = ceilings(results)
+    known = ceilings(results)
     if as_json:
-        print(json.dumps(facts(device, last.values(), found, seconds)))
+        print(json.dumps(facts(device, last.values(), known, seconds)))
         return
     missing = len(last) - outcomes[Outcome.OK]
     but = f", {missing} of {len(last)} not" if missing else ""
     print(
         f"{device}: {outcomes[Outcome.OK]} kernels measured in {seconds:.0f} s{but}. "
-        f"{sentence(found)}."
+        f"{sentence(known)}."
     )
     for outcome, count in sorted(outcomes.items()):
         example = next(result for result in last.values() if result.outcome is outcome)
@@ -108,7 +108,7 @@ def report(
 
 
 def facts(
-    device: str, results: Any, found: Ceilings, seconds: float | None = None
+    device: str, results: Any, known: Ceilings, seconds: float | None = None
 ) -> dict[str, Any]:
     """The answer as plain JSON values."""
     results = list(results)
@@ -117,7 +117,7 @@ def facts(
         "kernels": len(results),
         "outcomes": dict(Counter(result.outcome.value for result in results)),
         "seconds": seconds,
-        "ceilings": {**asdict(found), "bandwidths": [asdict(b) for b in found.bandwidths]},
+        "ceilings": {**asdict(known), "bandwidths": [asdict(b) for b in known.bandwidths]},
     }
 
 

@@ -93,20 +93,20 @@ def _show(device: str, results: list[KernelMeasurement], *, as_json: bool) -> No
     from trappm.profiler.records import Outcome
     from trappm.terminal.tables import print_table
 
-    found = ceilings(results)
+    known = ceilings(results)
     environment = results[-1].environment
     newest = max(result.started_at for result in results)
     if as_json:
         provenances = sorted({result.provenance.value for result in results})
         more = {"device_name": environment.get("device_name"), "provenances": provenances}
-        print_json({**facts(device, results, found), **more, "newest": newest})
+        print_json({**facts(device, results, known), **more, "newest": newest})
         return
-    typer.echo(f"{device} ({environment.get('device_name', 'unnamed')}): {sentence(found)}.")
-    rows = [(f"compute in {kind}", value, "TFLOP/s") for kind, value in found.tflops.items()]
-    rows += [(f"bandwidth in {b.level}", b.gb_s, "GB/s") for b in found.bandwidths]
+    typer.echo(f"{device} ({environment.get('device_name', 'unnamed')}): {sentence(known)}.")
+    rows = [(f"compute in {kind}", value, "TFLOP/s") for kind, value in known.tflops.items()]
+    rows += [(f"bandwidth in {b.level}", b.gb_s, "GB/s") for b in known.bandwidths]
     rows += [
         (name, value, "us")
-        for name, value in (("one launch", found.launch_us), ("one of many", found.dispatch_us))
+        for name, value in (("one launch", known.launch_us), ("one of many", known.dispatch_us))
         if value is not None
     ]
     if rows:
