@@ -46,7 +46,7 @@ BYTES_PER_PIXEL = 3 * 4
 
 def _copied_bytes(cells: Cells) -> int:
     """Of an image in fp32, by the scripts of 2020 and later; those before had them on the GPU."""
-    copied = cells.get("h2d_copy_timed", "") not in ("", "0")
+    copied = cells.get("h2d_copy_timed", "") not in ("", "0", "0.0")
     return BYTES_PER_PIXEL * whole_in("img_size", cells["img_size"]) ** 2 if copied else 0
 
 
