@@ -1,4 +1,9 @@
-"""Normalisations, which allocate something else on a GPU than on the meta device."""
+"""What operators return: on the meta device, and where a GPU allocates something else.
+
+PyTorch finds the shape of many results in Python, up to milliseconds a call. Networks repeat their
+layers, so most calls were seen before, with tensors of the same shapes, strides and types: what
+they returned is remembered. Normalisations allocate something else on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from trappm.profiler.tracing.kernel_log import tensors_of
 
 _ATEN = torch.ops.aten
 
@@ -86,3 +93,90 @@ RESULTS: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.native_layer_norm_backward.default: _layer_norm_backward,
 }
 """What an operator of PyTorch returns on a GPU, by its arguments; called in its place."""
+
+_Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""Shape, strides and type: all that a tensor on the meta device has."""
+
+
+MAX_CALLS = 50_000
+"""That are remembered, some 20 MiB; a large model has 2,000 different ones."""
+_KINDS: dict[Any, tuple[bool, list[_Kind | None]] | None] = {}
+"""By operator and arguments; None where results lie in other tensors' memory."""
+
+
+def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator returns on the meta device: `func(*args, **kwargs)`."""
+    if not _is_new(func):
+        return func(*args, **kwargs)
+    try:
+        key = func, _key(args), _key(kwargs.items())
+        known = _KINDS.get(key)
+    except TypeError:
+        return func(*args, **kwargs)
+    if known is None:
+        output = func(*args, **kwargs)
+        if key not in _KINDS:
+            if len(_KINDS) >= MAX_CALLS:
+                _KINDS.clear()
+            _KINDS[key] = _kinds_of(output, tensors_of((*args, *kwargs.values())))
+        return output
+    several, kinds = known
+    results = [
+        None if k is None else torch.empty_strided(k[0], k[1], dtype=k[2], device="meta")
+        for k in kinds
+    ]
+    return tuple(results) if several else results[0]
+
+
+@cache
+def _is_new(func: Any) -> bool:
+    """Whether the operator returns tensors of its own, and writes to none that it is given."""
+    schema = func._schema
+    results = [str(r.type) for r in schema.returns]
+    return (
+        bool(results)
+        and set(results) == {"Tensor"}
+        and not (any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)))
+    )
+
+
+def _key(values: Any) -> tuple[Any, ...]:
+    """Equal for calls with equal results.
+
+    Raises:
+        TypeError: a tensor of which shape, strides and type are not all: one without axes, whose
+            type may count for less than that of others; a sparse or complex one.
+    """
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            plain = value.layout is torch.strided and not value.dtype.is_complex
+            if not (plain and value.dim() and value.is_meta):
+                raise TypeError
+            parts.append((value.shape, value.stride(), value.dtype))
+        elif isinstance(value, list | tuple):
+            parts.append(_key(value))
+        else:
+            parts.append((type(value), value))  # 1 and 1.0 are equal, and give different types
+    return tuple(parts)
+
+
+def _kinds_of(output: Any, given: Sequence[Tensor]) -> tuple[bool, list[_Kind | None]] | None:
+    """Of each result; None where one lies in memory that is larger, or another's.
+
+    Some operators return views of what they are given, and their schema does not say so.
+    """
+    several = isinstance(output, tuple)
+    results = list(output) if several else [output]
+    seen = {t.untyped_storage()._cdata for t in given}
+    for tensor in results:
+        if tensor is not None:
+            storage = tensor.untyped_storage()
+            needed = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+            whole = storage.nbytes() == needed.untyped_storage().nbytes()
+            if not (whole and tensor.is_meta) or storage._cdata in seen:
+                return None
+            seen.add(storage._cdata)
+    return several, [None if t is None else (t.shape, t.stride(), t.dtype) for t in results]

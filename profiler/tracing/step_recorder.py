@@ -24,11 +24,10 @@ from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.simulation.step_trace import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions, linear
-from trappm.profiler.tracing.gpu_operators import RESULTS, bound
+from trappm.profiler.tracing.gpu_operators import RESULTS, bound, result_of
 from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_backward, tensors_of
 from trappm.profiler.tracing.known_values import KnownValues
 from trappm.profiler.tracing.recurrent import recurrent
-from trappm.profiler.tracing.remembered_results import result_of
 
 _ATEN = torch.ops.aten
 _RECURRENT = {getattr(_ATEN, name).input: name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trappm.profiler.tracing.remembered_results import result_of
+from trappm.profiler.tracing.gpu_operators import result_of
 
 ATEN = torch.ops.aten
 
