@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trappm.experiments import default_snapshot
+from trappm.experiments.shipped_sheets import Sheet
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.records import Phase
 
@@ -39,8 +40,16 @@ def data(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
+@pytest.mark.slow  # a minute of fits
 def test_a_device_has_one_set_of_heads_of_steps_and_kernels(data, tmp_path):
-    a100 = next(s for s in default_snapshot.SHEETS if s.keys == ("a100-sxm4-40gb",))
+    a100 = Sheet(
+        ("nodes/pgb_torchvision_step.csv",),
+        "a100-40gb",
+        (Phase.TRAIN, Phase.INFER),
+        "step_time_ms",
+        keys=("a100-sxm4-40gb",),
+        kernels="a100-pcie-40gb",
+    )
     part = default_snapshot.train(a100, data, processes=1)
     assert {m.device for m in part.measurements} == {"a100-sxm4-40gb"}
     assert (len(part.measurements), len(part.kernels.workloads)) == (8, 4)
@@ -52,6 +61,6 @@ def test_a_device_has_one_set_of_heads_of_steps_and_kernels(data, tmp_path):
     assert set(heads[Phase.TRAIN].heads.metrics) == {"step_time_ms", "power_w"}
     assert set(heads[Phase.INFER].heads.metrics) == {"step_time_ms"}
     sources = snapshot.manifest.to_json()["sources"]
-    told = {(s["source"], s.get("licence"), s["labels"]) for s in sources}
-    assert ("pytorch-gpu-benchmark", "MIT", 4) in told
-    assert any("NeuSight" in source and licence == "MIT" for source, licence, _ in told)
+    named = {(s["source"], s.get("licence"), s["labels"]) for s in sources}
+    assert ("pytorch-gpu-benchmark", "MIT", 4) in named
+    assert any("NeuSight" in source and licence == "MIT" for source, licence, _ in named)

@@ -3,8 +3,8 @@
     python -m trappm.experiments.default_snapshot ../shared/data        (or: make default-snapshot)
 
 So a prediction needs no campaign: memory of training on an A100 (GPUMemNet), training steps on an
-RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on V100 and
-A100 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels). Heads are judged on
+RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on a V100
+(pycls, pytorch-gpu-benchmark, with NeuSight's kernels). Heads are judged on
 architectures held out, then trained on all labels. Profiles that are missing are made once and
 kept in TRAPPM_HOME, as `trappm evaluate` does; the labels themselves are never kept. The same
 labels, versions and seed give the same heads.
@@ -62,8 +62,8 @@ from trappm.store.kernels.neusight import read_neusight
 SEED = 1337
 HELD_OUT = 0.2
 SPLIT = (
-    "a fifth of the architectures held out, seed 1337; then trained on all labels. V100 and A100 "
-    "step times start from other cards' steps, of the held-out architectures too"
+    "a fifth of the architectures held out, seed 1337; then trained on all labels. V100 step "
+    "times start from other cards' steps, of the held-out architectures too"
 )
 
 

@@ -43,14 +43,6 @@ SHEETS = (
         keys=("v100-16gb", "v100-dgxs-16gb"),
         kernels="v100-pcie-32gb",
     ),
-    Sheet(
-        ("nodes/pgb_torchvision_step.csv",),
-        "a100-40gb",
-        BOTH,
-        "step_time_ms",
-        keys=("a100-sxm4-40gb",),
-        kernels="a100-pcie-40gb",
-    ),
 )
 KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
 KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
