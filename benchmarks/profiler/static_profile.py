@@ -1,11 +1,12 @@
-"""Makes the graph of timm's architectures and says how long it took and how right it is.
+"""Makes the profile of timm's architectures and says how long it took and how right it is.
 
     python benchmarks/profiler/static_profile.py --processes 2 --every 1
 
-For each architecture at its native input size: CPU seconds from the name to the graph template,
-parameters against `sum(p.numel())`, MACs of linear algebra against PyTorch's
-FlopCounterMode (whose own time does not count), with and without products of weights and constants
-alone, which our graphs fold away. `--results FILE` keeps one JSON line for each architecture and
+For each architecture at its native input size: CPU seconds from the name to the whole profile
+(graph, allocations and kernels), CPU ms of its memory at one more batch size, parameters against
+`sum(p.numel())`, MACs of linear algebra against PyTorch's FlopCounterMode (whose own time does not
+count), with and without products of weights and constants alone, which our graphs fold away.
+`--results FILE` keeps one JSON line for each architecture and
 goes on where an earlier run stopped.
 """
 
@@ -37,16 +38,21 @@ def profile(architecture: str) -> dict[str, Any]:
 
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.models import zoo
-    from trappm.profiler.static_profile import graph_template
+    from trappm.profiler.static_profile import static_profile
 
     torch.set_num_threads(1)
     size = zoo.native_input_size(architecture) or DEFAULT_SIZE
     started = time.process_time()
     try:
-        template = graph_template(architecture, size)
+        whole = static_profile(architecture, size)
     except TrappmError as error:
         return {"architecture": architecture, "refusal": str(error)}
     seconds = time.process_time() - started
+    template, replay_ms = whole.graph, None
+    if whole.step is not None:
+        started = time.process_time()
+        whole.step.memory(64)
+        replay_ms = round(1000 * (time.process_time() - started), 2)
     graph = template.at(BATCH_SIZE)
     is_linear = [operator in LINEAR for operator in graph.operators]
     linear_macs = int(graph.macs[is_linear].sum())
@@ -55,6 +61,8 @@ def profile(architecture: str) -> dict[str, Any]:
     return {
         "architecture": architecture,
         "cpu_seconds": round(seconds, 4),
+        "replay_cpu_ms": replay_ms,
+        "step_refusal": whole.step_refusal,
         "nodes": graph.node_count,
         "bytes": len(template.to_bytes()),
         "operators": dict(collections.Counter(graph.operators)),
@@ -135,6 +143,13 @@ def report(results: list[dict[str, Any]], wall_s: float) -> None:
     print(f"architectures {len(results)}, graphs {len(done)} ({len(done) / len(results):.2%})")
     if not done:
         return
+    stepless = [r["architecture"] for r in done if r["step_refusal"]]
+    print(f"without a step: {len(stepless)} ({', '.join(stepless[:8])})")
+    replays = sorted(r["replay_cpu_ms"] for r in done if r["replay_cpu_ms"] is not None)
+    print(
+        f"CPU ms of one more batch size: median {statistics.median(replays):.1f}, "
+        f"p95 {replays[int(0.95 * (len(replays) - 1))]:.1f}"
+    )
     seconds = sorted(r["cpu_seconds"] for r in done)
     print(
         f"CPU seconds: median {statistics.median(seconds):.2f}, "
