@@ -108,7 +108,7 @@ def test_a_weight_of_a_million_axes_is_refused_before_they_are_multiplied(write)
         file_graph(path)
 
 
-@pytest.mark.parametrize("operator", ["Conv", "Relu"])
+@pytest.mark.parametrize("operator", [pytest.param("Conv", marks=pytest.mark.slow), "Relu"])
 def test_the_step_of_a_very_long_chain_is_not_traced(write, operator):
     names = ["x", *(f"t{i}" for i in range(MAX_TRAINED_OPERATIONS)), "y"]
     weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0] * 9)

@@ -102,6 +102,7 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatc
         list(read_neusight(table(tmp_path, *list(ROWS) * 10)))
 
 
+@pytest.mark.slow
 def test_the_published_files_are_of_seven_cards():
     folder = Path(__file__).parents[4] / "shared" / "data" / "nodes"
     paths = sorted(folder.glob("neusight_kernels_*.csv.gz"))
