@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -31,7 +29,7 @@ from trappm.profiler.records import Outcome
 from trappm.profiler.records import Protocol as StepProtocol
 from trappm.profiler.steps.sampling import sample
 from trappm.profiler.steps.stability import judge
-from trappm.profiler.steps.step import Step, StepRun
+from trappm.profiler.steps.step import Step, StepRun, fill_window
 
 _SAMPLING_SHARE = 0.4
 """Of a call's share of the time, what its samples may take; the rest is for what surrounds them."""
@@ -200,7 +198,7 @@ class Timing:
                 samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
                 is_metered = call in self._metered
                 if is_metered:
-                    self._fill(step, samples_ms)
+                    fill_window(step, device, protocol, samples_ms)
                 steps = step.count - before
             finally:  # a watch of the GPU's sensors is not to go on
                 window = device.close_window()
@@ -211,12 +209,3 @@ class Timing:
             samples_ms=samples_ms, window=window, steps_in_window=steps, memory=memory
         )
         return judge(stepped, protocol)
-
-    def _fill(self, step: Step, samples_ms: tuple[float, ...]) -> None:
-        """Goes on until the energy meter has had its time."""
-        device = self._device
-        remaining_ms = device.power_window_s(self._protocol) * 1000 - sum(samples_ms)
-        if remaining_ms > 0:
-            more = math.ceil(remaining_ms * len(samples_ms) / sum(samples_ms))
-            device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
-        device.run_to_tick(step)

@@ -96,12 +96,7 @@ def run_protocol(
     device.open_window(step)
     steps_before = step.count
     samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
-    # A fast step leaves the energy meter too little time: go on without timing.
-    remaining_ms = device.power_window_s(protocol) * 1000 - sum(samples_ms)
-    if remaining_ms > 0:
-        more = math.ceil(remaining_ms / float(np.median(samples_ms)))
-        device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
-    device.run_to_tick(step)
+    fill_window(step, device, protocol, samples_ms)
     steps = step.count - steps_before
     window = device.close_window()
     skipped = step.skipped() - skipped_before
@@ -118,6 +113,17 @@ def run_protocol(
         memory=memory,
         parts_ms=parts_ms,
     )
+
+
+def fill_window(
+    step: Step, device: StepMeter, protocol: Protocol, samples_ms: tuple[float, ...]
+) -> None:
+    """Goes on without timing: steps that are fast leave the energy meter too little time."""
+    remaining_ms = device.power_window_s(protocol) * 1000 - sum(samples_ms)
+    if remaining_ms > 0:
+        more = math.ceil(remaining_ms / float(np.median(samples_ms)))
+        device.fill_window(step, more, random.Random(SEED))  # noqa: S311  # no secret
+    device.run_to_tick(step)
 
 
 def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration) -> None:
