@@ -36,7 +36,7 @@ def copy(kibibytes):
 
 
 def test_the_fastest_of_each_type_is_its_ceiling():
-    found = ceilings(
+    known = ceilings(
         [
             measured(matmul(), 2.0),
             measured(matmul(), 1.0),
@@ -45,11 +45,11 @@ def test_the_fastest_of_each_type_is_its_ceiling():
             measured(matmul(DataType.BF16), 0.001, Outcome.UNSTABLE),
         ]
     )
-    assert found.tflops == pytest.approx({"fp32": 2.0, "tf32": 8.0, "fp16": 16.0})
+    assert known.tflops == pytest.approx({"fp32": 2.0, "tf32": 8.0, "fp16": 16.0})
 
 
 def test_bandwidth_belongs_to_the_level_that_the_tensors_fit_in():
-    found = ceilings(
+    known = ceilings(
         [
             measured(copy(8), 16 * 1024 / 200e6),
             measured(copy(16), 32 * 1024 / 250e6),
@@ -58,28 +58,28 @@ def test_bandwidth_belongs_to_the_level_that_the_tensors_fit_in():
             measured(copy(65_536), 131_072 * 1024 / 10e6),
         ]
     )
-    assert [(b.level, pytest.approx(b.gb_s)) for b in found.bandwidths] == [
+    assert [(b.level, pytest.approx(b.gb_s)) for b in known.bandwidths] == [
         ("L1", 250.0), ("L2", 100.0), ("memory", 10.0),
     ]  # fmt: skip
-    assert "250 in L1, 100 in L2, 10 in memory" in sentence(found)
+    assert "250 in L1, 100 in L2, 10 in memory" in sentence(known)
 
 
 @pytest.mark.parametrize("caches", [{}, None, "x", [1], {"L1": "x"}, {"L1": -1}, {"L1": True}])
 def test_without_known_caches_the_largest_tensors_tell_the_bandwidth(caches):
     """Of a file from elsewhere they may be anything."""
     sizes = (4, 64 << 10, 64)
-    found = ceilings([measured(copy(kib), 1.0, caches=caches) for kib in sizes])
-    assert [b.level for b in found.bandwidths] == ["128 MiB"]
+    known = ceilings([measured(copy(kib), 1.0, caches=caches) for kib in sizes])
+    assert [b.level for b in known.bandwidths] == ["128 MiB"]
 
 
 def test_launches():
-    found = ceilings(
+    known = ceilings(
         [
             measured(KernelCall.of(Operator.LAUNCH, kernels=1), 0.02),
             measured(KernelCall.of(Operator.LAUNCH, kernels=100), 0.5),
         ]
     )
-    assert (found.launch_us, found.dispatch_us) == pytest.approx((20.0, 5.0))
+    assert (known.launch_us, known.dispatch_us) == pytest.approx((20.0, 5.0))
 
 
 def test_nothing_measured_is_told():
