@@ -61,6 +61,53 @@ def test_show_says_first_what_the_device_reaches(run, filled):
     assert json.loads(run("device", "show", "--json")[1]) == {device: 3}
 
 
+def test_a_card_that_nobody_measured_stands_on_its_data_sheet(run):
+    status, out, _ = run("device", "show", "v100")
+    assert status == 0
+    first = out.splitlines()[0]
+    assert first.startswith("v100 (v100): by its data sheet, as no kernel of it was timed: 15.7 ")
+    facts = json.loads(run("device", "show", "v100", "--json")[1])
+    assert {roof["source"] for roof in facts["roofs"]} == {"data sheet"}
+    assert facts["kernels"] == 0
+
+
+def test_a_step_under_two_rooflines(run, tmp_path, monkeypatch):
+    """The answer comes first, and all of it fits a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    png = tmp_path / "roofline.png"
+    asked = ["device", "show", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
+    status, out, error = run(*asked, "--png", png)
+    assert status == 0, error
+    sentences = out.partition("┌")[0]
+    for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
+        assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
+        assert "Twice the batch does " in line
+    drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
+    assert len(drawn) >= 20
+    assert all(len(line) <= 80 for line in drawn)
+    assert all(any(mark in line for line in drawn) for mark in "ox")
+    tables = out[out.index("ceilings of v100") :].splitlines()
+    assert all(len(line) <= 80 for line in tables)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    first, second = json.loads(run(*asked, "--json")[1])
+    assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
+    for row in (first, second):
+        step = row["step"]
+        assert sum(step["shares"].values()) == pytest.approx(1)
+        kernels = sum(kernel["time_ms"] for kernel in step["kernels"])
+        assert 0 < kernels <= step["step_time_ms"]
+        assert step["doubled"]["batch_size"] == 128
+
+
+def test_bad_questions_about_a_step_are_one_line(run, tmp_path):
+    for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
+                 ["--model", "test_resnet", "--batch-size", "0"],
+                 ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
+        status, _, error = run("device", "show", "v100", *more)
+        assert status == 2, more
+        assert len(error.splitlines()) == 1
+
+
 def test_sql_sees_them(run, filled):
     status, out, _ = run(
         "labels", "query", "--sql", "SELECT COUNT(*) AS n FROM kernel_measurements"
@@ -76,9 +123,9 @@ def test_there_and_back(run, filled, tmp_path):
 
 
 def test_an_unknown_device_says_what_to_do(run, filled):
-    status, _, error = run("device", "show", "v100")
+    status, _, error = run("device", "show", "v9000")
     assert status == 2
-    assert "trappm device characterise v100" in error
+    assert "trappm device characterise v9000" in error
     assert len(error.splitlines()) == 1
 
 
