@@ -69,17 +69,13 @@ def roofed_steps(
 ) -> list[RoofedStep]:
     """The same step on each of these devices.
 
-    Settings that the question leaves open are those of most labels of the first device that has
-    heads of kernels; else fp32, contiguous, SGD.
-
     Raises:
         InputError: nobody has listed the card of a device, or the model has another batch size.
         UnsupportedModelError: its kernels cannot be traced.
     """
     check_size("batch size", question.batch_size)
     heads = [_trained(question, device) for device in devices]
-    trained = next((known for _, _, known in heads if known is not None), _UNTRAINED)
-    settings = question.settings(trained)
+    settings = step_settings(question, devices)
     profile = subject.profile()
     fixed = profile.graph.fixed_batch_size
     batch_size = question.batch_size or subject.batch_size or fixed or 1
@@ -128,6 +124,16 @@ def roofed_steps(
             )
         )
     return rows
+
+
+def step_settings(question: Question, devices: Sequence[KnownDevice]) -> StepSettings:
+    """The settings of a step, the same on all devices.
+
+    What the question leaves open is as in most labels of the first device that has heads of
+    kernels; else fp32, contiguous, SGD.
+    """
+    known = (trained for device in devices if (trained := _trained(question, device)[2]))
+    return question.settings(next(known, _UNTRAINED))
 
 
 _UNTRAINED = TrainedHeads(Heads(heads={}, of_kernels={}, label_count=0), ())
