@@ -15,6 +15,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
@@ -164,6 +165,28 @@ def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
     if len(fingerprint_of(environment)) > 64:
         return "its stack's fingerprint is longer than 64 letters"
     return None
+
+
+def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
+    """The measurement, if it can be kept; else a failed attempt of its call that says why.
+
+    So that one kernel of a run costs itself only; its environment is the whole run's.
+    """
+    fault = why_not_kept(measurement)
+    if fault is None:
+        return measurement
+    return KernelMeasurement(
+        call=measurement.call,
+        device=measurement.device,
+        outcome=Outcome.ERROR,
+        protocol=measurement.protocol,
+        started_at=utc_now(),
+        duration_s=0.0,
+        provenance=measurement.provenance,
+        failed_in="record",
+        message=f"what was measured cannot be recorded: {ascii(fault)[1:-1]}",
+        environment=measurement.environment,
+    )
 
 
 def why_not_kept(measurement: KernelMeasurement) -> str | None:

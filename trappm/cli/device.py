@@ -41,12 +41,13 @@ def characterise(
     from trappm.profiler.kernels.characterising import Characteriser
     from trappm.profiler.kernels.command import Progress, report
     from trappm.store import Home, Store
+    from trappm.store.kernels.measurements import recordable
 
     results: list[KernelMeasurement] = []
     progress, begin = Progress(), time.monotonic()
 
     def heard(result: KernelMeasurement, count: int) -> None:
-        results.append(result)
+        results.append(recordable(result))
         progress(result, count)
 
     # Opened before anything is measured: a store that cannot be written says so at once.
