@@ -118,6 +118,29 @@ class Kernels(Repository):
         return {row[0]: row[1] for row in session.execute(query)}
 
     @reading
+    def newest(self, session: Session, device: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """When a kernel was last timed on a device, and the device's environment, by stack.
+
+        Only good attempts count; the key is the fingerprint of the software stack.
+        """
+        query = (
+            select(
+                DeviceRow.fingerprint,
+                func.max(KernelMeasurementRow.started_at),
+                func.max(DeviceRow.id),
+            )
+            .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+            .where(DeviceRow.key == device, KernelMeasurementRow.outcome == Outcome.OK)
+            .group_by(DeviceRow.fingerprint)
+        )
+        rows = session.execute(query).all()
+        environments = {
+            row.id: row.environment
+            for row in session.scalars(select(DeviceRow).where(DeviceRow.key == device))
+        }
+        return {fingerprint: (at, environments[at_id]) for fingerprint, at, at_id in rows}
+
+    @reading
     def latest(self, session: Session, device: str) -> list[KernelMeasurement]:
         """What is known of a device: of each call the last `ok` attempt, or the last one.
 
