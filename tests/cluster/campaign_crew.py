@@ -165,7 +165,8 @@ class FakeWorkers:
         return finished
 
     def _timed(self, worker, task):
-        results = self.timed_kernels[worker.device].pop(0)
+        runs = self.timed_kernels.get(worker.device)
+        results = runs.pop(0) if runs else []
         if results == "lost":
             return Finished(worker, task, None, "the profiler died")
         return Finished(worker, task, None, None if results else "its GPU is gone", results)
