@@ -322,7 +322,7 @@ class Campaign:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
-        self._learner.learn(known.labels, initial_ended, is_alone=not self._machine.measuring)
+        self._learner.learn(known, initial_ended, is_alone=not self._machine.measuring)
 
     def _plan(self, device: str, number: int, count: int) -> None:
         if number == 0:

@@ -192,8 +192,19 @@ class Learner(Protocol):
         and kernel profiles; pre-trains the encoder on all of it."""
         ...
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
-        """Trains the heads of all devices and reports their errors on the evaluation set."""
+    def fit(
+        self,
+        labels: Sequence[TrainingLabel],
+        on_progress: OnProgress,
+        kernels: Mapping[str, Sequence[KernelMeasurement]],
+    ) -> TrainingReport:
+        """Trains the heads of all devices and reports their errors on the evaluation set.
+
+        Args:
+            labels: of all devices.
+            on_progress: called with parts done and parts in all.
+            kernels: by device, what is known of it beside them.
+        """
         ...
 
     def choose(self, request: ChoiceRequest) -> Sequence[Choice]:

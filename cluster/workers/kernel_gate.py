@@ -17,7 +17,6 @@ from trappm.cluster.spec import Characterisation
 from trappm.cluster.workers.interfaces import Finished, KernelRun
 from trappm.cluster.workers.rehearsal import runs_nothing
 from trappm.profiler.errors import StoreError
-from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.kernels.ceilings import ceilings, sentence
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.store import Store
@@ -106,12 +105,9 @@ class KernelGate:
 
     def _has_recent(self, worker: Worker, plan: Characterisation) -> bool:
         since = datetime.now(UTC) - timedelta(days=plan.again_after_days)
-        newest = self._store.kernels.newest(worker.device)
         return any(
-            stack_fingerprint({**environment, "memory_method": None}) == worker.fingerprint
-            or fingerprint == worker.fingerprint
-            for fingerprint, (at, environment) in newest.items()
-            if datetime.fromisoformat(at) > since
+            stack.is_of(worker.fingerprint) and datetime.fromisoformat(stack.timed_at) > since
+            for stack in self._store.kernels.newest(worker.device)
         )
 
 

@@ -155,16 +155,17 @@ class StepTimePrior:
 
         Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
         each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
-        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken.
+        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken. `MANY_LABELS` need
+        no other devices: what is known of these and kernels alone then say where it begins.
 
         Raises:
             InputError: workloads and labels differ in number.
         """
         if len(workloads) != len(log_values):
             raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
-        if self.known is not None:
-            return self._refit_with_others(self.known, workloads, log_values)
         known = np.flatnonzero(np.isfinite(log_values))
+        if self.known is not None and len(known) < MANY_LABELS:
+            return self._refit_with_others(self.known, workloads, log_values)
         if not len(known):
             return self
         if len(known) > MOST_LABELS:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -34,6 +35,29 @@ LONGEST_CALL = 300
 _FREE = ("device", "attempt_key", "failed_in", "message", "missing", "facts")
 _SAMPLES = np.dtype("<f4")
 _Whole = Select[*tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class TimedStack:
+    """A software stack under which kernels of a device were timed."""
+
+    fingerprint: str
+    timed_at: str
+    """The last time."""
+    environment: Mapping[str, Any]
+
+    def is_of(self, fingerprint: str, environment: Mapping[str, Any] | None = None) -> bool:
+        """Whether this is the stack of a fingerprint, with which measurements may go.
+
+        How memory is counted belongs to a stack, but of kernels it is not.
+
+        Args:
+            fingerprint: of a worker, or of labels.
+            environment: of labels.
+        """
+        own = fingerprint_of({**self.environment, "memory_method": None})
+        of_labels = environment and fingerprint_of({**environment, "memory_method": None})
+        return fingerprint in (self.fingerprint, own) or own == of_labels
 
 
 class Kernels(Repository):
@@ -118,11 +142,8 @@ class Kernels(Repository):
         return {row[0]: row[1] for row in session.execute(query)}
 
     @reading
-    def newest(self, session: Session, device: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """When a kernel was last timed on a device, and the device's environment, by stack.
-
-        Only good attempts count; the key is the fingerprint of the software stack.
-        """
+    def newest(self, session: Session, device: str) -> list[TimedStack]:
+        """The software stacks under which kernels of a device were timed; good attempts count."""
         query = (
             select(
                 DeviceRow.fingerprint,
@@ -138,13 +159,15 @@ class Kernels(Repository):
             row.id: row.environment
             for row in session.scalars(select(DeviceRow).where(DeviceRow.key == device))
         }
-        return {fingerprint: (at, environments[at_id]) for fingerprint, at, at_id in rows}
+        return [TimedStack(stack, at, environments[id_]) for stack, at, id_ in rows]
 
     @reading
-    def latest(self, session: Session, device: str) -> list[KernelMeasurement]:
+    def latest(
+        self, session: Session, device: str, fingerprint: str | None = None
+    ) -> list[KernelMeasurement]:
         """What is known of a device: of each call the last `ok` attempt, or the last one.
 
-        Of several software stacks that of the last attempt counts.
+        Of several software stacks that of this fingerprint counts, or of the last attempt.
 
         Raises:
             InputError: no kernel was measured on it; the message says on which there were.
@@ -156,6 +179,8 @@ class Kernels(Repository):
             .order_by(KernelMeasurementRow.started_at.desc(), KernelMeasurementRow.id.desc())
             .limit(1)
         )
+        if fingerprint is not None:
+            last = last.where(DeviceRow.fingerprint == fingerprint)
         stack = session.scalar(last)
         if stack is None:
             known = session.scalars(

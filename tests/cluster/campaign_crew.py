@@ -218,7 +218,7 @@ class FakeLearner:
         self.pool = {c.id: c for c, _ in pool}
         on_progress(1, 1)
 
-    def fit(self, labels, on_progress):
+    def fit(self, labels, on_progress, kernels):
         self.fits.append(Counter((x.device, x.role) for x in labels))
         self.train = {
             self.pool[x.configuration_id].architecture for x in labels if x.role == "train"

@@ -59,6 +59,20 @@ def test_kernels_come_first_and_once(store):
     assert sum("3 kernels timed" in line for line in workers.told) == 2
 
 
+class Hearing(FakeLearner):
+    def fit(self, labels, on_progress, kernels):
+        self.heard = {device: len(known) for device, known in kernels.items()}
+        return super().fit(labels, on_progress, kernels)
+
+
+def test_the_learner_hears_of_the_kernels_of_the_stack_of_its_labels(store):
+    other = {"device": "cpu-1t", "stack_fingerprint": "another"}
+    workers, learner = crew(), Hearing()
+    workers.timed_kernels["cpu-1t"] = [kernels("cpu-1t", environment=other)]
+    campaign(store, workers, learner, **CPUS).run()
+    assert learner.heard == {"cpu-2t": 3, "cpu-1t": 0}
+
+
 def test_a_second_campaign_takes_what_the_store_has(store):
     campaign(store, crew(), **CPUS).run()
     workers = crew()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_step_time import V100, error, moved, networks
 
+from trappm.learner.physics import step_time_prior
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
@@ -114,6 +115,18 @@ def test_a_device_that_starts_from_another_keeps_what_its_kernels_say():
     assert error(plain, unseen, other.log_values(unseen)) < 1e-9
     begun = own.started_from(other).refit(few, labels)
     assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
+
+
+def test_many_labels_need_no_other_devices(monkeypatch):
+    """Their joint fit would take as long as the cube of their number."""
+    truth, seen = shifted(0.4), networks(20, seed=1)
+    labels = truth.log_values(seen)
+    begun = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
+    assert begun.refit(seen, labels).known is not None
+    monkeypatch.setattr(step_time_prior, "MANY_LABELS", 20)
+    monkeypatch.setattr(step_time_prior, "JointFit", None)
+    plain = StepTimePrior(V100, begun.constants).refit(seen, labels)
+    assert torch.equal(begun.refit(seen, labels).constants, plain.constants)
 
 
 def test_what_devices_have_in_common_is_where_a_new_one_starts():
