@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trappm.profiler.errors import InputError
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, MEASURED, KnownDevice
 from trappm.terminal.png_figures import new_figure, save_png
 
@@ -72,9 +73,16 @@ def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
 
 
 def floor(devices: Sequence[KnownDevice], low: float) -> float:
-    """The least TFLOP/s that is drawn: well below the lowest ceiling at the lowest intensity."""
+    """The least TFLOP/s that is drawn: well below the lowest ceiling at the lowest intensity.
+
+    Raises:
+        InputError: no ceiling is known, so there is nothing to draw.
+    """
     values = [roof.value for device in devices for roof in device.of(COMPUTE).values()]
     values += [r.value * low / 1000 for d in devices for r in d.of(BANDWIDTH).values()]
+    if not values:
+        names = ", ".join(device.key for device in devices)
+        raise InputError(f"no ceiling of {names} is known; measure it when its host is quiet")
     return min(values) / _ROOM
 
 
@@ -129,7 +137,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
     """Draws into a file; points are as large as their share of the step.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: no ceiling is known, or the file cannot be written.
     """
     low, high = span(steps)
     least = floor(devices, low)

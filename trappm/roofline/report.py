@@ -77,8 +77,9 @@ def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep])
         _line(f"{sentence(step)} Its times rest on {step.source}.")
     for device in devices:
         _line(f"{device.key} ({device.name}): {_ceilings(device)}.")
-    _line(as_text(devices, steps))
-    _line(f"{key_of_text(devices, steps)}.")
+    if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
+        _line(as_text(devices, steps))
+        _line(f"{key_of_text(devices, steps)}.")
     for device in devices:
         rows = [
             (f"{_KINDS[r.kind]} {r.of}", r.value, UNITS[r.kind], r.source) for r in device.roofs

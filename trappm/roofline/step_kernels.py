@@ -20,6 +20,7 @@ import torch
 
 from trappm.learner.physics.kernel_terms import PRODUCTS, Peak, terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice
@@ -93,7 +94,7 @@ def step_kernels(
             is spread over all kernels.
 
     Raises:
-        InputError: a workload without kernels.
+        InputError: a workload without kernels, or a device without ceilings of compute and memory.
     """
     terms = terms_of([workload], prior.spec)
     with torch.no_grad():
@@ -150,7 +151,10 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
     peaks, memory = device.of(COMPUTE), device.memory
     peak = peaks.get(point.data_type) or peaks.get("fp32")
     if peak is None or memory is None:
-        return COMPUTE if memory is None else BANDWIDTH
+        raise InputError(
+            f"what bounds a step on {device.key} cannot be said, as its ceilings of compute and of "
+            f"memory are not both known; measure them: trappm device characterise {device.key}"
+        )
     ridge = 1000 * peak.value / memory.value
     return COMPUTE if point.intensity > ridge else BANDWIDTH
 

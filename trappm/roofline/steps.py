@@ -70,7 +70,8 @@ def roofed_steps(
     """The same step on each of these devices.
 
     Raises:
-        InputError: nobody has listed the card of a device, or the model has another batch size.
+        InputError: nobody has listed the card of a device, or its ceilings are not known, or the
+            model has another batch size.
         UnsupportedModelError: its kernels cannot be traced.
     """
     check_size("batch size", question.batch_size)

@@ -10,8 +10,8 @@ from trappm.prediction.subjects import subject_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.records import Phase
-from trappm.roofline.drawing import as_text, lines
-from trappm.roofline.report import sentence
+from trappm.roofline.drawing import as_text, draw_png, lines
+from trappm.roofline.report import print_rooflines, sentence
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
 from trappm.roofline.steps import roofed_steps
 from trappm.store import Store
@@ -146,6 +146,17 @@ def test_lines_bend_where_compute_takes_over():
     assert slanted.ends == ((0.1, 0.1), (10.0, 10.0))
     assert "10 TFLOP/s" in level.name
     assert as_text([device], []).count("─") > 100
+
+
+def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, tmp_path):
+    store.kernels.record([kernel("unstable", device="cpu-2t", message="a busy host")])
+    device = known_device(store, "cpu-2t")
+    print_rooflines([device], [])
+    assert "no ceiling is known" in capsys.readouterr().out
+    with pytest.raises(InputError, match="no ceiling of cpu-2t"):
+        draw_png([device], [], tmp_path / "roofline.png")
+    with pytest.raises(InputError, match="what bounds a step on cpu-2t cannot be said"):
+        step([device])
 
 
 def test_ceilings_of_one_kind_alone_are_drawn(store):
