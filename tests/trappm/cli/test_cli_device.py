@@ -7,6 +7,7 @@ from store_whole import kernel
 
 from trappm import cli
 from trappm.profiler import __main__ as profiler
+from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.store import Store
@@ -152,6 +153,26 @@ def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tm
     assert len({m.call for m in kept}) >= 150
     assert any(m.samples_ms for m in kept)
     assert all(m.time_ms or m.message for m in kept)
+
+
+def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch, tmp_path):
+    results = [
+        kernel(time_ms=1.0, device="cpu-1t"),
+        kernel(time_ms=1.0, device="cpu-1t", batch=9, facts={"name": "a \x00 b"}),
+    ]
+
+    def characterise(self, device, *, seconds, on_result):
+        for result in results:
+            on_result(result, len(results))
+
+    monkeypatch.setattr(Characteriser, "characterise", characterise)
+    status, out, _ = run("device", "characterise", "cpu-1t")
+    assert status == 0
+    assert "1 of 2 not" in out
+    assert "cannot be recorded" in out
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        good, bad = store.kernels.all()
+    assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
 
 
 def test_without_sql_a_file_has_each_result(tmp_path, capsys):
