@@ -1,6 +1,6 @@
 """A step of a model under the roofline of a device: what bounds it, and what twice the batch does.
 
-How long its kernels take comes from the device's heads, where a snapshot has heads of kernels; else
+How long its kernels take comes from the device's heads, where a snapshot has some of labels; else
 from constants that all devices share, moved by the device's own kernels if any were timed.
 """
 
@@ -143,18 +143,30 @@ _UNTRAINED = TrainedHeads(Heads(heads={}, of_kernels={}, label_count=0), ())
 def _trained(
     question: Question, device: KnownDevice
 ) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
-    """The head that predicts step times from kernels, what the times rest on, and all heads."""
+    """The head that predicts step times from kernels, what it rests on, and all heads if labelled.
+
+    Kernels of the device itself are better than a head without labels.
+    """
+    without_labels: tuple[Head[Prior], str] | None = None
     for snapshot in question.snapshots:
         try:
-            trained = snapshot.trained(device_key(device.key, snapshot.heads), question.phase)
+            key = device_key(device.key, snapshot.heads, catalogued=snapshot.others is not None)
+            trained = snapshot.trained(key, question.phase)
         except SnapshotError:
             continue
         heads = trained.heads
         head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
-        if head is not None and isinstance(head.prior, StepTimePrior):
-            return head, f"labels of snapshot {snapshot.id[:8]}", trained
+        if head is None or not isinstance(head.prior, StepTimePrior):
+            continue
+        basis = snapshot.bases(key, question.phase).get("step_time_ms", "labels")
+        source = f"{basis}, in snapshot {snapshot.id[:8]}"
+        if head.familiarity is not None:
+            return head, source, trained
+        without_labels = without_labels or (head, source)
     if device.kernels:
         return None, "its kernels, and what devices have in common", None
+    if without_labels is not None:
+        return *without_labels, None
     return None, "its data sheet, and what devices have in common", None
 
 

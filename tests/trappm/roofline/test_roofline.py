@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from store_whole import kernel
 
-from trappm.prediction.answering import Question
+from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.prediction.answering import Question, answers
 from trappm.prediction.subjects import subject_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
@@ -127,10 +130,32 @@ def test_what_a_question_leaves_open_is_as_most_labels_had_it(store):
     paper, trained = (known_device(store, name) for name in ("h100", "rtx-3090"))
     first, second = step([paper, trained])
     assert first.settings == second.settings
-    assert "labels of snapshot" in second.source
+    assert "labels, in snapshot" in second.source
     assert {p.data_type for p in first.kernels.points} >= {"fp16"}  # its labels are of autocast
     plain, _ = step([paper, trained], precision="fp32")
     assert {p.data_type for p in plain.kernels.points} == {"fp32", "tf32"}
+
+
+def test_a_card_without_labels_costs_what_predict_says(store):
+    """Where the snapshot knows cards without labels; kernels of its own are better than these."""
+    (shipped,) = Question(snapshot="default").snapshots
+    errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
+    others = OtherDevices(
+        known_devices().centre + 0.1,
+        {},
+        {(basis, phase): errors for basis in Basis for phase in Phase},
+        dict.fromkeys(Phase, errors),
+    )
+    question = Question(batch_size=8, snapshots=[replace(shipped, others=others)])
+    subject = subject_of("test_resnet")
+    for name, source in (("h100", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
+        (roofed,) = roofed_steps(question, subject, [known_device(store, name)])
+        (predicted,) = answers([(question, subject, question.device_keys(name, None)[0])])
+        assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
+        assert source in roofed.source
+    store.kernels.record([timed(product(1000), 0.2, "h100"), timed(copied(100_000), 1.0, "h100")])
+    (roofed,) = roofed_steps(question, subject, [known_device(store, "h100")])
+    assert "its kernels" in roofed.source
 
 
 def test_a_larger_batch_uses_a_device_better(store):
