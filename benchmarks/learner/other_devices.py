@@ -46,6 +46,7 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.stats.calibration import Calibration
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Measurement, Outcome, Phase
@@ -215,8 +216,11 @@ def shipped(
         for card in sorted(cards)
     }
 
-    def quantiles(metric: str, basis: Basis, phase: Phase):  # type: ignore[no-untyped-def]
-        parts = [e for e in errors if (e.metric, e.basis, e.phase) == (metric, basis, phase)]
+    def quantiles(metric: str, basis: Basis, phase: Phase) -> Calibration:
+        parts = [e for e in errors if (e.metric, e.phase) == (metric, phase)]
+        # Three cards have kernels and steps; for the others their data sheet stands in.
+        has = {e.device for e in parts if e.basis is basis}
+        parts = [e for e in parts if e.basis is basis or e.device not in has]
         logs = np.concatenate([e.logs for e in parts])
         devices = [e.device for e in parts for _ in e.logs]
         return errors_of_devices(logs, devices)

@@ -46,6 +46,10 @@ GAUSSIAN = 1.645
 """Deviations to either side that hold 90 %."""
 
 
+ROBUST = 1.48
+"""Deviations of a Gaussian in the median of its absolute errors."""
+
+
 class Basis(enum.StrEnum):
     """What a head without labels rests on."""
 
@@ -147,7 +151,11 @@ def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, obj
 
 def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
     """Quantiles of log(measured / predicted) on cards held out (n); each card has one vote."""
-    deviation = max(float(np.sqrt(np.mean(errors**2))), 1e-3)
+    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
+    order = np.argsort(np.abs(errors))
+    votes = np.cumsum((1.0 / count[number])[order])
+    middle = float(np.abs(errors)[order][np.searchsorted(votes, votes[-1] / 2)])
+    deviation = max(ROBUST * middle, 1e-3)
     fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
     return Calibration(fitted.quantiles * deviation)
 

@@ -23,12 +23,12 @@ def print_prediction(prediction: Prediction) -> None:
         value = getattr(prediction, metric)
         low, high = prediction.intervals.get(metric, (None, None))
         reason = prediction.missing.get(metric)
-        spread = reason if value is None else f"{low:,.4g} to {high:,.4g}"
+        spread = reason if value is None else f"{cell(low)} to {cell(high)}"
         rows.append((metric, value, unit, spread))
     title = f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}"
     out = console()
     out.print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
-    _line(f"as labels had it: {_settings(prediction)}")
+    _line(f"in {_settings(prediction)}")
     for line in _what_fits(prediction):
         _line(line)
     if prediction.run is not None:
@@ -104,18 +104,18 @@ def _what_fits(prediction: Prediction) -> list[str]:
 
 def _print_run(run: Run) -> None:
     _line(
-        f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {run.hours:,.4g} h "
-        f"({run.low_hours:,.4g} to {run.high_hours:,.4g})"
+        f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
+        f"({cell(run.low_hours)} to {cell(run.high_hours)})"
     )
     rows: list[tuple[Any, ...]] = [
-        (x.cloud, x.usd, f"{x.low_usd:,.4g} to {x.high_usd:,.4g}", x.usd_per_hour, x.noted)
+        (x.cloud, x.usd, f"{cell(x.low_usd)} to {cell(x.high_usd)}", x.usd_per_hour, x.noted)
         for x in run.offers
     ]
     if rows:
         print_table("", ("cloud", "USD", "90 % spread", "USD an hour", "noted"), rows)
     if run.energy_kwh is not None:
-        carbon = "" if run.co2_kg is None else f", {run.co2_kg:,.4g} kg CO2"
-        _line(f"energy {run.energy_kwh:,.4g} kWh{carbon}")
+        carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
+        _line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
 
 
 def _step(prediction: Prediction) -> str:

@@ -186,7 +186,7 @@ function deviceCard(p) {
   const gaps = Object.entries(p.missing);
   const warnings = [...p.unfamiliar.map((m) => `${METRICS[m]?.name ?? m}: no label was of anything like this model, so trust it less.`), ...p.remarks];
   return card(p.device,
-    h("p", { class: "muted" }, `as labels had it: ${p.precision}, ${p.memory_format}, ${p.optimizer}`),
+    h("p", { class: "muted" }, `in ${p.precision}, ${p.memory_format}, ${p.optimizer}`),
     facts([
       ...["step_time_ms", "memory_mib", "power_w", "energy_j"].filter((m) => p[m] !== null).map((m) => [METRICS[m].name, `${number(p[m])} ${METRICS[m].unit}${p.intervals[m] ? ` (${range(p, m)})` : ""}`]),
       ["Throughput", p.samples_per_s === null ? null : `${number(p.samples_per_s)} samples a second`],
