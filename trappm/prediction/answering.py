@@ -16,7 +16,8 @@ from trappm.learner.workload import Workload
 from trappm.prediction.costs import Run, check_run, prices_of, run_of
 from trappm.prediction.device_names import device_key
 from trappm.prediction.estimate import largest_batch
-from trappm.prediction.prediction import Figures, Fit, Prediction
+from trappm.prediction.power import check_limit, powered
+from trappm.prediction.prediction import Figures, Fit, Powered, Prediction
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
@@ -57,6 +58,7 @@ class Question:
         epochs: int | None = None,
         samples: int | None = None,
         carbon_g_per_kwh: float | None = None,
+        power_limit_w: float | None = None,
     ) -> None:
         """With `snapshots` these answer, the first one first, whatever `snapshot` names.
 
@@ -73,8 +75,10 @@ class Question:
         }
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        check_limit(power_limit_w)
         check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
+        self.power_limit_w = power_limit_w
         self._samples = samples
         self._carbon_g_per_kwh = carbon_g_per_kwh
         self._snapshot = snapshot
@@ -230,7 +234,8 @@ class _Inquiry:
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
         """The whole answer, from what the heads predicted of it in this row."""
-        figures = self._figures(output, row)
+        power = self._powered(self._figures(output, row))
+        figures = power.figures
         fit, unfit = self._what_fits(figures.intervals.get("memory_mib"), risk, capacity)
         missing = self._missing(figures) | unfit
         run = self._question.run(self.device, self._batch_size, figures)
@@ -251,6 +256,9 @@ class _Inquiry:
             simulated_memory=self._simulated_memory(),
             memory_source=self._profile.step_source,
             memory_remark=self._profile.step_refusal or self._profile.step_remark or self._untraced,
+            power_limit_w=power.power_limit_w,
+            power_source=power.power_source,
+            thriftiest=power.thriftiest,
             **vars(figures),
             **vars(fit),
         )
@@ -282,6 +290,14 @@ class _Inquiry:
             intervals=intervals,
             unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
         )
+
+    def _powered(self, figures: Figures) -> Powered:
+        """The same with the power that no head predicts, and under the question's limit."""
+        traced = self._subject.step(self._settings)
+        kernels = None if isinstance(traced, str) else traced.kernels
+        workload = replace(self.workload, kernels=kernels)
+        limit_w = self._question.power_limit_w
+        return powered(figures, workload, self._trained.heads, self.card, limit_w)
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None

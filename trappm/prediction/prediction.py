@@ -42,6 +42,28 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Thrift:
+    """The power limit under which a step costs the least energy, for 5 % more time at most."""
+
+    power_limit_w: float
+    step_time_ms: float
+    power_w: float
+    energy_j: float
+    saved: float
+    """Share of the energy of a step under the limit as delivered."""
+
+
+@dataclass(frozen=True)
+class Powered:
+    """Figures, and how their power is known, by the names of `Prediction`."""
+
+    figures: Figures
+    power_limit_w: float | None = None
+    power_source: str | None = None
+    thriftiest: Thrift | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What one step costs; iterating gives step time, memory, power."""
 
@@ -61,6 +83,12 @@ class Prediction:
     energy_j: float | None = None
     """Of one step."""
     samples_per_s: float | None = None
+    power_limit_w: float | None = None
+    """Under which the step runs; None where the question has none: as delivered."""
+    power_source: str | None = None
+    """What power rests on where no head of the device predicts it: whose labels."""
+    thriftiest: Thrift | None = None
+    """Where power and step time are known under any limit."""
     out_of_memory: float | None = None
     """The probability that the step does not fit into the device's memory."""
     capacity_mib: float | None = None

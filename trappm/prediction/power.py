@@ -1,0 +1,215 @@
+"""Power and energy of a predicted step, under any power limit, and the limit that is thriftiest.
+
+`learner.physics.power` has the formula. Medians are of the most probable constants and the
+predicted time; intervals are of draws of both, so that what makes a step longer makes its power
+lower in the same draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.power.known_power import CardPower, power_of
+from trappm.learner.physics.power.loads import Loads, loads_of
+from trappm.learner.physics.power.operating_point import Steps
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.prediction.prediction import Figures, Powered, Thrift
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float, float]
+"""Median, low and high."""
+
+DRAWS = 200
+SEED = 1337
+UNTIMED = 1.6
+"""Factor of the interval of a step time that no head predicts: devices held out
+(docs/step_time.md)."""
+MOST_SLOWER = 1.05
+"""Of the time under the thriftiest limit to that under the limit as delivered."""
+LEAST_SHARE = 0.4
+"""Of the limit as delivered: lower ones cannot be set on most cards (P100: 0.5)."""
+LEAST_LIMIT = 0.25
+"""Of the limit as delivered: below, nobody measured anything."""
+MOST_LIMIT_W = 10_000
+_QUANTILES = (0.05, 0.95)
+_Z = 1.645
+
+
+class StepPower:
+    """A step on a card of known power."""
+
+    def __init__(
+        self, workload: Workload, times: StepTimePrior | None, card: str, known: CardPower,
+        step_time_ms: Interval | None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            workload: with its kernels.
+            times: of the device, where it has heads of kernels.
+            card: any of its names.
+            known: of its power.
+            step_time_ms: as predicted under the limit as delivered; None where no head predicts it.
+        """
+        prior = times or StepTimePrior.like_others(spec_of(card), known_devices())
+        if step_time_ms is None:
+            median = float(np.exp(prior.log_values([workload])[0]))
+            step_time_ms = median, median / UNTIMED, median * UNTIMED
+        self._loads = loads_of([workload], prior)
+        self._known = known
+        self._step_time_ms = step_time_ms
+
+    def under(self, limit_w: float) -> dict[str, Interval]:
+        """`step_time_ms`, `power_w` and `energy_j` under a limit.
+
+        Raises:
+            InputError: no limit of this card.
+        """
+        most = self._known.limit_w
+        if not LEAST_LIMIT * most <= limit_w <= most:
+            raise InputError(
+                f"the power limit is {limit_w:g} W; this card has {LEAST_LIMIT * most:g} to "
+                f"{most:g} W"
+            )
+        drawn = self._draws.under(np.full(DRAWS + 1, limit_w))
+        noise = self._normal[:, 1] * self._known.noise
+        noise[0] = 0.0
+        # The noise is of the model; nothing draws more than its limit for long.
+        power = np.minimum(drawn.power_w * np.exp(noise), np.maximum(limit_w, drawn.power_w[0]))
+        values = {
+            "step_time_ms": drawn.time_ms,
+            "power_w": power,
+            "energy_j": power * drawn.time_ms / 1e3,
+        }
+        if limit_w == most:
+            values["step_time_ms"] = self._times_ms
+            values["energy_j"] = power * self._times_ms / 1e3
+        return {name: _interval(value) for name, value in values.items()}
+
+    def thriftiest(self) -> Thrift:
+        """The limit that costs the least energy for `MOST_SLOWER` of the time."""
+        most = self._known.limit_w
+        limits = np.arange(most, LEAST_SHARE * most - 1e-9, -5.0)
+        rows = np.zeros(len(limits), dtype=np.int64)
+        time_ms = np.full(len(limits), self._step_time_ms[0])
+        steps = self._timed(rows, self._known.constants.mean, time_ms)
+        point = steps.under(limits)
+        energy = point.power_w * point.time_ms / 1e3
+        allowed = point.time_ms <= MOST_SLOWER * point.time_ms[0]
+        best = int(np.argmin(np.where(allowed, energy, np.inf)))
+        return Thrift(
+            power_limit_w=float(limits[best]),
+            step_time_ms=float(point.time_ms[best]),
+            power_w=float(point.power_w[best]),
+            energy_j=float(energy[best]),
+            saved=float(1 - energy[best] / energy[0]),
+        )
+
+    @cached_property
+    def _normal(self) -> Array:
+        """Of time and noise of each draw, 0 of the first, which is the median."""
+        normal = np.random.default_rng(SEED).normal(size=(DRAWS + 1, 2))
+        normal[0] = 0.0
+        return normal
+
+    @cached_property
+    def _times_ms(self) -> Array:
+        """A step time for each draw, as wide as its interval."""
+        median, low, high = self._step_time_ms
+        z = self._normal[:, 0]
+        wide = np.where(z < 0, np.log(median / low) / _Z, np.log(high / median) / _Z)
+        times: Array = median * np.exp(z * wide)
+        return times
+
+    @cached_property
+    def _draws(self) -> Steps:
+        known = self._known.constants
+        constants = known.draws(DRAWS, np.random.default_rng(SEED))
+        rows = np.zeros(DRAWS + 1, dtype=np.int64)
+        return self._timed(rows, np.vstack([known.mean, constants]), self._times_ms)
+
+    def _timed(self, rows: npt.NDArray[np.int64], constants: Array, time_ms: Array) -> Steps:
+        loads: Loads = self._loads.at(rows)
+        limit_w = np.full(len(rows), self._known.limit_w)
+        return Steps.timed(loads, self._known.sheet, constants, time_ms, limit_w)
+
+
+def _interval(values: Array) -> Interval:
+    """The first is the median, the others are draws around it."""
+    low, high = np.quantile(values[1:], _QUANTILES)
+    median = float(values[0])
+    return median, min(float(low), median), max(float(high), median)
+
+
+def check_limit(power_limit_w: object) -> None:
+    """Raises InputError for what is no power limit of any card; None is none."""
+    limit = power_limit_w
+    if limit is not None and not (
+        isinstance(limit, int | float) and type(limit) is not bool and 0 < limit <= MOST_LIMIT_W
+    ):
+        raise InputError(
+            f"the power limit is {power_limit_w!r}; it must be a number of watts above 0, at most "
+            f"{MOST_LIMIT_W:,}"
+        )
+
+
+def powered(
+    figures: Figures,
+    workload: Workload,
+    heads: DeviceHeads,
+    card: str,
+    limit_w: float | None,
+) -> Powered:
+    """Figures with the power and energy that no head predicts, or under a limit.
+
+    Args:
+        figures: as the heads predict them, under the limit as delivered.
+        workload: with its kernels, where they could be traced.
+        heads: of the device.
+        card: any of its names.
+        limit_w: None for the limit as delivered.
+
+    Raises:
+        InputError: no limit of this card, or nothing is known of its power.
+    """
+    known = power_of(card_of(card))
+    if known is None or workload.kernels is None:
+        if limit_w is not None:
+            why = f"of the power of {card}" if known is None else "of the kernels of this model"
+            raise InputError(f"nothing is known {why}, so not what a power limit does to it")
+        return Powered(figures)
+    if limit_w is None and figures.power_w is not None:
+        return Powered(figures)
+    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
+    time_ms = None
+    if figures.step_time_ms is not None:
+        time_ms = figures.step_time_ms, *figures.intervals["step_time_ms"]
+    step = StepPower(workload, times, card, known, time_ms)
+    under = step.under(known.limit_w if limit_w is None else limit_w)
+    told = {"power_w"} if time_ms is None else {"power_w", "energy_j"}
+    if time_ms is not None and limit_w is not None:  # else the heads have told it
+        told.add("step_time_ms")
+        samples_ms = 1e3 * workload.batch_size
+        median, low, high = under["step_time_ms"]
+        under["samples_per_s"] = samples_ms / median, samples_ms / high, samples_ms / low
+        told.add("samples_per_s")
+    medians: dict[str, Any] = {name: under[name][0] for name in told}
+    intervals = {**figures.intervals, **{name: under[name][1:] for name in told}}
+    return Powered(
+        replace(figures, **medians, intervals=intervals),
+        power_limit_w=limit_w,
+        power_source=known.rests_on,
+        thriftiest=None if time_ms is None else step.thriftiest(),
+    )
