@@ -111,7 +111,7 @@ def fit(evidence: Sequence[Labels]) -> Fitted:
     for _ in range(ROUNDS):
         scales = np.concatenate([shared, *[own] * len(cards)])
         values, precision = _most_probable(evidence, cards, centre, scales, values)
-    XX
+        covariance = np.linalg.inv(precision).astype(np.float64)
         shifts = values.reshape(-1, size)[1:]
         left = np.diag(covariance).reshape(-1, size)[1:]
         moved = (shifts**2 + left).sum(0)
