@@ -1,7 +1,7 @@
 """The networks of Zeus's traces that timm has not, as modules: structures alone, nothing trained.
 
-`shufflenet` is ShuffleNet V2 (Ma et al. 2018) as it is common for CIFAR: 3x3 of stride 1 at the start, no
-pooling before the end. `bert` is BERT-base with sequences of 384 tokens, as is usual for SQuAD,
+`shufflenet` is ShuffleNet V2 (Ma et al. 2018) as it is common for CIFAR: 3x3 of stride 1 at the
+start, no pooling before the end. `bert` is BERT-base with sequences of 384 tokens, as is usual for SQuAD,
 without its embedding.
 """
 
@@ -13,6 +13,8 @@ from torch.nn import functional
 
 
 class ShuffleUnit(nn.Module):
+    """Half of the channels passes by, and then they are shuffled."""
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.splits = stride == 1 and inputs == outputs
@@ -80,6 +82,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Of width 3072."""
+
     def __init__(self) -> None:
         super().__init__()
         self.wide, self.narrow = nn.Linear(768, 3072), nn.Linear(3072, 768)
@@ -90,6 +94,8 @@ class FeedForward(nn.Module):
 
 
 class Bert(nn.Module):
+    """Takes 384 embedded tokens of width 768."""
+
     def __init__(self) -> None:
         super().__init__()
         self.start = nn.Sequential(nn.LayerNorm(768), nn.Dropout(0.1))

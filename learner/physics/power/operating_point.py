@@ -88,7 +88,7 @@ class Steps:
     ) -> Steps:
         """From what the steps take under a limit (n)."""
         slower = np.minimum(time_ms / loads.device_ms, MOST_SLOWER)
-        for _ in range(2):  # the clock under the limit depends on what is to be found here
+        for _ in range(4):  # the clock under the limit depends on what is to be found here
             waiting = _without(time_ms, slower * loads.device_ms)
             steps = cls(loads, sheet, constants, slower, waiting)
             clock = steps.under(limit_w).clock
