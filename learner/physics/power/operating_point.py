@@ -12,6 +12,7 @@ cards of which nothing is measured start from the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,31 +88,35 @@ class Steps:
         cls, loads: Loads, sheet: Sheet, constants: Array, time_ms: Array, limit_w: Array
     ) -> Steps:
         """From what the steps take under a limit (n)."""
-        slower = np.minimum(time_ms / loads.device_ms, MOST_SLOWER)
-        for _ in range(4):  # the clock under the limit depends on what is to be found here
-            waiting = _without(time_ms, slower * loads.device_ms)
-            steps = cls(loads, sheet, constants, slower, waiting)
-            clock = steps.under(limit_w).clock
-            at_clock = steps.device_ms(clock) / slower
-            slower = np.minimum(time_ms / at_clock, MOST_SLOWER)
-            waiting = _without(time_ms, slower * at_clock)
-        return cls(loads, sheet, constants, slower, waiting)
+
+        def at_clock(clock: Array) -> Steps:
+            unscaled = cls(loads, sheet, constants, np.ones(len(loads)), np.zeros(len(loads)))
+            device_ms = unscaled.device_ms(clock)
+            slower = np.minimum(time_ms / device_ms, MOST_SLOWER)
+            rest = np.maximum(time_ms**SHARPNESS - (slower * device_ms) ** SHARPNESS, 0.0)
+            return cls(loads, sheet, constants, slower, rest ** (1 / SHARPNESS))
+
+        def draws_too_much(clock: Array) -> npt.NDArray[np.bool_]:
+            steps = at_clock(clock)
+            return steps.at(clock)[0] > steps.held_to(limit_w)
+
+        return at_clock(_highest(draws_too_much, len(loads)))
 
     def under(self, limit_w: Array) -> Point:
         """Under a limit (n)."""
+        held_to = self.held_to(limit_w)
+        clock = _highest(lambda clock: self.at(clock)[0] > held_to, len(self.loads))
+        power, time = self.at(clock)
+        return Point(power, time, clock)
+
+    def held_to(self, limit_w: Array) -> Array:
+        """The mean of the smaller of a limit and the power of kernels at the full clock (n)."""
         free, _ = self.at(np.ones(len(self.loads)))
         spread = self._of("spread")
         least, most = free * (1 - spread), free * (1 + spread)
         above = np.clip(limit_w, least, most) - least
-        # The mean of the smaller of a limit and what is uniform between least and most.
-        mean = np.minimum(limit_w, least) + above - above**2 / (2 * (most - least))
-        low, high = np.full(len(free), LEAST_CLOCK), np.ones(len(free))
-        for _ in range(BISECTIONS):
-            clock = (low + high) / 2
-            too_much = self.at(clock)[0] > mean
-            low, high = np.where(too_much, low, clock), np.where(too_much, clock, high)
-        power, time = self.at(high)
-        return Point(power, time, high)
+        held: Array = np.minimum(limit_w, least) + above - above**2 / (2 * (most - least))
+        return held
 
     def at(self, clock: Array) -> tuple[Array, Array]:
         """Power in W and time in ms at a clock (n)."""
@@ -147,8 +152,11 @@ class Steps:
         return values
 
 
-def _without(time_ms: Array, device_ms: Array) -> Array:
-    """What is waited for beside the device's own time, where that is not all."""
-    rest = np.maximum(time_ms**SHARPNESS - device_ms**SHARPNESS, 0.0)
-    waiting: Array = rest ** (1 / SHARPNESS)
-    return waiting
+def _highest(too_much: Callable[[Array], npt.NDArray[np.bool_]], count: int) -> Array:
+    """The highest clock at which each of so many steps does not draw too much."""
+    low, high = np.full(count, LEAST_CLOCK), np.ones(count)
+    for _ in range(BISECTIONS):
+        clock = (low + high) / 2
+        over = too_much(clock)
+        low, high = np.where(over, low, clock), np.where(over, clock, high)
+    return high
