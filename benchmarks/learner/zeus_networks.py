@@ -1,8 +1,8 @@
 """The networks of Zeus's traces that timm has not, as modules: structures alone, nothing trained.
 
 `shufflenet` is ShuffleNet V2 (Ma et al. 2018) as it is common for CIFAR: 3x3 of stride 1 at the
-start, no pooling before the end. `bert` is BERT-base with sequences of 384 tokens, as is usual for SQuAD,
-without its embedding.
+start, no pooling before the end. `bert` is BERT-base with sequences of 384 tokens, as is usual for
+SQuAD, without its embedding.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
     memory                  simulated step (`learner.physics.memory_prior`), or the graph
     step time               simulated kernels (`step_time_prior`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
-    power, energy, others   terms of the graph
+    power                   energies of the kernels over their simulated time (`power_prior`) where
+                            they have been traced, terms of the graph elsewhere
+    energy, others          terms of the graph
 
 Each of them is a `learner.heads.metric_head`: prior, residual, calibrated interval. One frame for
 training and
@@ -27,6 +29,7 @@ from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictio
 from trappm.learner.networks.presets import HeadPreset
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -53,6 +56,7 @@ _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,
     "memory": MemoryPrior,
     "kernels": StepTimePrior,
+    "power": PowerPrior,
 }
 """Priors by the name that a snapshot knows them by."""
 
@@ -251,7 +255,7 @@ def train_heads(
     for done, metric in enumerate(metrics):
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
-        for part, prior in _priors(metric, spec).items():
+        for part, prior in _priors(metric, spec, heads["of_kernels"]).items():
             start = None if init is None else getattr(init, part).get(metric)
             head = _train_head(part, workloads, labels, prior, generator, start)
             if head is not None:
@@ -282,12 +286,20 @@ def _train_head(
     return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
 
 
-def _priors(metric: str, spec: DeviceSpec | None) -> dict[str, Prior]:
-    """What explains a metric before labels do, by the part of the heads that it belongs to."""
+def _priors(
+    metric: str, spec: DeviceSpec | None, of_kernels: Mapping[str, Head[Prior]]
+) -> dict[str, Prior]:
+    """What explains a metric before labels do, by the part of the heads that it belongs to.
+
+    Power goes by the step times that labels have taught before it.
+    """
     priors = {"heads": starting_prior(metric, spec, kernels=False)}
     better = starting_prior(metric, spec, kernels=True)
     if isinstance(better, StepTimePrior):
         priors["of_kernels"] = better
+    times = of_kernels.get("step_time_ms")
+    if metric == "power_w" and times is not None and isinstance(times.prior, StepTimePrior):
+        priors["of_kernels"] = PowerPrior.with_times(times.prior)
     return priors
 
 

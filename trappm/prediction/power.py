@@ -38,6 +38,10 @@ UNTIMED = 1.6
 (docs/step_time.md)."""
 MOST_SLOWER = 1.05
 """Of the time under the thriftiest limit to that under the limit as delivered."""
+WAITING_NOISE = 0.25
+"""Deviation of the logarithm of power of steps that mostly wait for their host or loader."""
+SLOWDOWN_NOISE = 0.25
+"""Of the logarithm of how much longer a step takes under a limit: on networks held out."""
 LEAST_SHARE = 0.4
 """Of the limit as delivered: lower ones cannot be set on most cards (P100: 0.5)."""
 LEAST_LIMIT = 0.25
@@ -83,18 +87,13 @@ class StepPower:
                 f"{most:g} W"
             )
         drawn = self._draws.under(np.full(DRAWS + 1, limit_w))
-        noise = self._normal[:, 1] * self._known.noise
-        noise[0] = 0.0
+        waits = 1 - self._draws.device_ms(drawn.clock) / drawn.time_ms
+        noise = self._normal[:, 1] * np.hypot(self._known.noise, WAITING_NOISE * waits)
         # The noise is of the model; nothing draws more than its limit for long.
         power = np.minimum(drawn.power_w * np.exp(noise), np.maximum(limit_w, drawn.power_w[0]))
-        values = {
-            "step_time_ms": drawn.time_ms,
-            "power_w": power,
-            "energy_j": power * drawn.time_ms / 1e3,
-        }
-        if limit_w == most:
-            values["step_time_ms"] = self._times_ms
-            values["energy_j"] = power * self._times_ms / 1e3
+        slowdown = np.log(drawn.time_ms / self._times_ms)
+        times = drawn.time_ms * np.exp(SLOWDOWN_NOISE * slowdown * self._normal[:, 2])
+        values = {"step_time_ms": times, "power_w": power, "energy_j": power * times / 1e3}
         return {name: _interval(value) for name, value in values.items()}
 
     def thriftiest(self) -> Thrift:
@@ -118,8 +117,8 @@ class StepPower:
 
     @cached_property
     def _normal(self) -> Array:
-        """Of time and noise of each draw, 0 of the first, which is the median."""
-        normal = np.random.default_rng(SEED).normal(size=(DRAWS + 1, 2))
+        """Of time, power and slowdown of each draw, 0 of the first, which is the median."""
+        normal = np.random.default_rng(SEED).normal(size=(DRAWS + 1, 3))
         normal[0] = 0.0
         return normal
 

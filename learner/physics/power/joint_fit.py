@@ -36,7 +36,9 @@ PSEUDO_CARDS = 2.0
 """Where the distance of cards begins weighs as much as so many of them."""
 ROUNDS = 3
 ITERATIONS = 25
-STEP = 1e-4
+STEP = 1e-3
+LEAST_GAIN = 0.02
+"""Nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +155,8 @@ def _most_probable(
         rows = []
         for part in evidence:
             own = constants(values, part.card)
-            moves = [
-                (part.errors(own - STEP * unit) - part.errors(own + STEP * unit)) / (2 * STEP)
-                for unit in np.eye(size)
-            ]
+            here = part.errors(own)
+            moves = [(here - part.errors(own + STEP * unit)) / STEP for unit in np.eye(size)]
             place = 1 + cards.index(part.card)
             block = np.zeros((2 * len(part.weight), len(values)))
             block[:, :size] = block[:, place * size : (place + 1) * size] = np.stack(moves, axis=1)
@@ -175,6 +175,6 @@ def _most_probable(
         if not improved:
             break
         values, errors = values + step, after
-        if gain < 1e-3:
+        if gain < LEAST_GAIN:
             break
     return values, precision

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
 from trappm.learner.physics.power.joint_fit import Normal
 from trappm.learner.physics.power.operating_point import Sheet
 from trappm.profiler.devices.catalogue import Card, card_of
+
+Array = npt.NDArray[np.float64]
 
 FILE = Path(__file__).parent / "known_power.safetensors"
 MEASURED = {
@@ -58,6 +62,12 @@ def power_of(card: Card | None) -> CardPower | None:
     others = ", ".join(model.upper() for model in MEASURED)
     why = f"no label of its power: its limit of {card.power_w:g} W, and labels of {others}"
     return CardPower(Sheet.of(card), constants, noise, card.power_w, why)
+
+
+def other_cards_shares() -> Array:
+    """`CONSTANTS` of a card that nothing is known of (c)."""
+    shares: Array = np.exp(_known()[UNKNOWN][0].mean)
+    return shares
 
 
 def write(known: Mapping[str, tuple[Normal, float]], path: Path = FILE) -> None:

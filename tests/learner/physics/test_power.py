@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.power import known_power
 from trappm.learner.physics.power.joint_fit import Labels, fit
 from trappm.learner.physics.power.known_power import MEASURED, power_of
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps
+from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, cards
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.static_profile import graph_template, kernel_profile
 
 CARD = "v100 pcie 32gb"
 PRIOR = StepTimePrior(spec_of(CARD))
@@ -36,6 +40,10 @@ def workloads(profiles):
         for profile in profiles
         for batch in (1, 16, 128)
     ]
+
+
+def graphs():
+    return [graph_template(name, 160) for name in ("test_resnet", "test_vit", "resnet18")]
 
 
 def constants(**values):
@@ -126,6 +134,41 @@ def test_constants_come_back_from_labels_of_theirs(workloads):
         assert unsure[idle] > 10
         assert np.all(unsure[[CONSTANTS.index("half"), CONSTANTS.index("tf32")]] == 1.0)
     assert a.mean[idle] < fitted.unknown.mean[idle] < b.mean[idle]
+
+
+def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles):
+    """On a slow host small steps wait and draw little, which nothing but kernels and times tell."""
+    random = np.random.default_rng(0)
+    rows = [
+        Workload(graph=profile.at(batch), kernels=kernels, phase=phase)
+        for profile, kernels in zip(graphs(), profiles, strict=True)
+        for batch in (1, 2, 4, 8, 16, 32, 64, 128)
+        for phase in Phase
+    ]
+    groups = [str(i // 16) for i in range(len(rows))]
+    spec = replace(PRIOR.spec, dispatch_us=40.0)
+    steps, time_ms = steps_of(rows, prior=StepTimePrior(spec))
+    limit = np.full(len(rows), 1e4)
+    power = steps.under(limit).power_w * np.exp(0.02 * random.normal(size=len(rows)))
+    targets = np.stack([time_ms, np.full(len(rows), np.nan), power], axis=1)
+    heads = train_heads(
+        rows, targets, groups=groups, preset=LAPTOP.head, generator=random, spec=PRIOR.spec
+    )
+    assert isinstance(heads.of_kernels["power_w"].prior, PowerPrior)
+    got = heads.predict(rows)
+    at = got.metrics.index("power_w")
+    assert np.median(np.abs(got.median[:, at] / power - 1)) < 0.06
+    assert power.max() > 2.5 * power.min()
+    again = heads_from_tensors(LAPTOP.head, heads.settings(), heads.tensors())
+    assert np.array_equal(again.predict(rows).median, got.median)
+    # Another device begins with its constants, and has its own times.
+    prior = heads.of_kernels["power_w"].prior
+    other = PowerPrior.with_times(PRIOR).started_from(prior)
+    assert np.array_equal(other.log_constants, prior.log_constants)
+    assert other.times is PRIOR
+    broken = {**prior.tensors(), "full_w": torch.zeros(6, dtype=torch.float64)}
+    with pytest.raises(ValueError, match="not positive"):
+        PowerPrior.from_tensors(broken)
 
 
 def test_what_is_known_of_a_card_says_what_it_rests_on():
