@@ -80,7 +80,7 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
             label = verdict.measurement
             if label is None or known_spec(label.device) is None:
                 continue
-            workload = _workload(label, traces)
+            workload = traced(label, traces)
             if workload is not None:
                 source = label.protocol.name, label.environment["run"]
                 rows[label.device, *source].append((label, workload))
@@ -103,7 +103,8 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
     return result
 
 
-def _workload(label: Measurement, traces: Path) -> Workload | None:
+def traced(label: Measurement, traces: Path) -> Workload | None:
+    """The kernels of what was measured; None where they cannot be traced."""
     what = label.configuration
     path = traces / f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}"
     if not path.exists():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.onnx_export import export_onnx, file_graph
 from trappm.profiler.errors import TrappmError

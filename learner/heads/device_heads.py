@@ -90,7 +90,9 @@ class Heads:
         }
 
         def column(name: str, kind: type = float) -> Any:
-            rows = [getattr(estimate, name) for estimate in estimates.values()]
+            none = np.zeros(len(workloads))  # heads without labels know no distance from them
+            values = [getattr(estimate, name) for estimate in estimates.values()]
+            rows = [none if value is None else value for value in values]
             return np.array(rows, dtype=kind).reshape(len(rows), len(workloads)).T
 
         return Predictions(

@@ -22,6 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from trappm.learner.heads.device_heads import heads_from_tensors
+from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.snapshots.feature_schema import feature_schema
@@ -41,6 +42,7 @@ from trappm.learner.snapshots.manifest import (
 )
 from trappm.learner.snapshots.manifest_fields import Manifest, PresetEntry
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.host.code_version import code_commit
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, Provenance
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from trappm.learner.networks.gae import Encoder
 
 ENCODER = "encoder.safetensors"
+OTHERS = "other-devices.safetensors"
 
 _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
 """What tensors and settings raise that do not belong together."""
@@ -75,6 +78,8 @@ class Snapshot:
     encoder_bytes: bytes | None = None
     cards: Mapping[str, str] = field(default_factory=dict)
     """The card behind a device's key, where measurements have named it."""
+    others: OtherDevices | None = None
+    """What is known of cards without labels."""
 
     def card(self, device: str) -> str:
         """The key under which the catalogue has this device's memory and speed."""
@@ -83,20 +88,58 @@ class Snapshot:
     def trained(self, device: str, phase: Phase) -> TrainedHeads:
         """The heads of this device and phase.
 
+        Where nobody has labelled the device, or not in every metric, those of the same card in
+        another form, and of what is known of all cards.
+
         Raises:
             SnapshotError: there are none.
         """
+        own = self._labelled(device, phase)
+        if self.others is not None:
+            card = self.card(device)
+            if own is None:
+                made = self.others.heads(card, phase)
+                if made is not None:
+                    return made
+            else:
+                return self.others.completed(own, card, phase)
+        if own is not None:
+            return own
         if device not in self.heads:
             raise SnapshotError(
                 f"snapshot {self.id} has no head for device {device!r}; "
                 f"it has: {', '.join(sorted(self.heads))}"
             )
-        if phase not in self.heads[device]:
-            raise SnapshotError(
-                f"snapshot {self.id} has no head for {phase} steps on {device}; "
-                f"it has: {', '.join(sorted(self.heads[device]))}"
-            )
-        return self.heads[device][phase]
+        raise SnapshotError(
+            f"snapshot {self.id} has no head for {phase} steps on {device}; "
+            f"it has: {', '.join(sorted(self.heads[device]))}"
+        )
+
+    def _labelled(self, device: str, phase: Phase) -> TrainedHeads | None:
+        """Of the device, or of its card in another form (a V100 of 32 GB for one of 16)."""
+        return self.heads.get(self._key(device, phase), {}).get(phase)
+
+    def _key(self, device: str, phase: Phase) -> str:
+        if self.others is None or phase in self.heads.get(device, {}):
+            return device
+        model = read_name(self.card(device)).model
+        alike = (k for k in sorted(self.heads) if model and read_name(self.card(k)).model == model)
+        return next((key for key in alike if phase in self.heads[key]), device)
+
+    def bases(self, device: str, phase: Phase) -> dict[str, str]:
+        """What predictions of a metric rest on, where it is not labels of this device."""
+        if self.others is None:
+            return {}
+        key = self._key(device, phase)
+        own = self.heads.get(key, {}).get(phase)
+        labelled = () if own is None else own.heads.metrics
+        bases = {} if key == device else dict.fromkeys(labelled, f"labels of {key}")
+        for metric in self.trained(device, phase).heads.metrics:
+            if metric == "memory_mib" and metric not in labelled:
+                bases[metric] = "the simulated step alone"
+            elif metric not in labelled:
+                bases[metric] = _BASES[self.others.basis(self.card(device)) or Basis.SPECIFICATION]
+        return bases
 
     def predict(
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN
@@ -133,10 +176,17 @@ class Snapshot:
             raise _misfit(self.id, error) from error
 
 
+_BASES = {
+    Basis.KERNELS: "kernels of this card and other cards' labels",
+    Basis.SPECIFICATION: "this card's data sheet and other cards' labels",
+}
+
+
 def save_snapshot(
     registry: Path,
     *,
     encoder: Encoder | None = None,
+    others: OtherDevices | None = None,
     heads: Mapping[str, Mapping[Phase, TrainedHeads]],
     source_device: str,
     preset: LearnerPreset,
@@ -148,6 +198,7 @@ def save_snapshot(
     Args:
         registry: the folder of all snapshots; made if it is missing.
         encoder: the frozen encoder; None where no head needs one.
+        others: what is known of cards without labels; None to refuse them.
         heads: by device and phase.
         source_device: the device that is meant when none is named; must have heads.
         preset: of encoder and heads.
@@ -168,6 +219,8 @@ def save_snapshot(
     if source_device not in heads:
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
     contents = _contents(encoder, heads)
+    if others is not None:
+        contents[OTHERS] = _saved(others.tensors())
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -248,10 +301,20 @@ def load_snapshot(folder: Path) -> Snapshot:
             }
             for device, phases in manifest.heads.items()
         }
+        others = None
+        if OTHERS in contents:
+            others = OtherDevices.from_tensors(load_tensors(contents[OTHERS]))
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
-    encoder = contents.get(ENCODER)
-    return Snapshot(manifest.id, manifest, heads, manifest.source_device, encoder, manifest.cards)
+    return Snapshot(
+        manifest.id,
+        manifest,
+        heads,
+        manifest.source_device,
+        contents.get(ENCODER),
+        manifest.cards,
+        others,
+    )
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._device import DeviceContext
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
 from trappm.profiler.records import MemoryFormat
@@ -36,13 +37,29 @@ def on_meta(
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
+class _OnMeta(DeviceContext):
+    """As `torch.device("meta")`, but initial weights are not computed.
+
+    Their arithmetic, which computes nothing there, takes half the time of making a model.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FILLING and args[0].is_meta:
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+_NAMES = "normal_ uniform_ zero_ fill_ mul_ div_ add_ sub_ clamp_ erfinv_"
+_FILLING = frozenset(getattr(torch.Tensor, name) for name in _NAMES.split())
+
+
 def _made(model: str | nn.Module, input_size: object) -> nn.Module:
     if isinstance(model, str):
         from trappm.profiler.models.zoo import create_model
 
         if not isinstance(input_size, int):
             raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
-        with torch.device("meta"):
+        with _OnMeta("meta"):
             return create_model(model, input_size)
     if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
         raise UnsupportedModelError(

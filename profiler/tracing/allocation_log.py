@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from trappm.profiler.records import IntArray
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Origin, Pass
@@ -100,8 +100,8 @@ class AllocationLog:
             if number is not None:
                 self._events.append((Event.ACCUMULATE, number, storage.nbytes()))
 
-    def note_gradients(self, model: nn.Module) -> None:
-        for parameter in model.parameters():
+    def note_gradients(self, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
             if parameter.grad is not None:
                 self.trained.add(id(parameter))
                 number = self._live.get(parameter.grad.untyped_storage()._cdata)

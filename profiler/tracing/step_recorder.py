@@ -24,7 +24,7 @@ from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.simulation.step_trace import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions, linear
-from trappm.profiler.tracing.gpu_operators import RESULTS, bound, result_of
+from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, bound, result_of
 from trappm.profiler.tracing.kernel_log import KernelLog, channels_last, in_backward, tensors_of
 from trappm.profiler.tracing.known_values import KnownValues
 from trappm.profiler.tracing.recurrent import recurrent
@@ -113,25 +113,35 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._values.number(args[0])
             return func(*args) if number is None else number
         self._allocations.operator = self._inside or func
+        if func.is_view:
+            output = func(*args, **kwargs)
+            self._note_results(func, args, kwargs, output)
+            return output
         call = bound(func, args, kwargs)
         if func is _ATEN.convolution.default:
             return self._convolution(func, args, call)
         if func is _ATEN.convolution_backward.default:
             return self._convolution_backward(func, args, call)
-        on_a_gpu = RESULTS.get(func)
-        if on_a_gpu is None:
-            output = result_of(func, args, kwargs)
-        else:
+        if func in RESULTS:
+            output = RESULTS[func](call)
+        elif func in COPYING:
             self._inside = func
             with self:  # so that what it makes is seen
-                output = on_a_gpu(call)
+                output = COPYING[func](call)
             self._inside = None
-        self._allocations.operator = self._inside or func
+            self._allocations.operator = func
+        else:
+            output = result_of(func, args, kwargs)
+        self._note_results(func, args, kwargs, output)
+        self._kernels.operator(func, call, output)
+        return output
+
+    def _note_results(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
         for tensor in tensors_of((output,)):
             self._allocations.see(tensor)
-        self._kernels.operator(func, call, output)
         self._values.follow(func, args, kwargs, output)
-        return output
 
     def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a GPU does not take apart as the meta device would; else NotImplemented."""

@@ -96,15 +96,17 @@ class Question:
             InputError: device and devices at once, or what is no device's name.
         """
         known = {key for snapshot in self.snapshots for key in snapshot.heads}
+        catalogued = any(snapshot.others is not None for snapshot in self.snapshots)
         if devices is None:
-            return [device_key(device or self.snapshots[0].source_device, known)]
+            name = device or self.snapshots[0].source_device
+            return [device_key(name, known, catalogued=catalogued)]
         if device is not None:
             raise InputError("give device or devices, not both")
         if devices != "all":
             names = [devices] if isinstance(devices, str) else list(devices)
             if not names:
                 raise InputError("the list of devices is empty; name some, or ask for all")
-            return [device_key(name, known) for name in names]
+            return [device_key(name, known, catalogued=catalogued) for name in names]
         keys = sorted(
             {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
         )
@@ -117,7 +119,8 @@ class Question:
         return answers([(self, subject, device)])[0]
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first snapshot with heads of the device; else the last, which then refuses."""
+        """The first snapshot with heads of the device; else the last, which knows it by its data
+        sheet or refuses."""
         return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
@@ -347,8 +350,14 @@ class _Inquiry:
 
     def _remarks(self) -> list[str]:
         remarks = []
-        if self._settings not in self._trained.settings and self._trained.settings:
-            given, usual = (", ".join(row) for row in (self._settings, self._trained.settings[0]))
+        by_basis: dict[str, list[str]] = {}
+        for metric, basis in self._snapshot.bases(self.device, self._phase).items():
+            by_basis.setdefault(basis, []).append(metric)
+        for basis, metrics in by_basis.items():
+            remarks.append(f"no label of {self.device}: {', '.join(metrics)} from {basis}")
+        labelled = self._trained.settings if self._trained.heads.label_count else ()
+        if labelled and self._settings not in labelled:
+            given, usual = (", ".join(row) for row in (self._settings, labelled[0]))
             remarks.append(f"no label had these settings ({given}), most had: {usual}")
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")

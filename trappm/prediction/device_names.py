@@ -9,14 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import card_of, read_name
 from trappm.profiler.errors import InputError, SnapshotError
 
 _COUNT = re.compile(r":(\d+)$")
 
 
-def device_key(name: object, keys: Iterable[str]) -> str:
+def device_key(name: object, keys: Iterable[str], *, catalogued: bool = False) -> str:
     """Which of these keys a name means.
+
+    Args:
+        name: a key, or any other name of a card.
+        keys: of the devices that have heads.
+        catalogued: whether any other card of the catalogue will do.
 
     Raises:
         SnapshotError: none, or more than one.
@@ -36,4 +41,8 @@ def device_key(name: object, keys: Iterable[str]) -> str:
         return candidates[0]
     if candidates:
         raise SnapshotError(f"device {name!r} may be {' or '.join(candidates)}; name one of them")
-    raise SnapshotError(f"there is no head for device {name!r}; there are: {', '.join(keys)}")
+    if catalogued and card.model and card_of(str(name)) is not None:
+        return str(card).replace(" ", "-")
+    others = ", and cards of the catalogue" if catalogued else ""
+    known = f"{', '.join(keys)}{others}"
+    raise SnapshotError(f"there is no head for device {name!r}; there are: {known}")

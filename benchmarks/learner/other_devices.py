@@ -1,0 +1,260 @@
+"""How far off answers are for a card that nobody has labelled, and what the snapshot ships of it.
+
+    PYTHONPATH=. python benchmarks/learner/other_devices.py ../shared/data --traces FOLDER [--write]
+
+Each card with labels is held out as a whole: its step times are predicted from its data sheet and
+the other cards' labels, and once more with kernels of its own, where somebody timed some. Memory is
+predicted for an A100 (GPUMemNet, software of 2023) and an H100 (our own labels) from simulated
+steps alone. With --write all cards' labels go into `learner/physics/devices/`, with the quantiles
+of these errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.torch import save_file
+
+from benchmarks.learner import step_time
+from benchmarks.learner.step_time_nodes import (
+    KERNEL_CARDS,
+    SHARE_OF_OTHERS,
+    Steps,
+    device_of,
+    learned_from,
+    published_kernels,
+    published_steps,
+    timm_steps,
+    traced,
+)
+from trappm.experiments.label_files import read_labels
+from trappm.learner.heads.other_devices import FILE, Basis, OtherDevices, errors_of_devices
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.records import Measurement, Outcome, Phase
+from trappm.profiler.static_profile import static_profile
+
+Array = npt.NDArray[np.float64]
+
+SWEEPS = Path(__file__).resolve().parents[2] / "examples/data/h100/sweeps"
+INFER_STEPS = 120
+OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
+A100_ARCHITECTURES = 60
+STEP_MS, MEMORY = "step time", "memory"
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """log(measured / predicted) of one card, held out as a whole."""
+
+    metric: str
+    device: str
+    basis: Basis
+    phase: Phase
+    logs: Array
+
+    def told(self) -> str:
+        share = 100 * np.abs(np.exp(-self.logs) - 1)
+        middle = float(np.median(self.logs))
+        spread = 148 * float(np.median(np.abs(self.logs - middle)))
+        return (
+            f"{self.metric:9}  {self.device:12}  {self.basis:13}  {self.phase:5}  "
+            f"{len(self.logs):4}  {share.mean():6.1f}  {100 * (np.exp(middle) - 1):+6.1f}  "
+            f"{spread:6.1f}"
+        )
+
+
+HEADING = (
+    "metric     card          basis          phase  rows  mean %  common  of one\n"
+    "                                                             factor  model"
+)
+
+
+def h100_labels() -> list[Measurement]:
+    """Our own of one GPU day."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "labels.jsonl"
+        parts = [lzma.decompress(file.read_bytes()) for file in sorted(SWEEPS.glob("*.jsonl.xz"))]
+        path.write_bytes(b"".join(parts))
+        return [label for label in read_labels(path) if label.outcome is Outcome.OK]
+
+
+def h100_steps(traces: Path) -> Steps:
+    rows = [
+        (label, workload)
+        for label in h100_labels()
+        if label.step_time_ms is not None and (workload := traced(label, traces)) is not None
+    ]
+    labels = [label for label, _ in rows]
+    return Steps(
+        Evidence(
+            "h100",
+            "trappm",
+            spec_of("h100"),
+            [workload for _, workload in rows],
+            np.log([label.step_time_ms or np.nan for label in labels]),
+        ),
+        np.array([label.configuration.architecture for label in labels]),
+        np.array([label.configuration.phase is Phase.TRAIN for label in labels]),
+    )
+
+
+def inference_steps(key: str, data: Path, traces: Path) -> Steps:
+    """timm's, in autocast."""
+    source = step_time.SOURCES[key]
+    labels = step_time.load(source, data, traces, most=INFER_STEPS)
+    evidence = Evidence(
+        device_of(source.device),
+        f"timm {source.device}",
+        spec_of(source.device),
+        labels.workloads,
+        np.log(labels.step_time_ms),
+    )
+    trains = np.zeros(len(labels.workloads), dtype=np.bool_)
+    return Steps(evidence, labels.groups("architectures"), trains)
+
+
+def step_time_errors(known: Sequence[Steps], kernels: Sequence[Evidence]) -> Iterator[Errors]:
+    """Of each card, by what its constants rest on."""
+    for device in sorted({steps.evidence.device for steps in known}):
+        fit = learned_from(
+            [s.evidence for s in known if s.evidence.device != device]
+            + [e for e in kernels if e.device != device]
+        )
+        common, own = fit.of_another_device(), [e for e in kernels if e.device == device]
+        logs: dict[tuple[Basis, Phase], list[Array]] = defaultdict(list)
+        for steps in (s for s in known if s.evidence.device == device):
+            evidence, spec = steps.evidence, steps.evidence.spec
+            priors = {Basis.SPECIFICATION: StepTimePrior.like_others(spec, common)}
+            if own:
+                priors[Basis.KERNELS] = StepTimePrior.like_others(spec, common, own)
+            for basis, prior in priors.items():
+                off = evidence.log_values - prior.log_values(evidence.workloads)
+                for phase, rows in ((Phase.TRAIN, steps.trains), (Phase.INFER, ~steps.trains)):
+                    if rows.any():
+                        logs[basis, phase].append(off[rows])
+        for (basis, phase), parts in logs.items():
+            yield Errors(STEP_MS, device, basis, phase, np.concatenate(parts))
+
+
+def memory_errors(data: Path) -> Iterator[Errors]:
+    """Of simulated steps alone."""
+    a100 = read_labels(data / "a100_40gb_train_memory.csv")
+    a100 = [label for label in a100 if label.outcome is Outcome.OK]
+    names = sorted({label.configuration.architecture for label in a100})
+    chosen = set(np.random.default_rng(0).permutation(names)[:A100_ARCHITECTURES].tolist())
+    sheets = {
+        "a100": [label for label in a100 if label.configuration.architecture in chosen],
+        "h100": h100_labels(),
+    }
+    for device, labels in sheets.items():
+        prior = MemoryPrior.on(spec_of(device))
+        logs: dict[Phase, list[float]] = defaultdict(list)
+        for label, workload in _simulated(labels):
+            if label.memory_mib is not None:
+                predicted = float(prior.log_values([workload])[0])
+                logs[workload.phase].append(float(np.log(label.memory_mib)) - predicted)
+        for phase, values in logs.items():
+            yield Errors(MEMORY, device, Basis.SPECIFICATION, phase, np.array(values))
+
+
+def _simulated(labels: Sequence[Measurement]) -> Iterator[tuple[Measurement, Workload]]:
+    """Those in fp32 and contiguous, which static profiles are of."""
+    profiles = {}
+    for label in labels:
+        what = label.configuration
+        if (what.precision, what.memory_format) != ("fp32", "contiguous"):
+            continue
+        key = what.architecture, what.input_size
+        if key not in profiles:
+            try:
+                profiles[key] = static_profile(*key)
+            except TrappmError as error:
+                sys.stderr.write(f"left out: {error}\n")
+                profiles[key] = None
+        profile = profiles[key]
+        if profile is not None and profile.step is not None:
+            yield (
+                label,
+                Workload(
+                    graph=profile.graph.at(what.batch_size),
+                    precision=what.precision,
+                    memory_format=what.memory_format,
+                    optimizer=what.optimizer,
+                    phase=what.phase,
+                    step=profile.step,
+                ),
+            )
+
+
+def shipped(
+    known: Sequence[Steps], kernels: Sequence[Evidence], errors: Sequence[Errors]
+) -> OtherDevices:
+    """What all labels say of other cards, and how far that was off."""
+    fit = learned_from([*(s.evidence for s in known), *kernels])
+    common = fit.of_another_device()
+    cards = {e.device for e in kernels}
+    of_kernels = {
+        card: StepTimePrior.like_others(
+            spec_of(card), common, [e for e in kernels if e.device == card]
+        ).constants
+        for card in sorted(cards)
+    }
+
+    def quantiles(metric: str, basis: Basis, phase: Phase):  # type: ignore[no-untyped-def]
+        parts = [e for e in errors if (e.metric, e.basis, e.phase) == (metric, basis, phase)]
+        logs = np.concatenate([e.logs for e in parts])
+        devices = [e.device for e in parts for _ in e.logs]
+        return errors_of_devices(logs, devices)
+
+    return OtherDevices(
+        common.centre,
+        of_kernels,
+        {(b, p): quantiles(STEP_MS, b, p) for b in Basis for p in Phase},
+        {p: quantiles(MEMORY, Basis.SPECIFICATION, p) for p in Phase},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="the folder with the published labels")
+    parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
+    parser.add_argument("--write", action="store_true", help="what is known, into the package")
+    options = parser.parse_args()
+    nodes, traces = options.data / "nodes", options.traces
+    known = [
+        *published_steps(nodes, traces),
+        timm_steps(options.data, traces),
+        *(inference_steps(key, options.data, traces) for key in ("infer-3090", "infer-4090")),
+        h100_steps(traces),
+    ]
+    kernels = [
+        *(published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS),
+        *(published_kernels(nodes, card, 1.0) for card in OTHER_KERNEL_CARDS),
+    ]
+    sys.stdout.write(f"{HEADING}\n")
+    errors = []
+    for row in (*memory_errors(options.data), *step_time_errors(known, kernels)):
+        errors.append(row)
+        sys.stdout.write(f"{row.told()}\n")
+        sys.stdout.flush()
+    if options.write:
+        save_file(shipped(known, kernels, errors).tensors(), FILE)
+        sys.stdout.write(f"{FILE}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Heads of cards that nobody has labelled: what other cards have in common, and the data sheet.
+
+    step time   constants that all known cards share, or moved by kernels of the card alone
+    memory      simulated allocations, and what a process of today's software takes beside them
+
+How wide their intervals are, cards held out as a whole have shown (docs/step_time.md).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.metric_head import Head
+from trappm.learner.heads.predictions import StepSettings, TrainedHeads
+from trappm.learner.physics.device_specs import CPU, known_spec
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.residual.residual import Residual
+from trappm.learner.stats.calibration import Calibration
+from trappm.learner.tensors import with_prefix
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+
+Array = npt.NDArray[np.float64]
+
+FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
+"""Written by `benchmarks/learner/other_devices.py --write`; the shipped snapshot has a copy."""
+SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)
+"""What a question means that names none; without labels any other is as good."""
+
+
+GAUSSIAN = 1.645
+"""Deviations to either side that hold 90 %."""
+
+
+class Basis(enum.StrEnum):
+    """What a head without labels rests on."""
+
+    KERNELS = "kernels"
+    SPECIFICATION = "specification"
+
+
+@dataclass(frozen=True, eq=False)
+class OtherDevices:
+    """What is known of all cards at once, and of some by their kernels."""
+
+    constants: Tensor
+    """Of step times, which all known cards share (c)."""
+    of_kernels: Mapping[str, Tensor]
+    """The same moved by kernels of one card alone (c), by the card's model."""
+    step_time: Mapping[tuple[Basis, Phase], Calibration]
+    """Quantiles of log(measured / predicted) on cards held out as a whole."""
+    memory: Mapping[Phase, Calibration]
+
+    def basis(self, device: str) -> Basis | None:
+        """What step times of this device would rest on; None for what is no card of the
+        catalogue."""
+        if known_spec(device) in (None, CPU):
+            return None
+        known = read_name(device).model in self.of_kernels
+        return Basis.KERNELS if known else Basis.SPECIFICATION
+
+    def heads(self, device: str, phase: Phase) -> TrainedHeads | None:
+        """Heads of step time and memory of a card; None where the catalogue does not list it."""
+        spec, basis = known_spec(device), self.basis(device)
+        if spec is None or basis is None:
+            return None
+        constants = self.of_kernels.get(read_name(device).model, self.constants)
+        step_time = _head(StepTimePrior(spec, constants), self.step_time[basis, phase])
+        memory = _head(MemoryPrior.on(spec), self.memory[phase])
+        return TrainedHeads(Heads({"memory_mib": memory}, {"step_time_ms": step_time}, 0), SETTINGS)
+
+    def completed(self, known: TrainedHeads, device: str, phase: Phase) -> TrainedHeads:
+        """Heads of a device with those of the metrics that it had no labels of."""
+        added = self.heads(device, phase)
+        if added is None or not isinstance(known.heads, Heads):
+            return known
+        own, others = known.heads, added.heads
+        assert isinstance(others, Heads)  # noqa: S101  (made above)
+        has = set(own.metrics)
+        return replace(
+            known,
+            heads=Heads(
+                {**_without(others.heads, has), **own.heads},
+                {**_without(others.of_kernels, has), **own.of_kernels},
+                own.label_count,
+            ),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {"constants": self.constants}
+        tensors |= {f"card.{model}": values for model, values in self.of_kernels.items()}
+        parts = {f"step_time.{basis}.{phase}": c for (basis, phase), c in self.step_time.items()}
+        parts |= {f"memory.{phase}": c for phase, c in self.memory.items()}
+        for name, calibration in parts.items():
+            tensors |= {f"{name}.{key}": value for key, value in calibration.tensors().items()}
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Raises KeyError or ValueError for tensors that are not those of other devices."""
+
+        def calibration(name: str) -> Calibration:
+            return Calibration.from_tensors(with_prefix(tensors, f"{name}."))
+
+        constants, of_kernels = tensors["constants"], with_prefix(tensors, "card.")
+        for values in (constants, *of_kernels.values()):
+            if values.shape != constants.shape or not values.isfinite().all():
+                raise ValueError(f"constants of shape {tuple(values.shape)}, or not finite")
+        return cls(
+            constants,
+            of_kernels,
+            {
+                (basis, phase): calibration(f"step_time.{basis}.{phase}")
+                for basis in Basis
+                for phase in Phase
+            },
+            {phase: calibration(f"memory.{phase}") for phase in Phase},
+        )
+
+
+def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
+    """Quantiles of log(measured / predicted) on cards held out (n); each card has one vote."""
+    deviation = max(float(np.sqrt(np.mean(errors**2))), 1e-3)
+    fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
+    return Calibration(fitted.quantiles * deviation)
+
+
+def _head(prior: Prior, errors: Calibration) -> Head[Prior]:
+    """A head without residual, of these errors."""
+    low, high = errors.interval()
+    deviation = (high - low) / (2 * GAUSSIAN)
+    weights = {"process": 0.0, "trees": 0.0}
+    residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
+    return Head(prior, residual, Calibration(errors.quantiles / deviation), None)
+
+
+def _without(heads: Mapping[str, Head[Prior]], metrics: set[str]) -> dict[str, Head[Prior]]:
+    return {metric: head for metric, head in heads.items() if metric not in metrics}
