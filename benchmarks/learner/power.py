@@ -29,8 +29,8 @@ from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.power.joint_fit import Fitted, fit
 from trappm.learner.physics.power.known_power import MEASURED, UNKNOWN, CardPower, write
 from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power.step_power import UNTIMED, StepPower
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.prediction.power import UNTIMED, StepPower
 
 Chosen = npt.NDArray[np.bool_]
 
@@ -45,17 +45,18 @@ Judged = dict[str, list[tuple[float, ...]]]
 def judge(
     rows: Rows, test: Chosen, known: CardPower, train: Sequence[tuple[Rows, Chosen]]
 ) -> Judged:
-    """The rows that are held out, by our formula and by baselines."""
+    """The rows that are held out, by our formula and by baselines.
+
+    Those are of the same network's labels, where some are left and it is the only one.
+    """
     judged: Judged = defaultdict(list)
     own = [(r, t) for r, t in train if r.card == rows.card and t.any()]
-    mean_w = float(np.mean(np.concatenate([r.labels.power_w[t] for r, t in own or train])))
-    share = float(
-        np.median(
-            np.concatenate([(r.labels.power_w / r.labels.limit_w)[t] for r, t in own or train])
-        )
-    )
-    if not own:
-        mean_w = share * known.limit_w
+    names = np.unique(rows.networks[test])
+    same = [(r, t & (r.networks == names[0])) for r, t in own if len(names) == 1]
+    taken = [(r, t) for r, t in same if t.any()] or own or train
+    watts = np.concatenate([r.labels.power_w[t] for r, t in taken])
+    share = float(np.median(watts / np.concatenate([r.labels.limit_w[t] for r, t in taken])))
+    mean_w = float(np.mean(watts)) if own else share * known.limit_w
     factors = _time_factors(rows, own[0][1] if own else np.zeros(len(test), dtype=bool))
     for setting in np.unique(rows.settings[test]):
         for network in np.unique(rows.networks[test & (rows.settings == setting)]):

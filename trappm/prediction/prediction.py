@@ -8,12 +8,13 @@ training follow from them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.costs import Run
+from trappm.prediction.costs import Interval, Power, Run
 
 if TYPE_CHECKING:
+    from trappm.learner.physics.power.step_power import Thrift
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
     from trappm.profiler.static_profile import StepSource
 
@@ -30,6 +31,27 @@ class Figures:
     intervals: Mapping[str, tuple[float, float]]
     unfamiliar: tuple[str, ...]
 
+    def interval(self, name: str) -> Interval | None:
+        """Median, low and high; None where it is not known."""
+        median = getattr(self, name)
+        return None if median is None else (median, *self.intervals[name])
+
+    def with_power(self, power: Power) -> Figures:
+        """With what is known of the step's power, and of its time under a limit."""
+        medians: dict[str, Any] = {name: value[0] for name, value in power.told.items()}
+        bounds = {name: value[1:] for name, value in power.told.items()}
+        return replace(self, **medians, intervals={**self.intervals, **bounds})
+
+
+MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
+"""DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
+MIB_PER_GB = 1e9 / 2**20
+
+
+def mig_profile(upper_mib: float) -> str | None:
+    """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
+    return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -39,28 +61,6 @@ class Fit:
     out_of_memory: float | None
     largest_batch_size: int | None = None
     mig_profile: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thrift:
-    """The power limit under which a step costs the least energy, for 5 % more time at most."""
-
-    power_limit_w: float
-    step_time_ms: float
-    power_w: float
-    energy_j: float
-    saved: float
-    """Share of the energy of a step under the limit as delivered."""
-
-
-@dataclass(frozen=True)
-class Powered:
-    """Figures, and how their power is known, by the names of `Prediction`."""
-
-    figures: Figures
-    power_limit_w: float | None = None
-    power_source: str | None = None
-    thriftiest: Thrift | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
+from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
 from trappm.prediction.estimate import EstimateRequest
-from trappm.prediction.power import MOST_LIMIT_W
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
 

@@ -19,10 +19,10 @@ from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction import subjects
-from trappm.prediction.answering import MIB_PER_GB, mig_profile
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
+from trappm.prediction.prediction import MIB_PER_GB, mig_profile
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records import METRICS

@@ -8,8 +8,8 @@ import pytest
 
 import trappm
 from trappm.cli import run
+from trappm.learner.physics.power.step_power import MOST_SLOWER
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.prediction.power import MOST_SLOWER
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
 

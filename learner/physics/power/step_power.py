@@ -1,30 +1,25 @@
 """Power and energy of a predicted step, under any power limit, and the limit that is thriftiest.
 
-`learner.physics.power` has the formula. Medians are of the most probable constants and the
+`operating_point` has the formula. Medians are of the most probable constants and the
 predicted time; intervals are of draws of both, so that what makes a step longer makes its power
 lower in the same draw.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import DeviceHeads
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.power.known_power import CardPower, power_of
+from trappm.learner.physics.power.known_power import CardPower
 from trappm.learner.physics.power.loads import Loads, loads_of
 from trappm.learner.physics.power.operating_point import Steps
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.prediction.prediction import Figures, Powered, Thrift
-from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -46,9 +41,20 @@ LEAST_SHARE = 0.4
 """Of the limit as delivered: lower ones cannot be set on most cards (P100: 0.5)."""
 LEAST_LIMIT = 0.25
 """Of the limit as delivered: below, nobody measured anything."""
-MOST_LIMIT_W = 10_000
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thrift:
+    """The power limit under which a step costs the least energy, for 5 % more time at most."""
+
+    power_limit_w: float
+    step_time_ms: float
+    power_w: float
+    energy_j: float
+    saved: float
+    """Share of the energy of a step under the limit as delivered."""
 
 
 class StepPower:
@@ -149,66 +155,3 @@ def _interval(values: Array) -> Interval:
     low, high = np.quantile(values[1:], _QUANTILES)
     median = float(values[0])
     return median, min(float(low), median), max(float(high), median)
-
-
-def check_limit(power_limit_w: object) -> None:
-    """Raises InputError for what is no power limit of any card; None is none."""
-    limit = power_limit_w
-    if limit is not None and not (
-        isinstance(limit, int | float) and type(limit) is not bool and 0 < limit <= MOST_LIMIT_W
-    ):
-        raise InputError(
-            f"the power limit is {power_limit_w!r}; it must be a number of watts above 0, at most "
-            f"{MOST_LIMIT_W:,}"
-        )
-
-
-def powered(
-    figures: Figures,
-    workload: Workload,
-    heads: DeviceHeads,
-    card: str,
-    limit_w: float | None,
-) -> Powered:
-    """Figures with the power and energy that no head predicts, or under a limit.
-
-    Args:
-        figures: as the heads predict them, under the limit as delivered.
-        workload: with its kernels, where they could be traced.
-        heads: of the device.
-        card: any of its names.
-        limit_w: None for the limit as delivered.
-
-    Raises:
-        InputError: no limit of this card, or nothing is known of its power.
-    """
-    known = power_of(card_of(card))
-    if known is None or workload.kernels is None:
-        if limit_w is not None:
-            why = f"of the power of {card}" if known is None else "of the kernels of this model"
-            raise InputError(f"nothing is known {why}, so not what a power limit does to it")
-        return Powered(figures)
-    if limit_w is None and figures.power_w is not None:
-        return Powered(figures)
-    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
-    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
-    time_ms = None
-    if figures.step_time_ms is not None:
-        time_ms = figures.step_time_ms, *figures.intervals["step_time_ms"]
-    step = StepPower(workload, times, card, known, time_ms)
-    under = step.under(known.limit_w if limit_w is None else limit_w)
-    told = {"power_w"} if time_ms is None else {"power_w", "energy_j"}
-    if time_ms is not None and limit_w is not None:  # else the heads have told it
-        told.add("step_time_ms")
-        samples_ms = 1e3 * workload.batch_size
-        median, low, high = under["step_time_ms"]
-        under["samples_per_s"] = samples_ms / median, samples_ms / high, samples_ms / low
-        told.add("samples_per_s")
-    medians: dict[str, Any] = {name: under[name][0] for name in told}
-    intervals = {**figures.intervals, **{name: under[name][1:] for name in told}}
-    return Powered(
-        replace(figures, **medians, intervals=intervals),
-        power_limit_w=limit_w,
-        power_source=known.rests_on,
-        thriftiest=None if time_ms is None else step.thriftiest(),
-    )
