@@ -39,7 +39,7 @@ BLEND = 4.0
 MOST_SLOWER = 1.3
 """A step that takes longer than its kernels by more than this waits for something else."""
 LEAST_CLOCK = 0.05
-BISECTIONS = 24
+BISECTIONS = 20
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Steps:
 
     loads: Loads
     sheet: Sheet
-    constants: Array
-    """Logarithms (c), or a set for each step (n, c)."""
+    values: Array
+    """`CONSTANTS` (c), or a set for each step (n, c)."""
     slower: Array
     """Of the device's time to that of the loads (n)."""
     waiting_ms: Array
@@ -87,14 +87,19 @@ class Steps:
     def timed(
         cls, loads: Loads, sheet: Sheet, constants: Array, time_ms: Array, limit_w: Array
     ) -> Steps:
-        """From what the steps take under a limit (n)."""
+        """From what the steps take under a limit (n).
+
+        Args:
+            constants: logarithms of `CONSTANTS` (c), or a set for each step (n, c).
+        """
+        values = np.exp(constants)
+        unscaled = cls(loads, sheet, values, np.ones(len(loads)), np.zeros(len(loads)))
 
         def at_clock(clock: Array) -> Steps:
-            unscaled = cls(loads, sheet, constants, np.ones(len(loads)), np.zeros(len(loads)))
             device_ms = unscaled.device_ms(clock)
             slower = np.minimum(time_ms / device_ms, MOST_SLOWER)
             rest = np.maximum(time_ms**SHARPNESS - (slower * device_ms) ** SHARPNESS, 0.0)
-            return cls(loads, sheet, constants, slower, rest ** (1 / SHARPNESS))
+            return cls(loads, sheet, values, slower, rest ** (1 / SHARPNESS))
 
         def draws_too_much(clock: Array) -> npt.NDArray[np.bool_]:
             steps = at_clock(clock)
@@ -148,7 +153,7 @@ class Steps:
         return self.slower * (products + loads.streams_ms * slower(self._of("streams")))
 
     def _of(self, name: str) -> Array:
-        values: Array = np.exp(self.constants[..., CONSTANTS.index(name)])
+        values: Array = self.values[..., CONSTANTS.index(name)]
         return values
 
 

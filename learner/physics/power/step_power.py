@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 Interval = tuple[float, float, float]
 """Median, low and high."""
 
-DRAWS = 200
+DRAWS = 100
 SEED = 1337
 UNTIMED = 1.6
 """Factor of the interval of a step time that no head predicts: devices held out
