@@ -12,17 +12,14 @@ of these errors.
 from __future__ import annotations
 
 import argparse
-import lzma
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.torch import save_file
 
 from benchmarks.learner import step_time
 from benchmarks.learner.step_time_nodes import (
@@ -37,7 +34,14 @@ from benchmarks.learner.step_time_nodes import (
     traced,
 )
 from trappm.experiments.label_files import read_labels
-from trappm.learner.heads.other_devices import FILE, Basis, OtherDevices, errors_of_devices
+from trappm.experiments.shipped_sheets import SHEETS
+from trappm.learner.heads.other_devices import (
+    FILE,
+    Basis,
+    OtherDevices,
+    errors_of_devices,
+    write,
+)
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -49,7 +53,6 @@ from trappm.profiler.static_profile import static_profile
 
 Array = npt.NDArray[np.float64]
 
-SWEEPS = Path(__file__).resolve().parents[2] / "examples/data/h100/sweeps"
 INFER_STEPS = 120
 OTHER_KERNEL_CARDS = ("v100-pcie-32gb", "t4", "h100-sxm-80gb")
 A100_ARCHITECTURES = 60
@@ -85,11 +88,9 @@ HEADING = (
 
 def h100_labels() -> list[Measurement]:
     """Our own of one GPU day."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "labels.jsonl"
-        parts = [lzma.decompress(file.read_bytes()) for file in sorted(SWEEPS.glob("*.jsonl.xz"))]
-        path.write_bytes(b"".join(parts))
-        return [label for label in read_labels(path) if label.outcome is Outcome.OK]
+    sheet = next(sheet for sheet in SHEETS if sheet.measured)
+    labels = [label for of_file in sheet.labels(Path()).values() for label in of_file]
+    return [label for label in labels if label.outcome is Outcome.OK]
 
 
 def h100_steps(traces: Path) -> Steps:
@@ -252,7 +253,19 @@ def main() -> None:
         sys.stdout.write(f"{row.told()}\n")
         sys.stdout.flush()
     if options.write:
-        save_file(shipped(known, kernels, errors).tensors(), FILE)
+        evidence = [*(steps.evidence for steps in known), *kernels]
+        sources = [
+            {
+                "device": part.device,
+                "metric": "step_time_ms",
+                "for": "other cards",
+                "file": part.host,
+                "source": part.host.split()[0],
+                "labels": len(part.workloads),
+            }
+            for part in evidence
+        ]
+        write(shipped(known, kernels, errors), sources)
         sys.stdout.write(f"{FILE}\n")
 
 

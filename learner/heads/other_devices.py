@@ -9,6 +9,7 @@ How wide their intervals are, cards held out as a whole have shown (docs/step_ti
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trappm.learner.heads.device_heads import Heads
@@ -127,6 +130,19 @@ class OtherDevices:
             },
             {phase: calibration(f"memory.{phase}") for phase in Phase},
         )
+
+
+def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: Path = FILE) -> None:
+    """Keeps what is known of other cards, with where it comes from."""
+    tensors = {name: tensor.contiguous() for name, tensor in others.tensors().items()}
+    save_file(tensors, path, metadata={"sources": json.dumps(list(sources))})
+
+
+def known_of_others(path: Path = FILE) -> tuple[OtherDevices, list[dict[str, object]]]:
+    """What is known of other cards, and the sources as a manifest has them."""
+    with safe_open(path, "pt") as file:
+        sources: list[dict[str, object]] = json.loads(file.metadata()["sources"])
+    return OtherDevices.from_tensors(load_file(path)), sources
 
 
 def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:

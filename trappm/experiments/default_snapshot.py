@@ -27,7 +27,7 @@ import numpy as np
 
 from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.workers.interfaces import TrainingLabel
-from trappm.experiments.label_files import read_labels, read_usable
+from trappm.experiments.label_files import read_usable
 from trappm.experiments.labelled_workloads import step_keys
 from trappm.experiments.shipped_sheets import KERNELS, KERNELS_FILE, SHEETS, Sheet
 from trappm.experiments.workbench import opened_workbench
@@ -35,6 +35,7 @@ from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.scores import Score, score
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
@@ -89,21 +90,24 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     Raises:
         InputError: the file is missing or cannot be read.
     """
-    by_file = _read(sheet, data)
+    by_file = sheet.labels(data)
     measurements = [label for labels in by_file.values() for label in labels]
-    files = {str(m.environment["source"]): file for file, ms in by_file.items() for m in ms}
+    files = {_source(m): file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
     prior: Prior
     with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
         if sheet.metric == "memory_mib":
-            # Its constants start from this very sheet, not from those of today's software.
             samples, prior = bench.prepared(measurements).samples, MemoryPrior()
+            # Else its constants start from this very sheet, not from those of today's software.
+            if sheet.measured:
+                prior = MemoryPrior.on(spec_of(sheet.device))
         else:
             samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
             prior = StepTimePrior(spec_of(sheet.device))
-            if kernels is not None:
-                prior = StepTimePrior.like_others(prior.spec, known_devices(), (kernels,))
+            if kernels is not None or sheet.measured:
+                own = () if kernels is None else (kernels,)
+                prior = StepTimePrior.like_others(prior.spec, known_devices(), own)
     test = _held_out(samples)
     what = f"{sheet.metric} of {sheet.device}"
     _show(0, 2, f"judging {what}")
@@ -120,12 +124,9 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     return Trained(sheet, head, errors, measurements, files, kernels)
 
 
-def _read(sheet: Sheet, data: Path) -> dict[str, list[Measurement]]:
-    """The sheet's labels, by file."""
-    return {
-        file: [m for m in read_labels(data / file) if not sheet.keys or m.device in sheet.keys]
-        for file in sheet.files
-    }
+def _source(measurement: Measurement) -> str:
+    """Who published it; our own labels name nobody."""
+    return str(measurement.environment.get("source", "trappm, one day of a GPU"))
 
 
 def neusight_kernels(path: Path, card: str) -> Evidence:
@@ -158,7 +159,8 @@ class Kept:
 
 
 def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
-    """Publishes all heads as one snapshot."""
+    """Publishes all heads as one snapshot, with what is known of other cards."""
+    others, others_sources = known_of_others()
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
@@ -167,7 +169,8 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
     if kept is not None:
         manifest = kept.snapshot.manifest.to_json()
         heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
-        errors, sources = copy.deepcopy(manifest["errors"]), list(manifest["sources"])
+        errors = copy.deepcopy(manifest["errors"])
+        sources = [source for source in manifest["sources"] if source not in others_sources]
         labels = list(kept.labels)
         origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
     for part in trained:
@@ -187,6 +190,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
         labels += [_label(m, sheet) for m in part.measurements]
     return save_snapshot(
         registry,
+        others=others,
         heads=heads,
         source_device=SHEETS[0].device,
         preset=LAPTOP,
@@ -195,8 +199,12 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
             "campaign": None,
             "errors": errors,
             "split": SPLIT,
-            "label_counts": {"imported": len(labels)},
-            "sources": sources + [source for part in trained for source in _sources(part)],
+            "label_counts": dict(Counter(label.provenance for label in labels)),
+            "sources": [
+                *sources,
+                *(source for part in trained for source in _sources(part)),
+                *others_sources,
+            ],
             **origin,
         },
     )
@@ -240,7 +248,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
     rare = {"without_spikes", "out_of_memory"}
     common = {"device": part.sheet.device, "metric": part.sheet.metric}
     rows = Counter(
-        (m.configuration.phase, str(m.environment["source"]), str(m.environment.get("licence", "")))
+        (m.configuration.phase, _source(m), str(m.environment.get("licence", "")))
         for m in part.measurements
     )
     for (phase, source, licence), count in rows.items():
@@ -316,7 +324,7 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
         device=sheet.device,
         values=tuple(value if metric == sheet.metric else None for metric in METRICS),
         role="train",
-        provenance="imported",
+        provenance=measurement.provenance.value,
         memory_above_mib=measurement.memory_detail_mib.get("capacity"),
     )
 
@@ -346,7 +354,7 @@ def main() -> None:
         labels = [
             _label(measurement, sheet)
             for sheet in had
-            for measurements in _read(sheet, arguments.data).values()
+            for measurements in sheet.labels(arguments.data).values()
             for measurement in measurements
         ]
         kept, sheets = Kept(snapshot, labels), [sheet for sheet in SHEETS if sheet not in had]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import lzma
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from trappm.profiler.records import Phase
+from trappm.experiments.label_files import read_labels
+from trappm.profiler.records import Measurement, Phase
+
+OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
+"""Labels that we measured; not part of a wheel."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +28,33 @@ class Sheet:
     """Of the devices whose rows are taken; by default there are no others."""
     kernels: str | None = None
     """A card whose kernels alone NeuSight timed."""
+    measured: bool = False
+    """By us: the files lie in `OUR_OWN`."""
+
+    def labels(self, data: Path) -> dict[str, list[Measurement]]:
+        """Its labels by file; `data` is the folder of published ones.
+
+        Raises:
+            InputError: a file is missing or cannot be read.
+        """
+        if self.measured:
+            return {file: _unpacked(OUR_OWN / file) for file in self.files}
+        return {
+            file: [m for m in read_labels(data / file) if not self.keys or m.device in self.keys]
+            for file in self.files
+        }
+
+
+def _unpacked(path: Path) -> list[Measurement]:
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / path.stem
+        plain.write_bytes(lzma.decompress(path.read_bytes()))
+        return read_labels(plain)
 
 
 BOTH = (Phase.TRAIN, Phase.INFER)
+H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
+H100_METRICS = ("step_time_ms", "memory_mib")
 SHEETS = (
     Sheet(
         ("a100_40gb_train_memory.csv",),
@@ -43,6 +74,7 @@ SHEETS = (
         keys=("v100-16gb", "v100-dgxs-16gb"),
         kernels="v100-pcie-32gb",
     ),
+    *(Sheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in H100_METRICS),
 )
 KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
 KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,

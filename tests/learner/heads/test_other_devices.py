@@ -1,0 +1,119 @@
+"""Cards that nobody has labelled are answered for by what is known of all, and said to be."""
+
+import numpy as np
+import pytest
+
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.other_devices import (
+    Basis,
+    OtherDevices,
+    errors_of_devices,
+    known_of_others,
+)
+from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.stats.calibration import LEVELS
+from trappm.learner.workload import Workload
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.static_profile import static_profile
+
+
+@pytest.fixture(scope="module")
+def others():
+    return known_of_others()[0]
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return static_profile("resnet18", 224)
+
+
+def asked(profile, phase=Phase.TRAIN, batch_size=32):
+    return Workload(
+        graph=profile.graph.at(batch_size),
+        precision=Precision.FP32,
+        memory_format=MemoryFormat.CONTIGUOUS,
+        optimizer=Optimizer.SGD,
+        phase=phase,
+        step=profile.step,
+        kernels=profile.step.kernels,
+    )
+
+
+def medians(others, device, workload):
+    answer = others.heads(device, workload.phase).heads.predict([workload])
+    assert (answer.low < answer.median).all()
+    assert (answer.median < answer.high).all()
+    assert not answer.outside.any()
+    return dict(zip(answer.metrics, answer.median[0], strict=True))
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("device", ["t4", "l4", "rtx2060", "rtx-4060-ti", "h100", "v100-32gb"])
+def test_every_card_of_the_catalogue_has_time_and_memory(others, profile, device, phase):
+    answer = medians(others, device, asked(profile, phase))
+    assert set(answer) == {"step_time_ms", "memory_mib"}
+    simulated = profile.step.memory(32, phase=phase)
+    assert simulated.reserved_mib < answer["memory_mib"] < simulated.reserved_mib + 2000
+
+
+def test_faster_cards_are_faster(others, profile):
+    times = [
+        medians(others, device, asked(profile, batch_size=64))["step_time_ms"]
+        for device in ("gtx-1650", "t4", "v100", "h100")
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("device", ["cpu-2t", "gaudi2", ""])
+def test_what_is_no_card_of_the_catalogue_has_none(others, device):
+    assert others.heads(device, Phase.TRAIN) is None
+    assert others.basis(device) is None
+
+
+def test_kernels_of_the_card_move_its_constants(others):
+    assert others.basis("t4") is Basis.KERNELS
+    assert others.basis("rtx-2060") is Basis.SPECIFICATION
+    assert not np.allclose(others.of_kernels["t4"], others.constants)
+
+
+def test_a_snapshot_keeps_them(others, profile):
+    again = OtherDevices.from_tensors(others.tensors())
+    for device in ("t4", "rtx-2060"):
+        assert medians(again, device, asked(profile)) == medians(others, device, asked(profile))
+
+
+def test_damage_is_refused(others):
+    tensors = others.tensors()
+    for name in ("constants", "memory.train.quantiles"):
+        with pytest.raises(KeyError):
+            OtherDevices.from_tensors({k: v for k, v in tensors.items() if k != name})
+    with pytest.raises(ValueError, match="constants"):
+        OtherDevices.from_tensors({**tensors, "card.t4": tensors["card.t4"][:-1]})
+    with pytest.raises(ValueError, match="not finite"):
+        OtherDevices.from_tensors({**tensors, "card.t4": tensors["card.t4"] * np.nan})
+
+
+def test_labelled_metrics_stay_and_missing_ones_are_added(others):
+    whole = others.heads("a100", Phase.TRAIN)
+    memory = whole.heads.heads["memory_mib"]
+    known = TrainedHeads(Heads({"memory_mib": memory}, {}, 7), whole.settings)
+    completed = others.completed(known, "a100-40gb", Phase.TRAIN)
+    assert completed.heads.heads["memory_mib"] is memory
+    assert completed.heads.metrics == ("step_time_ms", "memory_mib")
+    assert completed.heads.label_count == 7
+    assert others.completed(known, "cpu-2t", Phase.TRAIN) is known
+
+
+def test_quantiles_are_of_cards_and_not_of_labels():
+    """A card of a thousand labels tells no more of another card than one of ten."""
+    generator = np.random.default_rng(3)
+    sizes = generator.integers(5, 1000, size=40)
+    errors = [
+        np.full(size, off) for size, off in zip(sizes, generator.normal(0, 0.3, 40), strict=True)
+    ]
+    cards = [f"card {i}" for i, size in enumerate(sizes) for _ in range(size)]
+    fitted = errors_of_devices(np.concatenate(errors), cards)
+    low, high = fitted.interval()
+    inside = np.mean([low <= off[0] <= high for off in errors])
+    assert 0.8 <= inside <= 0.97
+    assert len(fitted.quantiles) == len(LEVELS)
