@@ -30,6 +30,11 @@ MEASURED = {
     "h100": ("h100 sxm5", "our own labels of an H100 of 700 W, never at its limit"),
 }
 """By model of card: the card whose data sheet its constants are relative to, and the labels."""
+LEARNED_FROM = (
+    ("nodes/zeus_train_power.csv", "Zeus, V100 and P100", "Apache-2.0", 359),
+    ("h100/sweeps", "trappm, one day of a GPU", "", 160),
+)
+"""File, source, licence and number of labels of what all of it was learned from."""
 UNKNOWN = "other"
 
 
