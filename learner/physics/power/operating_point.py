@@ -52,13 +52,14 @@ class Sheet:
     bandwidth_gbs: float
 
     @classmethod
-    def of(cls, card: Card, power_w: float | None = None) -> Sheet:
-        """Raises InputError where neither the catalogue nor `power_w` has its limit."""
-        limit = power_w or card.power_w
-        if limit is None:
-            raise InputError(f"the power limit of {card.name} is not known; give one")
+    def of(cls, card: Card) -> Sheet:
+        """Raises InputError where the catalogue has no limit of the card's power."""
+        if card.power_w is None:
+            raise InputError(
+                f"the power limit of {card.name} is not known; add it to the catalogue"
+            )
         tf32 = card.tf32_tflops or card.fp32_tflops
-        return cls(limit, (card.fp32_tflops, card.half_tflops, tf32), card.bandwidth_gbs)
+        return cls(card.power_w, (card.fp32_tflops, card.half_tflops, tf32), card.bandwidth_gbs)
 
 
 @dataclass(frozen=True, eq=False)
