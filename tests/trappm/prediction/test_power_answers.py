@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,10 @@ from trappm.learner.physics.power.step_power import MOST_SLOWER
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
+from trappm.store.exchange.importers import zeus
 
 MODEL, BATCH = "resnet18", 64
+ZEUS = Path(__file__).parents[4] / "shared" / "data" / "nodes" / "zeus_train_power.csv"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -118,6 +121,23 @@ def test_the_command_line_tells_power_its_source_and_the_thriftiest_limit(capsys
     assert told["thriftiest"]["saved"] > 0
     assert run([*command, "--power-limit", "999"]) == 2
     assert "75 to 300 W" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not ZEUS.exists(), reason="the published sheet is not beside this checkout")
+def test_the_shipped_answer_is_near_what_zeus_measured():
+    """Of a card of 250 W, and with a loader: the power under low limits is comparable."""
+    labels = [v.measurement for v in zeus.verdicts(ZEUS) if v.measurement is not None]
+    checked = 0
+    for label in labels:
+        limit_w = label.environment["device_power_limit_w"]
+        what = label.configuration
+        if label.device == "v100" and limit_w <= 200 and what.batch_size in {32, 256}:
+            answer = trappm.predict(
+                what.architecture, batch_size=what.batch_size, device="v100", power_limit_w=limit_w
+            )
+            assert answer.power_w == pytest.approx(label.power_w, rel=0.1)
+            checked += 1
+    assert checked >= 4
 
 
 def test_inference_and_autocast_have_power_too():
