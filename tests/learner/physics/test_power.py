@@ -161,6 +161,8 @@ def test_heads_of_a_campaign_learn_power_by_kernels_and_their_own_times(profiles
     assert power.max() > 2.5 * power.min()
     again = heads_from_tensors(LAPTOP.head, heads.settings(), heads.tensors())
     assert np.array_equal(again.predict(rows).median, got.median)
+    assert np.isfinite(heads.gradients(rows)).all()
+    assert heads.predict([]).median.shape == (0, len(got.metrics))
     # Another device begins with its constants, and has its own times.
     prior = heads.of_kernels["power_w"].prior
     other = PowerPrior.with_times(PRIOR).started_from(prior)
