@@ -72,6 +72,17 @@ class Rounds(Share):
     count: int = Field(ge=0, le=10_000)
 
 
+class Characterisation(_Part):
+    """How devices are known by their kernels before anything is measured on them."""
+
+    seconds: float = Field(default=60.0, gt=0, le=3600)
+    """For all kernels of a device."""
+    again_after_days: float = Field(default=30.0, gt=0)
+    """Kernels of the same device and software stack that are younger do."""
+    cpus: bool = False
+    """CPU devices too, and not GPUs alone."""
+
+
 class CampaignBudget(BaseModel):
     """The part of a campaign file that says how much is measured where, and what ends it early.
 
@@ -118,6 +129,8 @@ class CampaignSpec(CampaignBudget):
     max_attempts: int = Field(default=3, ge=1, le=10)
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """How the devices are watched while they measure; `false` or `null`: not at all."""
+    characterise: Characterisation | None = Field(default_factory=Characterisation)
+    """Whether kernels are timed first; `false` or `null`: on no device."""
     pool: str | PoolSpec
     """The name of a pool that `trappm pool build` made, or the groups of one of its own."""
 
@@ -128,10 +141,10 @@ class CampaignSpec(CampaignBudget):
             raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
         return pool
 
-    @field_validator("canary", mode="before")
+    @field_validator("canary", "characterise", mode="before")
     @classmethod
-    def _no_canary(cls, canary: object) -> object:
-        return None if canary is False else canary
+    def _without(cls, given: object) -> object:
+        return None if given is False else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -218,6 +231,6 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """
     parts = (
         CampaignSpec, Devices, Share, Evaluation, Rounds, PoolSpec, PoolGroup, MeasuringProtocol,
-        CanaryPlan, Configuration, StopRules,
+        CanaryPlan, Configuration, StopRules, Characterisation,
     )  # fmt: skip
     return parse(text, CampaignSpec, origin=origin, kind="campaign", parts=parts)

@@ -20,6 +20,7 @@ from trappm.cluster.workers.interfaces import (
     TrainingLabel,
 )
 from trappm.profiler.errors import CampaignError, TrappmError
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration
 
@@ -59,7 +60,7 @@ class LearnerProxy:
         self._tell = tell
         self._pool: Sequence[tuple[Configuration, bytes]] = ()
         self._profiles: Mapping[str, Any] = {}
-        self._labels: Sequence[TrainingLabel] | None = None
+        self._taught: Mapping[str, Any] | None = None
         self._actor = self._start()
 
     def set_pool(
@@ -73,9 +74,15 @@ class LearnerProxy:
         self._pool = pool
         self._profiles = {"steps": steps, "traced": traced}
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
-        report: TrainingReport = self._call("fit", labels, on_progress=on_progress)
-        self._labels = labels
+    def fit(
+        self,
+        labels: Sequence[TrainingLabel],
+        on_progress: OnProgress,
+        kernels: Mapping[str, Sequence[KernelMeasurement]],
+    ) -> TrainingReport:
+        known = {"labels": labels, "kernels": kernels}
+        report: TrainingReport = self._call("fit", on_progress=on_progress, **known)
+        self._taught = known
         return report
 
     def choose(self, request: ChoiceRequest) -> Sequence[Choice]:
@@ -118,8 +125,8 @@ class LearnerProxy:
         self._actor = self._start()
         if method != "set_pool" and self._pool:
             self._ask("set_pool", (self._pool,), self._profiles)
-            if method != "fit" and self._labels is not None:
-                self._ask("fit", (self._labels,), {})
+            if method != "fit" and self._taught is not None:
+                self._ask("fit", (), self._taught)
 
     def _ask(
         self,

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import ray
 
-from trappm.profiler.errors import DeviceError
+from trappm.profiler.errors import DeviceError, TrappmError
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -60,6 +61,16 @@ class ProfilerActor:
             "fingerprint": stack_fingerprint(environment),
             "process": this_process(),
         }
+
+    def characterise(self, seconds: float) -> tuple[list[KernelMeasurement], str | None]:
+        """Times the device's kernels; what came of each, and why there are none."""
+        from trappm.profiler.kernels.characterising import Characteriser
+
+        try:
+            with Characteriser() as characteriser:
+                return characteriser.characterise(self._device, seconds=seconds), None
+        except TrappmError as error:
+            return [], str(error)
 
     def measure(
         self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str

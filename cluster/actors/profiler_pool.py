@@ -33,7 +33,7 @@ from trappm.cluster.ray_runtime import (
 )
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.workers.fair_share import Claim, fair_shares, in_turn
-from trappm.cluster.workers.interfaces import Finished, Task
+from trappm.cluster.workers.interfaces import Finished, KernelRun, Task
 from trappm.profiler.errors import DeviceError, TrappmError
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -311,7 +311,10 @@ class ProfilerPool:
             self._not_begun.append(Finished(worker, task, None, "the profiler was gone already"))
             return
         actor = self._profilers[worker.name].actor
-        reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
+        if isinstance(task, KernelRun):
+            reference = actor.characterise.remote(task.seconds)
+        else:
+            reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
         self._running[reference] = (worker, task)
 
     def running(self) -> Sequence[tuple[Worker, Task]]:
@@ -337,6 +340,9 @@ class ProfilerPool:
     def _collect(self, reference: Any) -> Finished:
         worker, task = self._running.pop(reference)
         try:
+            if isinstance(task, KernelRun):
+                kernels, why = ray.get(reference)
+                return Finished(worker, task, None, why, kernels)
             return Finished(worker, task, ray.get(reference))
         except RayTaskError as error:
             return Finished(worker, task, None, f"the profiler failed: {error.cause}")

@@ -24,6 +24,7 @@ from trappm.cluster.workers.interfaces import (
 )
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import METRICS, Configuration
 from trappm.store import Store
 from trappm.store.records import Role
@@ -99,7 +100,7 @@ class LearnerThread:
             lambda choices: self._on_chosen(request.device, number, choices),
         )
 
-    def learn(self, labels: Sequence[TrainingLabel], initial_ended: bool, is_alone: bool) -> None:
+    def learn(self, known: TrainingLabels, initial_ended: bool, is_alone: bool) -> None:
         """Begins to train; its progress is shown if nothing else goes on."""
         if is_alone:
             self._news.tell("learning", total=0)
@@ -110,7 +111,7 @@ class LearnerThread:
             self._pace.learned(time.monotonic() - begin)
             self._on_learned(report, initial_ended)
 
-        self._ask(lambda: self._learner.fit(labels, on_progress), learned)
+        self._ask(lambda: self._learner.fit(known.labels, on_progress, known.kernels), learned)
 
     def follow(self, patience_s: float) -> None:
         """Hands on the result of the learner's job, if it ends within so many seconds.
@@ -154,6 +155,8 @@ class TrainingLabels:
 
     labels: Sequence[TrainingLabel]
     left_out: Sequence[LeftOut]
+    kernels: Mapping[str, Sequence[KernelMeasurement]]
+    """By device: those that were timed under the stack of its labels, if any were."""
 
 
 def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
@@ -195,4 +198,13 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
         for label in everything
         if label.fingerprint == most[label.device]
     ]
-    return TrainingLabels(labels, tuple(left_out))
+    kernels = {device: _kernels(store, device, most[device]) for device in most}
+    return TrainingLabels(labels, tuple(left_out), kernels)
+
+
+def _kernels(store: Store, device: str, stack: str) -> Sequence[KernelMeasurement]:
+    """The last good attempts of each kernel of a device under a stack; simulated ones never."""
+    environment = store.measurements.device_environments(device)[stack]
+    same = [x for x in store.kernels.newest(device) if x.is_of(stack, environment)]
+    latest = max(same, key=lambda stack: stack.timed_at, default=None)
+    return () if latest is None else store.kernels.latest(device, latest.fingerprint)

@@ -33,6 +33,7 @@ from trappm.cluster.campaign.stop_check import StopCheck
 from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
+    CheckDevice,
     Close,
     Command,
     Dismiss,
@@ -42,18 +43,27 @@ from trappm.cluster.scheduler.messages import (
     Learn,
     Learned,
     Measure,
-    MeasureCanary,
     Plan,
     Planned,
     Quarantine,
     Seen,
     Settled,
     Tick,
+    Worker,
 )
 from trappm.cluster.scheduler.training_report import LeftOut, TrainingReport
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
-from trappm.cluster.workers.interfaces import Choice, Finished, Learner, Workers
+from trappm.cluster.workers.interfaces import (
+    CanaryCheck,
+    Choice,
+    Finished,
+    KernelRun,
+    Learner,
+    Task,
+    Workers,
+)
+from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.cluster.workers.membership import CanaryStopError, Membership
 from trappm.cluster.workers.rehearsal import rehearsal_line
 from trappm.profiler.errors import CampaignError, StoreError
@@ -97,6 +107,7 @@ class Campaign:
         self._tell = self._news.tell
         self._pace = Pace(spec)
         self._canary_gate = CanaryGate(store, campaign_id, spec.canary)
+        self._kernel_gate = KernelGate(store, spec.characterise)
         self._planner = Planner(store, campaign_id, spec)
         self._learner = LearnerThread(learner, self._news, self._pace, self._chosen, self._learned)
         self._stop_check = StopCheck(store, campaign_id, spec)
@@ -107,11 +118,19 @@ class Campaign:
             self.protocol.name,
             workers,
             self._canary_gate,
+            self._kernel_gate,
             lambda: self._stop_check.holds,
             self._taken,
         )
         self._results = Results(
-            store, campaign_id, spec, workers, self._canary_gate, self._pace, self._news
+            store,
+            campaign_id,
+            spec,
+            workers,
+            self._canary_gate,
+            self._kernel_gate,
+            self._pace,
+            self._news,
         )
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
@@ -188,7 +207,7 @@ class Campaign:
         known = course_so_far(self.store, self.id, self.spec, LEASE_S)
         self._results.ended = known.ended
         self._report = known.report
-        self._machine = known.machine(self._canary_gate.is_due)
+        self._machine = known.machine(self._is_to_check)
         self._handle(Tick())
         while not self._machine.is_over:
             self._obey()
@@ -243,8 +262,8 @@ class Campaign:
 
     def _do(self, command: Command) -> None:
         match command:
-            case MeasureCanary(worker):
-                self.workers.start(worker, self._canary_gate.check(worker), self.protocol)
+            case CheckDevice(worker):
+                self._check(worker)
             case Dismiss(worker, why):
                 self._membership.forget(worker)
                 self.workers.dismiss(worker)
@@ -266,6 +285,17 @@ class Campaign:
             case BudgetSpent(stop):
                 self._tell(news=self._stop_check.record(stop))
 
+    def _is_to_check(self, worker: Worker) -> bool:
+        return self._canary_gate.is_due(worker) or self._kernel_gate.is_due(worker)
+
+    def _check(self, worker: Worker) -> None:
+        task: CanaryCheck | KernelRun
+        if self._canary_gate.is_due(worker):
+            task = self._canary_gate.check(worker)
+        else:
+            task = self._kernel_gate.begin(worker)
+        self.workers.start(worker, task, self.protocol)
+
     def _follow(self, events: Iterator[Event]) -> None:
         for event in events:
             self._handle(event)
@@ -279,7 +309,7 @@ class Campaign:
         if not finished:
             return
         for entry in finished:
-            if entry.measurement is None:
+            if entry.is_lost:
                 self._membership.forget(entry.worker)
         self._handle(*itertools.chain.from_iterable(map(self._results.events, finished)))
         self._show_counts()
@@ -292,7 +322,7 @@ class Campaign:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
-        self._learner.learn(known.labels, initial_ended, is_alone=not self._machine.measuring)
+        self._learner.learn(known, initial_ended, is_alone=not self._machine.measuring)
 
     def _plan(self, device: str, number: int, count: int) -> None:
         if number == 0:
@@ -348,7 +378,7 @@ class Campaign:
         number = self._machine.round_number
         workers = self._membership.by_device
         at_work = self.workers.running()
-        shown = [f"{w.device}: {t.configuration}" for w, t in at_work[:SHOWN]]
+        shown = [f"{w.device}: {_what(t)}" for w, t in at_work[:SHOWN]]
         more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
         self._tell(
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
@@ -357,3 +387,10 @@ class Campaign:
             eta_s=self._pace.eta_s(self._results.ended, number, workers),
             current=(*shown, *more),
         )
+
+
+def _what(task: Task) -> str:
+    """What a worker is at, in words."""
+    if isinstance(task, KernelRun):
+        return f"its kernels, for up to {task.seconds:.0f} s"
+    return str(task.configuration)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from trappm.cluster.campaign.news import News
 from trappm.cluster.campaign.progress import Pace, measurement_line
 from trappm.cluster.scheduler.messages import (
-    CanaryMeasured,
+    DeviceChecked,
     Event,
     Lost,
     Measure,
@@ -23,7 +23,8 @@ from trappm.cluster.scheduler.messages import (
 )
 from trappm.cluster.spec import CampaignSpec
 from trappm.cluster.workers.canary_gate import CanaryGate
-from trappm.cluster.workers.interfaces import CanaryCheck, Finished, Workers
+from trappm.cluster.workers.interfaces import CanaryCheck, Finished, KernelRun, Workers
+from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.store import Assignment, Store
 from trappm.store.records import is_final
 from trappm.store.repositories.label_rows import makes_label
@@ -42,6 +43,7 @@ class Results:
         spec: CampaignSpec,
         workers: Workers,
         canary_gate: CanaryGate,
+        kernel_gate: KernelGate,
         pace: Pace,
         news: News,
     ) -> None:
@@ -53,6 +55,7 @@ class Results:
         self._protocol = spec.measuring_protocol
         self._workers = workers
         self._canary_gate = canary_gate
+        self._kernel_gate = kernel_gate
         self._pace = pace
         self._tell = news.tell
         self._leases: dict[str, Assignment] = {}
@@ -87,7 +90,7 @@ class Results:
         """
         finished = [
             entry
-            if entry.measurement is None
+            if entry.measurement is None or isinstance(entry.task, KernelRun)
             else replace(entry, measurement=recordable(
                 entry.measurement, entry.task.configuration, entry.worker.device, self._protocol,
                 entry.task.attempt_key, entry.worker.fingerprint,
@@ -100,8 +103,12 @@ class Results:
     def _keep(self, finished: Sequence[Finished]) -> None:
         self._unwritten += finished
         for entry in finished:
-            if isinstance(entry.task, CanaryCheck):
+            if isinstance(entry.task, KernelRun):
+                self._tell(news=self._kernel_gate.take(entry))
+            elif isinstance(entry.task, CanaryCheck):
                 self._tell(news=self._canary_gate.take(entry))
+                is_drifting = self._canary_gate.is_drifting(entry.worker)
+                self._kernel_gate.note_canary(entry.worker, is_drifting=is_drifting)
             elif entry.measurement is None:
                 loss = entry.loss or _LOST
                 self._tell(news=f"{entry.task.device}  {entry.task.configuration}  {loss}")
@@ -111,10 +118,10 @@ class Results:
         worker, task, measurement = finished.worker, finished.task, finished.measurement
         if worker in self._canary_gate.stopped:
             yield Stopped(worker)
-        if measurement is None:
+        if finished.is_lost:
             yield Lost(worker, finished.loss or _LOST)
-        elif isinstance(task, CanaryCheck):
-            yield CanaryMeasured(worker)
+        elif measurement is None or not isinstance(task, Assignment):
+            yield DeviceChecked(worker)
         else:
             if is_final(measurement.outcome) and task.id in self._leases:
                 del self._leases[task.id]

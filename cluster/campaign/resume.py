@@ -36,10 +36,10 @@ class CourseSoFar:
     """A stop rule held."""
     spend: Spend
 
-    def machine(self, canary_is_due: Callable[[Worker], bool]) -> Machine:
+    def machine(self, check_is_due: Callable[[Worker], bool]) -> Machine:
         return Machine(
             self.course,
-            canary_is_due=canary_is_due,
+            check_is_due=check_is_due,
             waiting=self.waiting,
             next_rounds=self.next_rounds,
             closed=self.closed,

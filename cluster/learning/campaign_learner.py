@@ -31,11 +31,14 @@ from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
-from trappm.learner.physics.device_specs import known_spec
+from trappm.learner.physics.device_specs import has_kernels, known_spec
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import measured_evidence
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Phase
 from trappm.store.records import Role
@@ -64,6 +67,7 @@ class CampaignLearner:
         self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
+        self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
 
     def set_pool(
         self,
@@ -97,12 +101,19 @@ class CampaignLearner:
         """Of the pool, in its order (n, width)."""
         return self._pool.embeddings
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
+    def fit(
+        self,
+        labels: Sequence[TrainingLabel],
+        on_progress: OnProgress,
+        kernels: Mapping[str, Sequence[KernelMeasurement]] | None = None,
+    ) -> TrainingReport:
         """Trains the source's heads, then the other devices' heads from the source's weights.
 
         A run that ran out of memory teaches the memory head what it needs at least. Heads that
-        started from the source's are judged beside heads from scratch.
+        started from the source's are judged beside heads from scratch. Kernels of a device move
+        where its step times begin.
         """
+        self._kernels = kernels or {}
         labels = [
             label
             for label in labels
@@ -267,12 +278,16 @@ class CampaignLearner:
     ) -> DeviceHeads:
         at = self._pool.indices([label.configuration_id for label in labels]).tolist()
         card = self._cards[labels[0].device]
-        workloads = self._pool.workloads(card)
+        workloads, spec = self._pool.workloads(card), known_spec(card)
+        evidence: list[Evidence] = []
+        if spec is not None and has_kernels(card):
+            evidence = measured_evidence(spec, self._kernels.get(labels[0].device, ()))
         return train_heads(
             [workloads[i] for i in at],
             _targets(labels),
             above=_bounds(labels),
-            spec=known_spec(card),
+            spec=spec,
+            evidence=evidence,
             groups=[self._pool.configurations[i].architecture for i in at],
             preset=self._preset.head,
             generator=self._generator(1),

@@ -114,8 +114,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class CanaryMeasured:
-    """A canary came back, and its worker goes on."""
+class DeviceChecked:
+    """A canary or a run of kernels came back, and its worker goes on."""
 
     worker: Worker
 
@@ -166,7 +166,7 @@ Event = (
     | Leaving
     | Seen
     | Measured
-    | CanaryMeasured
+    | DeviceChecked
     | Planned
     | Settled
     | Learned
@@ -187,8 +187,8 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class MeasureCanary:
-    """Have this worker measure the canary."""
+class CheckDevice:
+    """Have this worker do what is due before assignments: the canary, or its device's kernels."""
 
     worker: Worker
 
@@ -257,7 +257,7 @@ class Publish:
 
 Command = (
     Measure
-    | MeasureCanary
+    | CheckDevice
     | Dismiss
     | GiveUp
     | Quarantine

@@ -1,6 +1,6 @@
 """The campaign as a state machine: events in, commands out; no Ray, no SQL, no clock of its own.
 
-    Joined, Lost, Leaving, Seen    -->  workers    --> Measure, MeasureCanary, Dismiss
+    Joined, Lost, Leaving, Seen    -->  workers    --> Measure, CheckDevice, Dismiss
     Measured, Planned, Settled     -->  queues     --> GiveUp, Quarantine
     Learned                        -->  learner    --> Plan, Learn, Close, Publish
 
@@ -23,10 +23,11 @@ from dataclasses import replace
 from trappm.cluster.scheduler.learner_jobs import LearnerJobs
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
-    CanaryMeasured,
+    CheckDevice,
     Close,
     Command,
     Course,
+    DeviceChecked,
     Dismiss,
     Enough,
     Event,
@@ -37,7 +38,6 @@ from trappm.cluster.scheduler.messages import (
     Leaving,
     Lost,
     Measure,
-    MeasureCanary,
     Measured,
     Plan,
     Planned,
@@ -69,7 +69,7 @@ class Machine:
 
     Args:
         course: what the campaign is to do.
-        canary_is_due: whether a worker is to measure the canary before anything else.
+        check_is_due: whether a worker is to measure the canary or kernels before anything else.
         waiting: assignments that were planned before and have not ended.
         next_rounds: for each device, the first round that has not been planned; 0 by default.
         closed: rounds that were closed before.
@@ -81,7 +81,7 @@ class Machine:
         self,
         course: Course,
         *,
-        canary_is_due: Callable[[Worker], bool] = lambda worker: False,
+        check_is_due: Callable[[Worker], bool] = lambda worker: False,
         waiting: Iterable[Waiting] = (),
         next_rounds: Mapping[str, int] | None = None,
         closed: Iterable[int] = (),
@@ -90,7 +90,7 @@ class Machine:
     ) -> None:
         self.course = course
         self.is_over = False
-        self._canary_is_due = canary_is_due
+        self._check_is_due = check_is_due
         self._queues = {device: RankedQueue() for device in course.devices}
         self._workers = WorkerTable(course.devices)
         self._rounds = Rounds(course, next_rounds, closed)
@@ -174,7 +174,7 @@ class Machine:
                 self._workers.see(workers, self._time)
             case Measured():
                 self._end(event)
-            case CanaryMeasured(worker):
+            case DeviceChecked(worker):
                 self._workers.free(worker)
             case Planned(device, number, assignments):
                 if not self._is_ending:
@@ -293,8 +293,8 @@ class Machine:
         if self.course.keeps_host_quiet and self._workers.busy[worker.host]:
             return
         assignment = None
-        if self._canary_is_due(worker):
-            self._commands.append(MeasureCanary(worker))
+        if self._check_is_due(worker):
+            self._commands.append(CheckDevice(worker))
         else:
             hosts = self._workers.hosts[worker.device]
             assignment = self._queues[worker.device].pop_for(worker.host, hosts)

@@ -21,14 +21,14 @@ class Seat:
     worker: Worker
     seen_at: float
     running: Waiting | None = None
-    on_canary: bool = False
+    on_check: bool = False
     is_leaving: bool = False
     lease: int = 0
     """Of what it is doing; no two are ever equal."""
 
     @property
     def is_busy(self) -> bool:
-        return self.running is not None or self.on_canary
+        return self.running is not None or self.on_check
 
 
 class WorkerTable:
@@ -96,8 +96,8 @@ class WorkerTable:
             seat.is_leaving = True
 
     def begin(self, seat: Seat, running: Waiting | None) -> None:
-        """An idle worker measures an assignment from now on, or the canary if there is none."""
-        seat.running, seat.on_canary = running, running is None
+        """An idle worker measures an assignment from now on, or a check if there is none."""
+        seat.running, seat.on_check = running, running is None
         seat.lease = next(self._numbers)
         self.busy[seat.worker.host] += 1
         self.at_work += 1
@@ -107,7 +107,7 @@ class WorkerTable:
         """A worker has ended what it was doing."""
         seat = self._seats.get(worker.name)
         if seat is not None and seat.is_busy:
-            seat.running, seat.on_canary = None, False
+            seat.running, seat.on_check = None, False
             self.busy[worker.host] -= 1
             self.at_work -= 1
             if worker not in self._stopped and not seat.is_leaving:

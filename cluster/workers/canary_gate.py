@@ -65,6 +65,11 @@ class CanaryGate:
             self._stop(worker, str(reading.message))
         return reading_line(reading)
 
+    def is_drifting(self, worker: Worker) -> bool:
+        """Whether the worker's last reading was off its reference."""
+        watch = self._watches.get(worker)
+        return watch is not None and watch.readings[-1].decision is not CanaryDecision.OK
+
     def forget(self, worker: Worker) -> None:
         """The worker was lost: when it comes back, on whichever node, its canary is due."""
         self._watches.pop(worker, None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.workers.fair_share import Claim
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Configuration, Measurement
 from trappm.profiler.records import Protocol as MeasuringProtocol
@@ -33,8 +34,16 @@ class CanaryCheck:
     attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-Task = Assignment | CanaryCheck
-"""What a worker measures; both have a configuration and an attempt key."""
+@dataclass(frozen=True)
+class KernelRun:
+    """The kernels of a device, to be timed before its assignments."""
+
+    seconds: float
+    """For all of them."""
+
+
+Task = Assignment | CanaryCheck | KernelRun
+"""What a worker does; the first two have a configuration and an attempt key."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,13 @@ class Finished:
     measurement: Measurement | None
     loss: str | None = None
     """Why there is no measurement."""
+    kernels: Sequence[KernelMeasurement] | None = None
+    """Of a `KernelRun` that has ended; its worker is there still, though there may be none."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the worker is gone with what it did."""
+        return self.measurement is None and self.kernels is None
 
 
 class Workers(Protocol):
@@ -176,8 +192,19 @@ class Learner(Protocol):
         and kernel profiles; pre-trains the encoder on all of it."""
         ...
 
-    def fit(self, labels: Sequence[TrainingLabel], on_progress: OnProgress) -> TrainingReport:
-        """Trains the heads of all devices and reports their errors on the evaluation set."""
+    def fit(
+        self,
+        labels: Sequence[TrainingLabel],
+        on_progress: OnProgress,
+        kernels: Mapping[str, Sequence[KernelMeasurement]],
+    ) -> TrainingReport:
+        """Trains the heads of all devices and reports their errors on the evaluation set.
+
+        Args:
+            labels: of all devices.
+            on_progress: called with parts done and parts in all.
+            kernels: by device, what is known of it beside them.
+        """
         ...
 
     def choose(self, request: ChoiceRequest) -> Sequence[Choice]:

@@ -13,6 +13,7 @@ from trappm.cluster.scheduler.messages import Event, Joined, Leaving, Lost, Sett
 from trappm.cluster.workers.canary_gate import CanaryGate
 from trappm.cluster.workers.fair_share import Claims
 from trappm.cluster.workers.interfaces import Workers
+from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.store import AssignmentState, Store
@@ -30,7 +31,8 @@ class Membership:
         campaign_id: of the campaign.
         protocol: the name of the one that it measures by.
         workers: provides the workers.
-        canaries: forget who is gone.
+        canaries: forget who is gone, as do
+        kernels: of the devices.
         is_over: whether nothing more is to begin; then no labels are taken over any more.
         on_taken: called with a device, and how many of its assignments have labels from earlier
             campaigns.
@@ -43,6 +45,7 @@ class Membership:
         protocol: str,
         workers: Workers,
         canaries: CanaryGate,
+        kernels: KernelGate,
         is_over: Callable[[], bool],
         on_taken: Callable[[str, int], None],
     ) -> None:
@@ -51,6 +54,7 @@ class Membership:
         self._protocol = protocol
         self._workers = workers
         self._canary_gate = canaries
+        self._kernel_gate = kernels
         self._is_over = is_over
         self._on_taken = on_taken
         self._known: dict[str, Worker] = {}
@@ -93,6 +97,7 @@ class Membership:
         self._known.pop(worker.name, None)
         self._leaving.discard(worker)
         self._canary_gate.forget(worker)
+        self._kernel_gate.forget(worker)
 
     def taken_over(self, device: str) -> list[str]:
         """Assignments, just planned, that have labels of earlier campaigns on the stacks here."""

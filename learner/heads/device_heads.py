@@ -27,6 +27,7 @@ from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
@@ -41,6 +42,7 @@ from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
+    from trappm.learner.physics.devices.joint_fit import Evidence
 
 Array = npt.NDArray[np.float64]
 
@@ -223,6 +225,7 @@ def train_heads(
     generator: np.random.Generator,
     above: Array | None = None,
     spec: DeviceSpec | None = None,
+    evidence: Sequence[Evidence] = (),
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
@@ -237,6 +240,7 @@ def train_heads(
         above: lower bounds (n, metrics) for runs that died of memory; NaN elsewhere. Networks
             leave them out.
         spec: of the device; without one kernels predict no step time.
+        evidence: kernels of the device alone, which say of its step time what they can.
         init: heads of another device, near which constants are refitted (TraPPM, Table V).
         on_progress: called with parts done and parts in all.
 
@@ -257,7 +261,7 @@ def train_heads(
     for done, metric in enumerate(metrics):
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
-        for part, prior in _priors(metric, spec, heads["of_kernels"]).items():
+        for part, prior in _priors(metric, spec, evidence, heads["of_kernels"]).items():
             start = None if init is None else getattr(init, part).get(metric)
             head = _train_head(part, workloads, labels, prior, generator, start)
             if head is not None:
@@ -289,7 +293,10 @@ def _train_head(
 
 
 def _priors(
-    metric: str, spec: DeviceSpec | None, of_kernels: Mapping[str, Head[Prior]]
+    metric: str,
+    spec: DeviceSpec | None,
+    evidence: Sequence[Evidence],
+    of_kernels: Mapping[str, Head[Prior]],
 ) -> dict[str, Prior]:
     """What explains a metric before labels do, by the part of the heads that it belongs to.
 
@@ -298,6 +305,8 @@ def _priors(
     priors = {"heads": starting_prior(metric, spec, kernels=False)}
     better = starting_prior(metric, spec, kernels=True)
     if isinstance(better, StepTimePrior):
+        if evidence:
+            better = StepTimePrior.like_others(better.spec, known_devices(), evidence)
         priors["of_kernels"] = better
     times = of_kernels.get("step_time_ms")
     if metric == "power_w" and times is not None and isinstance(times.prior, StepTimePrior):

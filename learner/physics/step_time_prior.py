@@ -8,7 +8,7 @@ peaks are not. docs/step_time.md has each term's reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Self
 
@@ -72,6 +72,7 @@ class StepTimePrior:
         learned_spreads: Tensor | None = None,
         known: Distribution | None = None,
         evidence: Sequence[Evidence] = (),
+        of_hosts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -80,12 +81,14 @@ class StepTimePrior:
             learned_spreads: how far labels let each move (c); not kept in `tensors`, nor are:
             known: what other devices say of this one's constants, which `refit` draws them to.
             evidence: of this device beside the labels of steps: kernels alone.
+            of_hosts: on hosts whose labels it was fitted to, by their names; elsewhere `constants`.
         """
         self.spec = spec
         self.constants = starting_constants() if constants is None else constants
         self.learned_spreads = learned_spreads
         self.known = known
         self.evidence = evidence
+        self.of_hosts = of_hosts or {}
 
     @classmethod
     def like_others(
@@ -96,30 +99,48 @@ class StepTimePrior:
         return plain.refit([], np.zeros(0)) if evidence else plain
 
     def started_from(self, other: Self) -> Self:
-        """This device with the constants of another: as far from its specification as there."""
-        return type(self)(self.spec, other.constants)
+        """This device with the constants of another: as far from its specification as there.
+
+        How far devices differ then says how far this one may be from it; its kernels still count.
+        """
+        known = None if self.known is None else replace(self.known, centre=other.constants)
+        return type(self)(self.spec, other.constants, known=known, evidence=self.evidence)
 
     @property
     def feature_groups(self) -> tuple[int, ...]:
         return SHARE_GROUPS
 
     def log_values(self, workloads: Sequence[Workload]) -> Array:
-        if not len(workloads):
-            return np.zeros(0)
-        values: Array = _values(_chunks(workloads, self.spec), self.constants, self.spec).numpy()
-        return values
+        result = np.zeros(len(workloads))
+        for rows, own, constants in self._by_host(workloads):
+            result[rows] = _values(_chunks(own, self.spec), constants, self.spec).numpy()
+        return result
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Shares of the step by kind and direction of its kernels, and its size (n, f)."""
-        if not len(workloads):
-            return np.zeros((0, sum(self.feature_groups)))
-        with torch.no_grad():
-            shares = [
-                times_of(terms, Lookup(self.constants), self.spec).shares(terms)
-                for terms in _chunks(workloads, self.spec)
-            ]
-        values: Array = torch.cat(shares).numpy()
-        return values
+        result = np.zeros((len(workloads), sum(self.feature_groups)))
+        for rows, own, constants in self._by_host(workloads):
+            with torch.no_grad():
+                shares = [
+                    times_of(terms, Lookup(constants), self.spec).shares(terms)
+                    for terms in _chunks(own, self.spec)
+                ]
+            result[rows] = torch.cat(shares).numpy()
+        return result
+
+    def _by_host(
+        self, workloads: Sequence[Workload]
+    ) -> Iterator[tuple[list[int], list[Workload], Tensor]]:
+        """Places of workloads that the same constants are for, these workloads, and the constants.
+
+        Else what one host costs would be an error of the model on another.
+        """
+        rows: dict[str, list[int]] = {}
+        for i, workload in enumerate(workloads):
+            rows.setdefault(workload.host if workload.host in self.of_hosts else "", []).append(i)
+        for host, own in rows.items():
+            constants = self.of_hosts.get(host, self.constants)
+            yield own, [workloads[i] for i in own], constants
 
     def refit(
         self,
@@ -134,16 +155,17 @@ class StepTimePrior:
 
         Student-t errors of the logarithm, Gaussian priors: the most probable constants. How far
         each group of constants may move is learned too; with `MANY_LABELS` it is taken from `near`.
-        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken.
+        Of more labels than `MOST_LABELS`, so many evenly spaced ones are taken. `MANY_LABELS` need
+        no other devices: what is known of these and kernels alone then say where it begins.
 
         Raises:
             InputError: workloads and labels differ in number.
         """
         if len(workloads) != len(log_values):
             raise InputError(f"{len(workloads)} workloads and {len(log_values)} labels")
-        if self.known is not None:
-            return self._refit_with_others(self.known, workloads, log_values)
         known = np.flatnonzero(np.isfinite(log_values))
+        if self.known is not None and len(known) < MANY_LABELS:
+            return self._refit_with_others(self.known, workloads, log_values)
         if not len(known):
             return self
         if len(known) > MOST_LABELS:
@@ -168,7 +190,7 @@ class StepTimePrior:
     ) -> Self:
         """Constants from labels of any hosts, kernels alone, and what other devices say.
 
-        What the host costs is then that of the host with most labels.
+        What an unknown host costs is then what the one with most labels does.
         """
         hosts = np.array([workload.host for workload in workloads], dtype=np.str_)
         names, counts = np.unique(hosts[np.isfinite(log_values)], return_counts=True)
@@ -180,9 +202,10 @@ class StepTimePrior:
         kernels = [replace(part, device="") for part in self.evidence]
         if not steps and not kernels:
             return self
-        main = f"steps {names[np.argmax(counts)]}" if len(names) else ""
-        constants = JointFit([*steps, *kernels], known).constants("", main)
-        return type(self)(self.spec, constants, None, known, self.evidence)
+        fit = JointFit([*steps, *kernels], known)
+        of_hosts = {host: fit.constants("", f"steps {host}") for host in names.tolist()}
+        constants = of_hosts[names[np.argmax(counts)]] if of_hosts else fit.constants("")
+        return type(self)(self.spec, constants, None, known, self.evidence, of_hosts)
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         if not len(workloads):

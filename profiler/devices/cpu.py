@@ -178,8 +178,8 @@ class CpuDevice(StepDevice):
         del protocol
         return 0.0 if self._energy.missing else _POWER_WINDOW_S
 
-    def open_window(self, step: Callable[[], None]) -> None:
-        del step  # RAPL's counters are always fresh
+    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
+        del step, is_metered  # RAPL's counters are always fresh
         self._lost_time = procfs.LostTime(self._cores, self.threads)
         self._energy.start()
         self._begin = time.perf_counter()

@@ -192,11 +192,11 @@ class Timing:
             enter("warmup")
             device.time_steps(step, protocol.warmup_steps)
             enter("measure")
-            device.open_window(step)
+            is_metered = call in self._metered
+            device.open_window(step, is_metered=is_metered)
             before = step.count
             try:
                 samples_ms = sample(lambda count: device.time_steps(step, count), protocol)
-                is_metered = call in self._metered
                 if is_metered:
                     fill_window(step, device, protocol, samples_ms)
                 steps = step.count - before

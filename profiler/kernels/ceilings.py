@@ -133,11 +133,15 @@ def sentence(known: Ceilings) -> str:
     """The ceilings in one line, such as `0.12 TFLOP/s in fp32; 24 GB/s from memory; ...`."""
     parts = []
     if known.tflops:
-        peaks = ", ".join(f"{value:.3g} in {kind}" for kind, value in known.tflops.items())
+        peaks = ", ".join(f"{_short(value)} in {kind}" for kind, value in known.tflops.items())
         parts.append(f"sustained TFLOP/s: {peaks}")
     if known.bandwidths:
-        speeds = ", ".join(f"{b.gb_s:.3g} in {b.level}" for b in known.bandwidths)
+        speeds = ", ".join(f"{_short(b.gb_s)} in {b.level}" for b in known.bandwidths)
         parts.append(f"GB/s: {speeds}")
     if known.launch_us is not None:
         parts.append(f"a launch: {known.launch_us:.3g} us")
     return "; ".join(parts) or "no ceiling is known"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

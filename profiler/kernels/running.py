@@ -92,8 +92,10 @@ class PreparedCall:
     def _rows(self, operator: Operator) -> list[Tensor]:
         shape = self._call["batch"], self._call["width"]
         count = 2 if operator in _OF_TWO else 1
-        # Positive and not close to 0, of which there are powers and quotients.
-        self._inputs += [self._filled(shape).abs_().add_(0.5) for _ in range(count)]
+        self._inputs += [self._filled(shape) for _ in range(count)]
+        if self._device.type != "meta":  # which would load PyTorch's compiler
+            for tensor in self._inputs:  # there are powers and quotients of what is not close to 0
+                tensor.abs_().add_(0.5)
         return self._inputs
 
     def _linear(self) -> Run:

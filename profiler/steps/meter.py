@@ -115,8 +115,12 @@ class StepMeter(ABC):
         return 0.0
 
     @abstractmethod
-    def open_window(self, step: Callable[[], None]) -> None:
-        """Starts to watch energy and disturbances; may run steps until the meter is ready."""
+    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
+        """Starts to watch energy and disturbances; may run steps until the meter is ready.
+
+        Args:
+            is_metered: whether the energy counts; nobody waits for the meter otherwise.
+        """
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
         """Runs `count` more steps, which are not timed, to give the energy meter its time.

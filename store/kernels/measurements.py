@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.records import Outcome, Protocol
@@ -33,6 +35,29 @@ LONGEST_CALL = 300
 _FREE = ("device", "attempt_key", "failed_in", "message", "missing", "facts")
 _SAMPLES = np.dtype("<f4")
 _Whole = Select[*tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class TimedStack:
+    """A software stack under which kernels of a device were timed."""
+
+    fingerprint: str
+    timed_at: str
+    """The last time."""
+    environment: Mapping[str, Any]
+
+    def is_of(self, fingerprint: str, environment: Mapping[str, Any] | None = None) -> bool:
+        """Whether this is the stack of a fingerprint, with which measurements may go.
+
+        How memory is counted belongs to a stack, but of kernels it is not.
+
+        Args:
+            fingerprint: of a worker, or of labels.
+            environment: of labels.
+        """
+        own = fingerprint_of({**self.environment, "memory_method": None})
+        of_labels = environment and fingerprint_of({**environment, "memory_method": None})
+        return fingerprint in (self.fingerprint, own) or own == of_labels
 
 
 class Kernels(Repository):
@@ -117,10 +142,32 @@ class Kernels(Repository):
         return {row[0]: row[1] for row in session.execute(query)}
 
     @reading
-    def latest(self, session: Session, device: str) -> list[KernelMeasurement]:
+    def newest(self, session: Session, device: str) -> list[TimedStack]:
+        """The software stacks under which kernels of a device were timed; good attempts count."""
+        query = (
+            select(
+                DeviceRow.fingerprint,
+                func.max(KernelMeasurementRow.started_at),
+                func.max(DeviceRow.id),
+            )
+            .join(KernelMeasurementRow, KernelMeasurementRow.device_id == DeviceRow.id)
+            .where(DeviceRow.key == device, KernelMeasurementRow.outcome == Outcome.OK)
+            .group_by(DeviceRow.fingerprint)
+        )
+        rows = session.execute(query).all()
+        environments = {
+            row.id: row.environment
+            for row in session.scalars(select(DeviceRow).where(DeviceRow.key == device))
+        }
+        return [TimedStack(stack, at, environments[id_]) for stack, at, id_ in rows]
+
+    @reading
+    def latest(
+        self, session: Session, device: str, fingerprint: str | None = None
+    ) -> list[KernelMeasurement]:
         """What is known of a device: of each call the last `ok` attempt, or the last one.
 
-        Of several software stacks that of the last attempt counts.
+        Of several software stacks that of this fingerprint counts, or of the last attempt.
 
         Raises:
             InputError: no kernel was measured on it; the message says on which there were.
@@ -132,6 +179,8 @@ class Kernels(Repository):
             .order_by(KernelMeasurementRow.started_at.desc(), KernelMeasurementRow.id.desc())
             .limit(1)
         )
+        if fingerprint is not None:
+            last = last.where(DeviceRow.fingerprint == fingerprint)
         stack = session.scalar(last)
         if stack is None:
             known = session.scalars(
@@ -164,6 +213,28 @@ def why_environment_not_kept(environment: Mapping[str, Any]) -> str | None:
     if len(fingerprint_of(environment)) > 64:
         return "its stack's fingerprint is longer than 64 letters"
     return None
+
+
+def recordable(measurement: KernelMeasurement) -> KernelMeasurement:
+    """The measurement, if it can be kept; else a failed attempt of its call that says why.
+
+    So that one kernel of a run costs itself only; its environment is the whole run's.
+    """
+    fault = why_not_kept(measurement)
+    if fault is None:
+        return measurement
+    return KernelMeasurement(
+        call=measurement.call,
+        device=measurement.device,
+        outcome=Outcome.ERROR,
+        protocol=measurement.protocol,
+        started_at=utc_now(),
+        duration_s=0.0,
+        provenance=measurement.provenance,
+        failed_in="record",
+        message=f"what was measured cannot be recorded: {ascii(fault)[1:-1]}",
+        environment=measurement.environment,
+    )
 
 
 def why_not_kept(measurement: KernelMeasurement) -> str | None:

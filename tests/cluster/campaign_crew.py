@@ -24,6 +24,7 @@ from trappm.cluster.workers.interfaces import (
     CanaryCheck,
     Choice,
     Finished,
+    KernelRun,
     PublishedSnapshot,
 )
 from trappm.profiler.host.environment import utc_now
@@ -74,9 +75,13 @@ def template() -> bytes:
 class FakeWorkers:
     """A worker for each device, on one host; `faults` maps the n-th start to what then happens, and
     `poison` happens whenever the first configuration is measured. `canary` maps a worker to what
-    its canary takes, time after time: milliseconds, an outcome, or "lost"."""
+    its canary takes, time after time: milliseconds, an outcome, or "lost"; `kernels` maps a device
+    to what comes of its kernels, each time: their measurements, or "lost"."""
 
-    def __init__(self, faults=None, stop_after=None, poison=None, canary=None, workers=()):
+    def __init__(
+        self, faults=None, stop_after=None, poison=None, canary=None, workers=(), kernels=None
+    ):
+        self.timed_kernels = {device: list(runs) for device, runs in (kernels or {}).items()}
         self.faults = dict(faults or {})
         self.poison = poison
         self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
@@ -130,9 +135,9 @@ class FakeWorkers:
         self._running.append((worker, task))
         self.most_at_once = max(self.most_at_once, len(self._running))
         self._protocol = protocol
-        is_canary = isinstance(task, CanaryCheck)
-        self.done.append((worker.name, "canary" if is_canary else "label"))
-        if is_canary:
+        what = {CanaryCheck: "canary", KernelRun: "kernels"}.get(type(task), "label")
+        self.done.append((worker.name, what))
+        if what != "label":
             return
         self.starts.append((worker.device, task.configuration.id))
         if self.stop_after is not None and len(self.starts) >= self.stop_after:
@@ -141,6 +146,9 @@ class FakeWorkers:
     def wait(self, timeout_s):
         finished = []
         for worker, task in self._running:
+            if isinstance(task, KernelRun):
+                finished.append(self._timed(worker, task))
+                continue
             cost, fault = 10.0 * task.configuration.batch_size, None
             if isinstance(task, CanaryCheck):
                 left = self.canary.get(worker.name)
@@ -155,6 +163,13 @@ class FakeWorkers:
             finished.append(Finished(worker, task, measurement, "the profiler died"))
         self._running = []
         return finished
+
+    def _timed(self, worker, task):
+        runs = self.timed_kernels.get(worker.device)
+        results = runs.pop(0) if runs else []
+        if results == "lost":
+            return Finished(worker, task, None, "the profiler died")
+        return Finished(worker, task, None, None if results else "its GPU is gone", results)
 
     def _measure(self, worker, task, cost, fault):
         return made_up(
@@ -203,7 +218,7 @@ class FakeLearner:
         self.pool = {c.id: c for c, _ in pool}
         on_progress(1, 1)
 
-    def fit(self, labels, on_progress):
+    def fit(self, labels, on_progress, kernels):
         self.fits.append(Counter((x.device, x.role) for x in labels))
         self.train = {
             self.pool[x.configuration_id].architecture for x in labels if x.role == "train"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
 from trappm.profiler.kernels.characterising import BUDGET_S
 
 if TYPE_CHECKING:
@@ -42,12 +41,13 @@ def characterise(
     from trappm.profiler.kernels.characterising import Characteriser
     from trappm.profiler.kernels.command import Progress, report
     from trappm.store import Home, Store
+    from trappm.store.kernels.measurements import recordable
 
     results: list[KernelMeasurement] = []
     progress, begin = Progress(), time.monotonic()
 
     def heard(result: KernelMeasurement, count: int) -> None:
-        results.append(result)
+        results.append(recordable(result))
         progress(result, count)
 
     # Opened before anything is measured: a store that cannot be written says so at once.
@@ -62,69 +62,73 @@ def characterise(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: trappm device show a100 --json")
+@app.command(epilog="Example: trappm device show v100 a100 --model resnet50 --batch-size 64")
 def show(
-    device: Annotated[
-        str | None, typer.Argument(help="Its key; without one, all that are known are listed.")
+    devices: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DEVICE...", help="Keys; without one, all that are known."),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A timm architecture or ONNX file: its kernels, too.")
+    ] = None,
+    batch_size: BatchSize = None,
+    input_size: InputSize = None,
+    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    precision: Annotated[str | None, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = None,
+    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels-last.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum or adam.")] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="Whose heads say how long kernels take; as in predict.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a device reaches: compute by type, bandwidth by level, what a launch takes."""
-    from trappm.label_frames import store_to_read
+    """Show what devices reach, and what bounds a model's step on them: their rooflines.
+
+    Ceilings are those that kernels reached where they were timed, else of the card's data sheet.
+    """
+    from trappm.label_frames import store_or_none_yet
+    from trappm.roofline.drawing import draw_png
+    from trappm.roofline.report import devices_json, print_rooflines
+    from trappm.roofline.roofs import known_device
+    from trappm.store import Home
+    from trappm.terminal.png_figures import require_matplotlib
     from trappm.terminal.tables import print_table
 
-    with store_to_read() as store:
-        if device is None:
-            known = store.kernels.devices()
+    if png is not None:
+        require_matplotlib("--png")
+    with store_or_none_yet(Home.find()) as store:
+        if not devices:
+            counts = store.kernels.devices()
             if as_json:
-                print_json(known)
+                print_json(counts)
             else:
-                print_table(
-                    "devices of which kernels are known", ("device", "kernels"), [*known.items()]
-                )
+                rows = [*counts.items()]
+                print_table("devices of which kernels are known", ("device", "kernels"), rows)
             return
-        results = store.kernels.latest(device)
-    _show(device, results, as_json=as_json)
+        known = [known_device(store, name) for name in devices]
+    steps = []
+    if model is not None:
+        from trappm.prediction.answering import Question
+        from trappm.prediction.subjects import subject_of
+        from trappm.roofline.steps import roofed_steps
 
-
-def _show(device: str, results: list[KernelMeasurement], *, as_json: bool) -> None:
-    from trappm.profiler.kernels.ceilings import ceilings, sentence
-    from trappm.profiler.kernels.command import facts
-    from trappm.profiler.records import Outcome
-    from trappm.terminal.tables import print_table
-
-    known = ceilings(results)
-    environment = results[-1].environment
-    newest = max(result.started_at for result in results)
+        question = Question(
+            batch_size=batch_size,
+            phase=phase,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
+            snapshot=snapshot,
+        )
+        steps = roofed_steps(question, subject_of(model, input_size=input_size), known)
+    if png is not None:
+        draw_png(known, steps, png)
     if as_json:
-        provenances = sorted({result.provenance.value for result in results})
-        more = {"device_name": environment.get("device_name"), "provenances": provenances}
-        print_json({**facts(device, results, known), **more, "newest": newest})
-        return
-    typer.echo(f"{device} ({environment.get('device_name', 'unnamed')}): {sentence(known)}.")
-    rows = [(f"compute in {kind}", value, "TFLOP/s") for kind, value in known.tflops.items()]
-    rows += [(f"bandwidth in {b.level}", b.gb_s, "GB/s") for b in known.bandwidths]
-    rows += [
-        (name, value, "us")
-        for name, value in (("one launch", known.launch_us), ("one of many", known.dispatch_us))
-        if value is not None
-    ]
-    if rows:
-        print_table("ceilings", ("of", "at best", "unit"), rows)
-    counts = Counter((result.call.operator.value, result.outcome.value) for result in results)
-    operators = sorted({operator for operator, _ in counts})
-    print_table(
-        "kernels",
-        ("operator", "ok", "others"),
-        [
-            (
-                operator,
-                counts[operator, Outcome.OK.value],
-                sum(n for (o, what), n in counts.items() if o == operator and what != Outcome.OK),
-            )
-            for operator in operators
-        ],
-    )
+        answer = devices_json(known, steps)
+        print_json(answer if len(answer) > 1 else answer[0])
+    else:
+        print_rooflines(known, steps)
 
 
 @app.command(name="import", epilog="Example: trappm device import kernels.csv.gz --source neusight")

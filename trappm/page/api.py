@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from trappm.page import campaigns, label_pages, snapshots
 from trappm.page.maps import Maps
+from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.store import Home, LabelFilter, Store
 
@@ -108,3 +109,10 @@ def show_snapshot(name: str) -> dict[str, Any]:
     """A snapshot's manifest, and its errors by head and by family."""
     with _store(Home.find()) as store:
         return snapshots.facts(store, name)
+
+
+@router.get("/devices")
+def list_devices() -> dict[str, Any]:
+    """Devices of which kernels are known, with their number, and all cards of the catalogue."""
+    with _store(Home.find()) as store:
+        return {"kernels": store.kernels.devices(), "cards": card_keys()}

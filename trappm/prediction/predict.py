@@ -159,11 +159,12 @@ def _arguments(
         known = ", ".join(sorted(_ARGUMENTS - {"model"}))
         raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
     for name in ("batch_size", "input_size"):
-        _check_size(name.replace("_", " "), arguments.get(name))
+        check_size(name.replace("_", " "), arguments.get(name))
     return arguments
 
 
-def _check_size(name: str, value: object) -> None:
+def check_size(name: str, value: object) -> None:
+    """Raises InputError: neither None nor a size that a batch or an image can have."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:

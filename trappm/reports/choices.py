@@ -176,8 +176,9 @@ def _next(
         store.workloads.step_profiles(pairs),
         planner.known_steps(StepCache(home.step_profiles)),
     )
-    if labels := training_labels(store, campaign.id).labels:
-        learner.fit(labels, lambda done, total: None)
+    known = training_labels(store, campaign.id)
+    if known.labels:
+        learner.fit(known.labels, lambda done, total: None, known.kernels)
     number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
     by_id = {c.id: c for c, _ in pool}

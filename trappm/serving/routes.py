@@ -16,7 +16,13 @@ from trappm.serving.answers.tracing import Model
 from trappm.serving.answers.uploads import Upload
 from trappm.serving.gate import client_of
 from trappm.serving.problems import body
-from trappm.serving.schemas import MAX_LIST, EstimateQuestion, Questions, Settings
+from trappm.serving.schemas import (
+    MAX_LIST,
+    EstimateQuestion,
+    Questions,
+    RooflineQuestion,
+    Settings,
+)
 
 router = APIRouter()
 
@@ -114,6 +120,14 @@ async def estimate(question: EstimateQuestion, answerer: Service, request: Reque
     """The memory of a step and what it is made of: the answer of `trappm estimate --json`."""
     client = client_of(request.scope)
     return _json(await answerer.estimates.answer(question.request(), client))
+
+
+@router.post("/v1/roofline")
+async def roofline(question: RooflineQuestion, answerer: Service, request: Request) -> Response:
+    """What devices reach, and what bounds a step on them: the answers of `trappm device show`."""
+    name = question.model
+    model = None if name is None else named_model(name, question.input_size)
+    return _json(await answerer.rooflines.answer(question, model, client_of(request.scope)))
 
 
 @router.get("/v1/snapshot")

@@ -14,6 +14,8 @@ from trappm.profiler.records import MAX_SIZE
 MAX_NAME = 256
 MAX_LIST = 64
 """Models, devices or questions in one request."""
+MAX_OVERLAID = 4
+"""Devices whose rooflines can be told apart."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE, strict=True)]
@@ -94,6 +96,29 @@ class EstimateQuestion(BaseModel):
                 "ONNX files and modules of your own call trappm.estimate in Python"
             )
         return EstimateRequest(**self.model_dump())
+
+
+class RooflineQuestion(BaseModel):
+    """What devices reach, and what bounds a model's step on them; see `trappm device show`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    devices: tuple[Name, ...] = Field(
+        ("a100",), min_length=1, max_length=MAX_OVERLAID, description="Keys, or names of cards."
+    )
+    model: Name | None = Field(None, description="A timm name; ceilings alone if left out.")
+    batch_size: Size | None = None
+    input_size: Size | None = Field(None, description="Pixels; its own if left out.")
+    phase: Name = Field("train", description="train or infer")
+    precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
+    memory_format: Name | None = Field(None, description="contiguous or channels-last")
+    optimizer: Name | None = Field(None, description="sgd, momentum or adam")
+    snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
+
+    def for_question(self) -> dict[str, Any]:
+        """What a `trappm.prediction.answering.Question` takes of it."""
+        names = ("batch_size", "phase", "precision", "memory_format", "optimizer")
+        return {name: getattr(self, name) for name in names}
 
 
 Questions = Annotated[

@@ -1,15 +1,15 @@
 """What is known of GPUs before any label of theirs: learned from published steps and kernels.
 
 `known_devices.safetensors` is written by `benchmarks/learner/step_time_nodes.py --write`, from the
-sources of `LEARNED_FROM`. The V100's heads of the shipped snapshot start from it; campaigns start
-from the specification (`starting_prior`).
+sources of `LEARNED_FROM`. The V100's heads of the shipped snapshot start from it, and those of
+campaigns whose device was characterised; others start from the specification (`starting_prior`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
-from functools import cache
+from dataclasses import fields, replace
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.workload import Workload
-from trappm.profiler.kernels.kernel_call import KernelCall
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.kernels.tracing import kernel_profile_of
-from trappm.profiler.records import Graph, Optimizer, Phase
+from trappm.profiler.records import Graph, Optimizer, Outcome, Phase
 from trappm.profiler.records.step_scope import StepScope
 
 FILE = Path(__file__).parent / "known_devices.safetensors"
@@ -50,6 +51,7 @@ def write(distribution: Distribution, path: Path = FILE) -> None:
     save_file(tensors, path)
 
 
+@lru_cache(maxsize=4096)
 def kernel_workload(call: KernelCall) -> Workload:
     """A kernel alone as a step of one kernel: no host that it waits for."""
     kernels = kernel_profile_of(call)
@@ -78,3 +80,31 @@ def kernel_evidence(
     rows = [(kernel_workload(call), time_ms) for call, time_ms in times_ms]
     values: npt.NDArray[np.float64] = np.log([time_ms for _, time_ms in rows])
     return Evidence(device, source, spec, [workload for workload, _ in rows], values)
+
+
+def measured_evidence(
+    spec: DeviceSpec, measurements: Iterable[KernelMeasurement]
+) -> list[Evidence]:
+    """What the `ok` ones of a device's kernels say of its constants; of many, `MOST_KERNELS`.
+
+    Kernels that were kept from TF32 are of a device without it. Matrix products that had it are
+    left out, as none of a step has it.
+    """
+    timed = [(m.call, m.time_ms) for m in measurements if m.outcome is Outcome.OK and m.time_ms]
+    timed.sort(key=lambda row: row[0].text)
+    wide = [row for row in timed if row[0].tf32 or row[0].data_type is not DataType.FP32]
+    parts = [
+        (spec, [row for row in wide if not row[0].tf32 or row[0].operator is Operator.CONV2D]),
+        (replace(spec, tf32_tflops=None), [row for row in timed if row not in wide]),
+    ]
+    share = min(1.0, MOST_KERNELS / max(1, len(timed)))
+    evidence = []
+    for own, rows in parts:
+        chosen = np.linspace(0, len(rows) - 1, round(share * len(rows))).round().astype(int)
+        if len(chosen):
+            evidence.append(kernel_evidence("", "kernels", own, [rows[i] for i in chosen]))
+    return evidence
+
+
+MOST_KERNELS = 300
+"""Of one device; the fit works in the space of labels. As many as a catalogue has."""

@@ -57,6 +57,7 @@ Adamek and Armour, "Part-time power measurements", SC 2024)."""
 _CLOCK_SM = 1  # of nvml.h
 
 _PROCESS_MEMORY = "nvml process memory"
+_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 _ABOVE_BASELINE = "nvml device memory above its baseline"
 
 
@@ -291,13 +292,13 @@ class CudaDevice(StepDevice):
     def power_window_s(self, protocol: Protocol) -> float:
         return protocol.power_window_s
 
-    def open_window(self, step: Callable[[], None]) -> None:
+    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
         self._wall_ms.clear()
         self._paused_s = 0.0
         self._watch = GpuWatch(self._gpu)
         # One thread launches the kernels of a step, wherever on this host it runs.
         self._lost_time = procfs.LostTime(os.sched_getaffinity(0), threads=1)
-        self._energy_mj = self._at_tick(step)
+        self._energy_mj = self._at_tick(step) if is_metered else self._gpu.ask(_ENERGY)
         self._begin = time.perf_counter()
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
@@ -313,7 +314,7 @@ class CudaDevice(StepDevice):
 
     def close_window(self) -> Window:
         seconds = time.perf_counter() - self._begin
-        energy_mj = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        energy_mj = self._gpu.ask(_ENERGY)
         lost = self._lost_time.facts()
         self._watch.stop()
         watch = self._watch
@@ -360,12 +361,12 @@ class CudaDevice(StepDevice):
         """
         import torch
 
-        first = latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+        first = latest = self._gpu.ask(_ENERGY)
         deadline = time.perf_counter() + _TICK_TIMEOUT_S
         while first.value is not None and latest == first and time.perf_counter() < deadline:
             step()
             torch.cuda.synchronize()
-            latest = self._gpu.ask("nvmlDeviceGetTotalEnergyConsumption")
+            latest = self._gpu.ask(_ENERGY)
         return latest
 
 

@@ -196,7 +196,7 @@ def test_a_budget_that_the_pool_cannot_meet_is_told_before_anything_is_measured(
 
 def test_a_failure_of_the_learner_fails_the_campaign_and_resume_completes_it(store):
     class Broken(FakeLearner):
-        def fit(self, labels, on_progress):
+        def fit(self, labels, on_progress, kernels):
             raise CampaignError("the learner died")
 
     workers = FakeWorkers()

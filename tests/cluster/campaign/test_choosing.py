@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from campaign_crew import (
     BUDGET,
     SPEC,
@@ -16,6 +17,7 @@ from campaign_crew import (
     labels_by_device,
     made_up,
 )
+from store_whole import kernel
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles.step_profiles import StepKey, trace_steps
@@ -25,6 +27,7 @@ from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.host import procfs
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.measuring.protocols import protocol_named
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision
 from trappm.profiler.static_profile import static_profile
@@ -228,6 +231,32 @@ def test_heads_begin_with_the_data_sheet_of_the_card_and_their_snapshot_names_it
     assert learner._heads["a100"].of_kernels["step_time_ms"].prior.spec == spec_of(sheet)
     published = learner.publish(tmp_path, {})
     assert load_snapshot(tmp_path / published.folder).card("a100") == (card or "a100")
+
+
+def test_kernels_of_a_device_say_where_its_step_times_begin(traced):
+    """Ten times as slow as the data sheet: so are steps that no label tells of."""
+    learner, configurations = traced
+    device = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB"}
+    products = [
+        kernel(
+            call=KernelCall.of(Operator.LINEAR, data_type, batch=8, rows=196, inputs=wide,
+                               outputs=wide),
+            time_ms=2 * 8 * 196 * wide**2 / 1.95e9, device="a100", environment=device,
+        )
+        for wide in (512, 1024, 2048, 4096)
+        for data_type in (DataType.FP32, DataType.FP16)
+    ]  # fmt: skip
+    few = labels_of(configurations[:4], "a100")
+
+    def predicted(kernels):
+        learner.fit(few, lambda done, total: None, kernels)
+        head = learner._heads["a100"].of_kernels["step_time_ms"]
+        assert bool(head.prior.evidence) == ("a100" in kernels)
+        return head.prior.constants
+
+    plain = predicted({})
+    assert torch.equal(predicted({"v100": products}), plain)  # another device's
+    assert not torch.equal(predicted({"a100": products}), plain)
 
 
 def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(traced):

@@ -28,8 +28,8 @@ class Judging(FakeLearner):
         super().__init__()
         self.errors = list(errors)
 
-    def fit(self, labels, on_progress):
-        report = super().fit(labels, on_progress)
+    def fit(self, labels, on_progress, kernels):
+        report = super().fit(labels, on_progress, kernels)
         error = self.errors[min(len(self.fits), len(self.errors)) - 1]
         judgements = [
             Judgement(

@@ -35,11 +35,11 @@ class Mixed(FakeWorkers):
 
 
 class Seeing(FakeLearner):
-    def fit(self, labels, on_progress):
+    def fit(self, labels, on_progress, kernels):
         self.values = Counter(
             x.values[0] / self.pool[x.configuration_id].batch_size for x in labels
         )
-        return super().fit(labels, on_progress)
+        return super().fit(labels, on_progress, kernels)
 
 
 @pytest.mark.parametrize("every", [3, 4])

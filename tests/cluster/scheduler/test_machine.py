@@ -13,9 +13,10 @@ from virtual_cluster import Ledger, VirtualCluster, Weather
 
 from trappm.cluster.scheduler.messages import (
     BudgetSpent,
-    CanaryMeasured,
+    CheckDevice,
     Close,
     Course,
+    DeviceChecked,
     Dismiss,
     Enough,
     GiveUp,
@@ -25,7 +26,6 @@ from trappm.cluster.scheduler.messages import (
     Leaving,
     Lost,
     Measure,
-    MeasureCanary,
     Measured,
     Plan,
     Planned,
@@ -527,12 +527,12 @@ def test_labels_of_before_need_no_measurement():
 def test_a_canary_comes_first_and_who_is_stopped_measures_no_more():
     due = {"one", "two"}
     workers = [worker("one"), worker("two")]
-    desk = Desk(only([1, 9]), workers, canary_is_due=lambda w: w.name in due)
-    assert {c.worker.name for c in of(desk.commands, MeasureCanary)} == due
+    desk = Desk(only([1, 9]), workers, check_is_due=lambda w: w.name in due)
+    assert {c.worker.name for c in of(desk.commands, CheckDevice)} == due
     due.clear()
-    desk.tell(CanaryMeasured(workers[0]))
+    desk.tell(DeviceChecked(workers[0]))
     desk.tell(Stopped(workers[1]))
-    desk.tell(CanaryMeasured(workers[1]))
+    desk.tell(DeviceChecked(workers[1]))
     assert desk.doing() == {"one": "a100/0/0"}
     desk.tell(Lost(workers[1], "restarted"))
     desk.tell(Joined(workers[1]))

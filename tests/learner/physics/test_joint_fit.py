@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_step_time import V100, error, moved, networks
 
+from trappm.learner.physics import step_time_prior
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
@@ -85,6 +86,47 @@ def test_a_device_learns_from_hosts_that_cost_differently():
     assert error(fitted, unseen, truth.log_values(unseen)) < 0.05
     # Most labels are of the other host: what a step costs is said of it.
     assert fitted.constants[ROWS["step"]] < truth.constants[ROWS["step"]] + 1.0
+
+
+def test_labels_are_judged_with_what_their_own_host_costs():
+    """Else what a slow host adds would be learned as an error of the model."""
+    truth = shifted(0.2)
+    slow = StepTimePrior(truth.spec, truth.constants.clone())
+    slow.constants[ROWS["step"]] += 3.0
+    seen, unseen = networks(40, seed=1), networks(20, seed=5)
+    there = [replace(w, host="slow") for w in seen[::2]]
+    labelled = [*(replace(w, host="quick") for w in seen), *there]
+    values = np.concatenate([truth.log_values(seen), slow.log_values(there)])
+    fitted = StepTimePrior.like_others(V100, first()).refit(labelled, values)
+    mixed = [replace(w, host=host) for w in unseen for host in ("slow", "quick", "", "unknown")]
+    wanted = np.array([(slow if w.host == "slow" else truth).log_values([w])[0] for w in mixed])
+    assert error(fitted, mixed, wanted) < 0.05
+    np.testing.assert_allclose(fitted.features(mixed[:1]), fitted.features(mixed)[:1])
+
+
+def test_a_device_that_starts_from_another_keeps_what_its_kernels_say():
+    other, truth = shifted(-0.4, seed=3), shifted(0.4)
+    unseen = networks(20, seed=5)
+    wanted = truth.log_values(unseen)
+    own = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
+    few = networks(2, seed=8)
+    labels = truth.log_values(few)
+    plain = StepTimePrior.like_others(V100, first()).started_from(other)
+    assert error(plain, unseen, other.log_values(unseen)) < 1e-9
+    begun = own.started_from(other).refit(few, labels)
+    assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
+
+
+def test_many_labels_need_no_other_devices(monkeypatch):
+    """Their joint fit would take as long as the cube of their number."""
+    truth, seen = shifted(0.4), networks(20, seed=1)
+    labels = truth.log_values(seen)
+    begun = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
+    assert begun.refit(seen, labels).known is not None
+    monkeypatch.setattr(step_time_prior, "MANY_LABELS", 20)
+    monkeypatch.setattr(step_time_prior, "JointFit", None)
+    plain = StepTimePrior(V100, begun.constants).refit(seen, labels)
+    assert torch.equal(begun.refit(seen, labels).constants, plain.constants)
 
 
 def test_what_devices_have_in_common_is_where_a_new_one_starts():

@@ -69,6 +69,19 @@ def test_one_call_of_each_kind_is_metered_and_others_say_why_not(
             assert "only one call of each kind" in result.missing["power_w"]
 
 
+def test_only_metered_calls_wait_for_the_meter(
+    timed: Callable[[Board], list[KernelMeasurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that stands still, which each wait waits out."""
+    waits: list[object] = []
+    monkeypatch.setattr(CudaDevice, "_at_tick", lambda device, step: (waits.append(step),
+                        device._gpu.ask("nvmlDeviceGetTotalEnergyConsumption"))[1])  # fmt: skip
+    results = timed(Board("GPU-a", energy_mj=[1, 2, 3], processes=[own()]))
+    (chosen,) = metered(CALLS)
+    # Before and after it, each time that it was tried.
+    assert len(waits) == 2 * sum(result.call == chosen for result in results)
+
+
 def test_a_busy_card_is_told_with_each_kernel(
     timed: Callable[[Board], list[KernelMeasurement]],
 ) -> None:

@@ -100,6 +100,16 @@ def test_watch_is_built_and_the_gpu_busy_before_the_window_begins(
     assert device.close_window().energy_j == pytest.approx(0.001)
 
 
+def test_nobody_waits_for_a_meter_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Board("GPU-a", energy_mj=[5, 5, 5, 6, 7]))
+    install_cuda(monkeypatch)
+    device = prepared("cuda:0", monkeypatch)
+    order: list[str] = []
+    device.open_window(lambda: order.append("step"), is_metered=False)
+    assert order == []
+    device.close_window()
+
+
 def test_pauses_shift_the_steps_and_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Board("GPU-a", energy_mj=[1, 2, 10_000]))
     install_cuda(monkeypatch)

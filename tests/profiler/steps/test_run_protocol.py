@@ -44,7 +44,7 @@ class Recorded(CpuDevice):
         self.steps_for_memory = self.steps
         return MemoryReading(peak_mib=1.0, method="none")
 
-    def open_window(self, step: Callable[[], None]) -> None:
+    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
         self.warmup_steps = self.steps - self.steps_for_memory
 
     def run_to_tick(self, step: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ from store_whole import kernel
 
 from trappm import cli
 from trappm.profiler import __main__ as profiler
+from trappm.profiler.kernels.characterising import Characteriser
 from trappm.profiler.kernels.kernel_call import KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.store import Store
@@ -61,6 +62,53 @@ def test_show_says_first_what_the_device_reaches(run, filled):
     assert json.loads(run("device", "show", "--json")[1]) == {device: 3}
 
 
+def test_a_card_that_nobody_measured_stands_on_its_data_sheet(run):
+    status, out, _ = run("device", "show", "v100")
+    assert status == 0
+    first = out.splitlines()[0]
+    assert first.startswith("v100 (v100): by its data sheet, as no kernel of it was timed: 15.7 ")
+    facts = json.loads(run("device", "show", "v100", "--json")[1])
+    assert {roof["source"] for roof in facts["roofs"]} == {"data sheet"}
+    assert facts["kernels"] == 0
+
+
+def test_a_step_under_two_rooflines(run, tmp_path, monkeypatch):
+    """The answer comes first, and all of it fits a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    png = tmp_path / "roofline.png"
+    asked = ["device", "show", "v100", "rtx-3090", "--model", "test_resnet", "--batch-size", "64"]
+    status, out, error = run(*asked, "--png", png)
+    assert status == 0, error
+    sentences = out.partition("┌")[0]
+    for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
+        assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
+        assert "Twice the batch does " in line
+    drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
+    assert len(drawn) >= 20
+    assert all(len(line) <= 80 for line in drawn)
+    assert all(any(mark in line for line in drawn) for mark in "ox")
+    tables = out[out.index("ceilings of v100") :].splitlines()
+    assert all(len(line) <= 80 for line in tables)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    first, second = json.loads(run(*asked, "--json")[1])
+    assert [first["device"], second["device"]] == ["v100", "rtx-3090"]
+    for row in (first, second):
+        step = row["step"]
+        assert sum(step["shares"].values()) == pytest.approx(1)
+        kernels = sum(kernel["time_ms"] for kernel in step["kernels"])
+        assert 0 < kernels <= step["step_time_ms"]
+        assert step["doubled"]["batch_size"] == 128
+
+
+def test_bad_questions_about_a_step_are_one_line(run, tmp_path):
+    for more in (["--model", "resnet9000"], ["--model", "test_resnet", "--phase", "sleep"],
+                 ["--model", "test_resnet", "--batch-size", "0"],
+                 ["--png", tmp_path / "no" / "file.png"]):  # fmt: skip
+        status, _, error = run("device", "show", "v100", *more)
+        assert status == 2, more
+        assert len(error.splitlines()) == 1
+
+
 def test_sql_sees_them(run, filled):
     status, out, _ = run(
         "labels", "query", "--sql", "SELECT COUNT(*) AS n FROM kernel_measurements"
@@ -76,9 +124,9 @@ def test_there_and_back(run, filled, tmp_path):
 
 
 def test_an_unknown_device_says_what_to_do(run, filled):
-    status, _, error = run("device", "show", "v100")
+    status, _, error = run("device", "show", "v9000")
     assert status == 2
-    assert "trappm device characterise v100" in error
+    assert "trappm device characterise v9000" in error
     assert len(error.splitlines()) == 1
 
 
@@ -105,6 +153,26 @@ def test_characterise_keeps_every_attempt_and_answers_first(run, monkeypatch, tm
     assert len({m.call for m in kept}) >= 150
     assert any(m.samples_ms for m in kept)
     assert all(m.time_ms or m.message for m in kept)
+
+
+def test_a_kernel_that_cannot_be_kept_costs_itself_and_is_told(run, monkeypatch, tmp_path):
+    results = [
+        kernel(time_ms=1.0, device="cpu-1t"),
+        kernel(time_ms=1.0, device="cpu-1t", batch=9, facts={"name": "a \x00 b"}),
+    ]
+
+    def characterise(self, device, *, seconds, on_result):
+        for result in results:
+            on_result(result, len(results))
+
+    monkeypatch.setattr(Characteriser, "characterise", characterise)
+    status, out, _ = run("device", "characterise", "cpu-1t")
+    assert status == 0
+    assert "1 of 2 not" in out
+    assert "cannot be recorded" in out
+    with Store.open_to_read(f"sqlite:///{tmp_path}/home/labels.db") as store:
+        good, bad = store.kernels.all()
+    assert (good.outcome, bad.outcome, bad.failed_in) == ("ok", "error", "record")
 
 
 def test_without_sql_a_file_has_each_result(tmp_path, capsys):

@@ -24,7 +24,7 @@ from trappm.page.mounting import FILES
 from trappm.profiler.measuring import attempt
 from trappm.store import LabelFilter, Store
 
-VIEWS = ("campaigns", "map", "labels", "snapshots", "predict")
+VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
 WAIT_MS = 30_000
 NAMELESS = """() =>
@@ -284,6 +284,39 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     memory.get_by_text("optimizer state").wait_for()
     assert page.evaluate(NAMELESS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_rooflines_of_two_devices_lie_over_each_other(page, server):
+    page.set_viewport_size({"width": 400, "height": 800})
+    show(page, server, "roofline")
+    page.locator("[name=devices]").fill("v100, rtx-3090")
+    page.locator("[name=model]").fill("test_resnet")
+    page.keyboard.press("Enter")
+    chart = page.locator("figure svg[role=img]")
+    chart.wait_for()
+    text = page.locator(".result").inner_text()
+    for device in ("v100", "rtx-3090"):
+        assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
+    assert "Twice the batch does " in chart.get_attribute("aria-label")
+    for series in (0, 1):
+        assert chart.locator(f".roof.on-paper.series-{series}").count() >= 3
+        assert chart.locator(f"circle.series-{series}").count() > 20
+    chart.locator("circle").first.hover(force=True)
+    assert "of the step" in page.locator(".tip").inner_text()
+    assert "devices=v100" in page.url
+    page.locator("figure summary").press("Enter")
+    assert "conv 3x3" in page.locator("figure table").last.inner_text()
+    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_device_that_nobody_knows_is_told(page, server):
+    page.expected = ["400"]
+    show(page, server, "roofline?devices=v9000")
+    assert "trappm device characterise v9000" in page.get_by_role("alert").inner_text()
+    show(page, server, "roofline")
+    page.get_by_role("button", name="Show", exact=True).click()
+    assert "Name a device" in page.locator(".problem").inner_text()
 
 
 def test_an_uploaded_file_is_asked_about(page, server, tmp_path):

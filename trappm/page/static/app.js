@@ -7,6 +7,7 @@ import { mapView } from "./map.js";
 import { labelsView } from "./labels.js";
 import { snapshotsView } from "./snapshots.js";
 import { predictView } from "./predict.js";
+import { rooflineView } from "./roofline.js";
 
 const VIEWS = {
   campaigns: { title: "Campaigns", show: campaignsView },
@@ -14,6 +15,7 @@ const VIEWS = {
   labels: { title: "Labels", show: labelsView },
   snapshots: { title: "Snapshots", show: snapshotsView },
   predict: { title: "Predict", show: predictView },
+  roofline: { title: "Roofline", show: rooflineView },
 };
 
 const main = document.getElementById("main");

@@ -81,7 +81,7 @@ function domain(values, { log = false, zero = false } = {}) {
 }
 
 /** Axes with their grid; returns the scales and the group for what is drawn. */
-function frame(width, height, { x, y, xLabel, yLabel, label, log = false, zeroY = false, xTick = number }) {
+export function frame(width, height, { x, y, xLabel, yLabel, label, log = false, zeroY = false, xTick = number }) {
   const right = width - MARGIN.right;
   const bottom = height - MARGIN.bottom;
   const kind = log ? logarithmic : linear;

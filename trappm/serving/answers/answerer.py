@@ -20,6 +20,7 @@ from trappm.prediction.subjects import UnprofiledError, known_subject, name_key
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answers.batching import Batcher
 from trappm.serving.answers.estimates import Estimates
+from trappm.serving.answers.rooflines import Rooflines
 from trappm.serving.answers.snapshots import LoadedSnapshots
 from trappm.serving.answers.tracing import Model, Tracers
 from trappm.serving.answers.turns import Shared
@@ -70,6 +71,7 @@ class Answerer:
             settings.trace_processes, settings.timeout_s, settings.trace_memory_mib
         )
         self.estimates = Estimates(self._tracers, metrics)
+        self.rooflines = Rooflines(self.snapshots, self._tracers, metrics)
 
     async def predict(
         self, settings: Settings, models: Sequence[Model], client: str
@@ -102,6 +104,7 @@ class Answerer:
 
     def close(self) -> None:
         self._batcher.close()
+        self.rooflines.close()
         self._tracers.close()
 
     async def _answer(

@@ -1,0 +1,190 @@
+"""Ceilings from kernels and from data sheets, and the kernels of a step under them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from store_whole import kernel
+
+from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.prediction.answering import Question, answers
+from trappm.prediction.subjects import subject_of
+from trappm.profiler.errors import InputError
+from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
+from trappm.profiler.records import Phase
+from trappm.roofline.drawing import as_text, draw_png, lines
+from trappm.roofline.report import print_rooflines, sentence
+from trappm.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
+from trappm.roofline.steps import roofed_steps
+from trappm.store import Store
+
+CARD = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB", "measuring_version": 2,
+        "cache_bytes": {"L2": 40 << 20}}  # fmt: skip
+
+
+def timed(call, time_ms, device="a100"):
+    return kernel(call=call, time_ms=time_ms, device=device, attempt_key=f"{device} {call}"[:64],
+                  environment={**CARD, "device": device})  # fmt: skip
+
+
+def product(width, data_type=DataType.FP32):
+    return KernelCall.of(
+        Operator.MATMUL, data_type, batch=1, rows=width, depth=width, columns=width
+    )
+
+
+def copied(width):
+    return KernelCall.of(Operator.COPY, batch=1024, width=width)
+
+
+@pytest.fixture
+def store():
+    with Store.open("sqlite://") as store:
+        yield store
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory):
+    """One data folder, so that what was traced is traced once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+def test_measured_ceilings_count_and_the_data_sheet_tells_the_rest(store):
+    store.kernels.record([timed(product(1000), 0.2), timed(copied(100_000), 1.0)])
+    device = known_device(store, "a100")
+    peaks = device.of(COMPUTE)
+    assert (peaks["fp32"].value, peaks["fp32"].source) == (pytest.approx(10), "measured")
+    assert (peaks["tf32"].value, peaks["tf32"].source) == (156, "data sheet")
+    assert [r.source for r in device.of(BANDWIDTH).values()] == ["measured"]
+    assert device.memory.value == pytest.approx(819.2)
+
+
+def test_a_name_means_the_one_device_that_it_may_be(store):
+    store.kernels.record([timed(product(1000), 0.2, "a100-pcie-40gb")])
+    assert known_device(store, "A100").key == "a100-pcie-40gb"
+    store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
+    with pytest.raises(InputError, match="a100-pcie-40gb or a100-pcie-80gb"):
+        known_device(store, "a100")
+    with pytest.raises(InputError, match="characterise v9000"):
+        known_device(store, "v9000")
+
+
+def step(devices, **options):
+    question = Question(**{"batch_size": 64, "snapshot": "default", **options})
+    return roofed_steps(question, subject_of("test_resnet"), devices)
+
+
+def test_a_device_with_slow_kernels_has_a_slow_step(store):
+    """The kernels of a device are evidence: ten times as slow as the data sheet of its card."""
+    calls = [product(width) for width in (512, 1024, 2048, 4096)]
+    store.kernels.record(
+        [timed(c, 2 * c["rows"] ** 3 / 1.95e9, "a100") for c in calls]
+        + [timed(copied(w), w * 8192 / 0.155e9) for w in (1024, 8192, 65_536)]
+    )
+    with Store.open("sqlite://") as empty:
+        on_paper = known_device(empty, "a100")
+    slow, known = step([known_device(store, "a100"), on_paper])
+    assert "its kernels" in slow.source
+    assert "data sheet" in known.source
+    assert slow.step_time_ms > 1.1 * known.step_time_ms
+
+
+def roofs(tflops, gb_s):
+    both = [(COMPUTE, "fp32", tflops), (BANDWIDTH, "memory", gb_s)]
+    return tuple(Roof(kind=k, of=of, value=v, source="measured") for k, of, v in both)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_ceilings_say_what_bounds_a_kernel(store, phase):
+    """The same times under other ceilings: where arithmetic is slow, it bounds what multiplies."""
+    paper = known_device(store, "rtx-3090")
+    quick, slow = (replace(paper, roofs=roofs(t, b)) for t, b in ((1e6, 1.0), (1e-3, 1e6)))
+    first, second = step([quick, slow], phase=phase.value)
+    assert first.step_time_ms == second.step_time_ms
+    assert first.kernels.shares["compute"] == 0
+    assert second.kernels.shares["bandwidth"] == 0
+    assert first.kernels.shares["launch"] == second.kernels.shares["launch"] > 0
+    for one in (first, second):
+        assert sum(one.kernels.shares.values()) == pytest.approx(1)
+        assert one.kernels.points[0].time_ms == max(p.time_ms for p in one.kernels.points)
+    assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
+
+
+def test_points_have_the_operations_and_bytes_of_their_kernels(store):
+    (roofed,) = step([known_device(store, "rtx-3090")], phase="infer", precision="fp32")
+    (classifier,) = [p for p in roofed.kernels.points if p.name == "linear"]
+    rows, columns, depth = map(int, classifier.size.split("x"))
+    assert rows == 64
+    assert classifier.flop == 2 * rows * columns * depth
+    assert classifier.bytes == pytest.approx(
+        4 * (rows * columns + rows * depth + columns * depth + columns), rel=0.02
+    )
+    assert classifier.tflops == pytest.approx(classifier.flop / classifier.time_ms / 1e9)
+
+
+def test_what_a_question_leaves_open_is_as_most_labels_had_it(store):
+    """The same settings on all devices: of the first that has heads."""
+    paper, trained = (known_device(store, name) for name in ("h100", "rtx-3090"))
+    first, second = step([paper, trained])
+    assert first.settings == second.settings
+    assert "labels, in snapshot" in second.source
+    assert {p.data_type for p in first.kernels.points} >= {"fp16"}  # its labels are of autocast
+    plain, _ = step([paper, trained], precision="fp32")
+    assert {p.data_type for p in plain.kernels.points} == {"fp32", "tf32"}
+
+
+def test_a_card_without_labels_costs_what_predict_says(store):
+    """Where the snapshot knows cards without labels; kernels of its own are better than these."""
+    (shipped,) = Question(snapshot="default").snapshots
+    errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
+    others = OtherDevices(
+        known_devices().centre + 0.1,
+        {},
+        {(basis, phase): errors for basis in Basis for phase in Phase},
+        dict.fromkeys(Phase, errors),
+    )
+    question = Question(batch_size=8, snapshots=[replace(shipped, others=others)])
+    subject = subject_of("test_resnet")
+    for name, source in (("h100", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
+        (roofed,) = roofed_steps(question, subject, [known_device(store, name)])
+        (predicted,) = answers([(question, subject, question.device_keys(name, None)[0])])
+        assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
+        assert source in roofed.source
+    store.kernels.record([timed(product(1000), 0.2, "h100"), timed(copied(100_000), 1.0, "h100")])
+    (roofed,) = roofed_steps(question, subject, [known_device(store, "h100")])
+    assert "its kernels" in roofed.source
+
+
+def test_a_larger_batch_uses_a_device_better(store):
+    (small,) = step([known_device(store, "h100")], batch_size=1)
+    assert small.kernels.shares["launch"] > 0.5
+    assert small.doubled.samples_per_s > 1.5 * small.samples_per_s
+
+
+def test_lines_bend_where_compute_takes_over():
+    device = KnownDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
+    level, slanted = lines(device, 0.1, 1000.0)
+    assert level.ends == ((10.0, 10.0), (1000.0, 10.0))
+    assert slanted.ends == ((0.1, 0.1), (10.0, 10.0))
+    assert "10 TFLOP/s" in level.name
+    assert as_text([device], []).count("─") > 100
+
+
+def test_a_device_of_which_no_kernel_was_ok_has_nothing_to_draw(store, capsys, tmp_path):
+    store.kernels.record([kernel("unstable", device="cpu-2t", message="a busy host")])
+    device = known_device(store, "cpu-2t")
+    print_rooflines([device], [])
+    assert "no ceiling is known" in capsys.readouterr().out
+    with pytest.raises(InputError, match="no ceiling of cpu-2t"):
+        draw_png([device], [], tmp_path / "roofline.png")
+    with pytest.raises(InputError, match="what bounds a step on cpu-2t cannot be said"):
+        step([device])
+
+
+def test_ceilings_of_one_kind_alone_are_drawn(store):
+    both = roofs(10.0, 1000.0)
+    for only in both:
+        assert "─" in as_text([KnownDevice(key="x", card="x", roofs=(only,))], [])

@@ -1,0 +1,57 @@
+"""Rooflines over HTTP: those of the command; a model that nobody has asked about is traced once."""
+
+import json
+
+import pytest
+from serving_samples import Asker
+
+from trappm import cli
+
+STEP = {"model": "test_resnet", "input_size": 64, "batch_size": 4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(home):
+    with Asker() as asker:
+        yield asker
+
+
+def test_the_answer_is_that_of_the_command(server, capsys):
+    told = server.post("/v1/roofline", {"devices": ["v100", "a100"], **STEP})
+    assert told.status == 200, told.body
+    asked = "device show v100 a100 --model test_resnet --input-size 64 --batch-size 4 --json"
+    assert cli.run(asked.split()) == 0
+    assert told.json == json.loads(capsys.readouterr().out)
+    assert [row["device"] for row in told.json] == ["v100", "a100"]
+
+
+def test_ceilings_alone_need_no_model(server):
+    (row,) = server.post("/v1/roofline", {"devices": ["a100"]}).json
+    assert row["step"] is None
+    assert {roof["of"] for roof in row["roofs"]} == {"fp32", "tf32", "fp16", "bf16", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"devices": ["v9000"]}, 400, "characterise v9000"),
+        ({"devices": []}, 400, "devices"),
+        ({"devices": ["a100"] * 5}, 400, "devices"),
+        ({"model": "resnet9000"}, 404, "resnet9000"),
+        ({"model": "../net"}, 400, "no timm name"),
+        ({"batch_size": 0}, 400, "batch_size"),
+        ({"phase": "sleep"}, 400, "sleep"),
+        ({"snapshot": "../../etc"}, 404, "etc"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(server, change, status, words):
+    told = server.post("/v1/roofline", {"devices": ["v100"], **STEP, **change})
+    assert told.status == status, told.body
+    assert words in told.body.decode()

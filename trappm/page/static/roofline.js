@@ -1,0 +1,175 @@
+// What devices reach, and what bounds a model's step on them: ceilings, and kernels as points under them.
+
+import { h, s, tell } from "./dom.js";
+import { NOTHING, number, share } from "./format.js";
+import { get, post, query } from "./server.js";
+import { card, choice, empty, errorBox, field, figure, table, waiting } from "./parts.js";
+import { frame, legend, responsive } from "./charts.js";
+
+const LOW = 0.05; // FLOP a byte
+const HIGH = 1000;
+const ROOM = 8; // between the lowest ceiling and the edge of the plot
+const LARGEST = 1600; // area of a point that is the whole step, in square pixels
+const SETTINGS = {
+  phase: ["Phase", [["train", "training step"], ["infer", "inference step"]]],
+  precision: ["Precision", [["", "as most labels"], ["fp32", "fp32"], ["amp-fp16", "amp-fp16"], ["amp-bf16", "amp-bf16"]]],
+  memory_format: ["Memory format", [["", "as most labels"], ["contiguous", "contiguous"], ["channels-last", "channels-last"]]],
+};
+const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches, and waiting for the host" };
+
+export async function rooflineView({ values, signal, main }) {
+  const { data } = await get("api/devices", {}, signal);
+  const result = h("div", { class: "result" });
+  const form = questionForm(values, data, (asked) => {
+    const address = `#/roofline?${query(asked)}`;
+    if (location.hash !== address) history.replaceState(null, "", address);
+    answer(asked, result, signal);
+  });
+  main.replaceChildren(h("h1", {}, "Roofline"), form, result);
+  if (values.devices) answer(values, result, signal);
+  else
+    result.replaceChildren(
+      empty("What bounds a step?", "Ceilings are what a device's kernels reached, or its data sheet; a model's kernels stand below them as points.",
+        "trappm device show v100 a100 --model resnet50 --batch-size 64", "trappm device characterise cpu-2t"));
+  return null;
+}
+
+function questionForm(values, { kernels, cards }, ask) {
+  const problem = h("p", { class: "problem", role: "alert" });
+  const names = [...Object.keys(kernels), ...cards.filter((name) => !(name in kernels))];
+  const form = h("form", { class: "card ask", novalidate: true },
+    h("div", { class: "filters" },
+      field("Devices, up to four", "devices", values.devices ?? "", { placeholder: "v100, a100", list: "devices", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      h("datalist", { id: "devices" }, names.map((name) => h("option", { value: name }))),
+      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50; none: ceilings alone", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      field("Batch size", "batch_size", values.batch_size ?? "64", { inputmode: "numeric" }),
+      Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, options, values[name] ?? options[0][0])),
+      h("div", { class: "buttons" }, h("button", { class: "primary" }, "Show"))),
+    problem);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const asked = Object.fromEntries([...new FormData(form)].map(([k, v]) => [k, v.trim()]).filter(([, v]) => v));
+    const wrong = !asked.devices ? "Name a device, such as a100."
+      : asked.batch_size && !/^[1-9][0-9]{0,8}$/.test(asked.batch_size) ? `batch size is “${asked.batch_size}”; it must be a whole number of 1 or more.` : "";
+    problem.replaceChildren(wrong);
+    if (!wrong) ask(asked);
+  });
+  return form;
+}
+
+let asking = null;
+
+async function answer(asked, result, signal) {
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  signal.addEventListener("abort", () => mine.abort(), { once: true });
+  const { devices, batch_size: size, model, ...rest } = asked;
+  const question = { ...rest, devices: devices.split(",").map((name) => name.trim()).filter(Boolean) };
+  if (model) Object.assign(question, { model, batch_size: Number(size ?? 1) });
+  result.replaceChildren(waiting("Working it out; what was never asked about takes some seconds"));
+  try {
+    const rows = await post("v1/roofline", question, mine.signal);
+    if (mine.signal.aborted) return;
+    result.replaceChildren(...shown(rows));
+    tell(rows.map((row) => row.step?.sentence ?? row.device).join(" "));
+  } catch (error) {
+    if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
+  }
+}
+
+function shown(rows) {
+  const steps = rows.filter((row) => row.step);
+  return [
+    steps.length > 0 && card("What bounds the step", steps.map(({ step }) => [h("p", {}, step.sentence), h("p", { class: "muted small" }, `Its times rest on ${step.source}.`)])),
+    card(steps.length ? `Kernels of ${steps[0].step.model} under the ceilings` : "Ceilings", roofline(rows)),
+    h("div", { class: "devices" }, rows.map(ceilings)),
+    ...steps.map(({ device, step }) => card(`Largest kernels on ${device}`, kernels(step.kernels.slice(0, 15)))),
+  ].filter(Boolean);
+}
+
+// The drawing.
+
+const of = (row, kind) => row.roofs.filter((roof) => roof.kind === kind);
+
+/** The ceilings of a device between two intensities, as trappm/roofline/drawing.py has them. */
+export function lines(row, low, high) {
+  const peaks = of(row, "compute");
+  const levels = of(row, "bandwidth");
+  const top = Math.max(...peaks.map((roof) => roof.value));
+  const steepest = Math.max(...levels.map((roof) => roof.value));
+  const level = [...new Set(peaks.map((roof) => roof.value))].map((value) => {
+    const same = peaks.filter((roof) => roof.value === value);
+    const start = levels.length ? Math.min(Math.max(low, (1000 * value) / steepest), high) : low;
+    return { name: `${same.map((roof) => roof.of).join(", ")} ${number(value)} TFLOP/s`, from: [start, value], to: [high, value], measured: same[0].source === "measured" };
+  });
+  const slanted = levels.map((roof) => {
+    const end = peaks.length ? Math.max(Math.min(high, (1000 * top) / roof.value), low) : high;
+    return { name: `${roof.of} ${number(roof.value)} GB/s`, from: [low, (low * roof.value) / 1000], to: [end, (end * roof.value) / 1000], measured: roof.source === "measured", slanted: true };
+  });
+  return [...level, ...slanted];
+}
+
+function roofline(rows) {
+  const points = rows.flatMap((row) => row.step?.kernels ?? []);
+  const low = Math.min(LOW, ...points.filter((p) => p.share > 0.002).map((p) => 0.7 * p.intensity));
+  const high = Math.max(HIGH, ...points.filter((p) => p.share > 0.002).map((p) => 1.4 * p.intensity));
+  const all = rows.map((row) => lines(row, low, high));
+  const ends = all.flat().flatMap((line) => [line.from[1], line.to[1]]);
+  if (!ends.length) return h("p", { class: "muted" }, "No ceiling is known: measure it again when its host is quiet.");
+  const least = Math.min(...ends) / ROOM;
+  const most = Math.max(...ends, ...points.map((p) => p.tflops)) * 1.5;
+  const label = rows.map((row) => row.step?.sentence ?? `Ceilings of ${row.device}: ${row.roofs.map((r) => `${r.of} ${number(r.value)} ${r.unit}`).join(", ")}`).join(" ");
+  const chart = responsive((width, tall) => {
+    const { svg, marks, xs, ys } = frame(width, tall, { x: [low, high], y: [least, most], xLabel: "FLOP a byte", yLabel: "TFLOP/s", label, log: true });
+    const isNarrow = width < 560;
+    rows.forEach((row, at) => {
+      for (const p of row.step?.kernels ?? []) {
+        const tip = `${p.name} (${p.size}), ${number(p.count)} on ${row.device}: ${share(p.share)} of the step, ${number(p.tflops, 3)} TFLOP/s in ${p.data_type}, bound by ${p.bound}`;
+        marks.append(s("circle", { class: `dot faint series-${at}`, cx: xs(p.intensity), cy: ys(p.tflops), r: 1.5 + Math.sqrt((LARGEST * p.share) / Math.PI), "data-tip": tip }));
+      }
+    });
+    all.forEach((some, at) => some.forEach((line) => {
+      const [x1, y1, x2, y2] = [xs(line.from[0]), ys(line.from[1]), xs(line.to[0]), ys(line.to[1])];
+      const angle = (180 / Math.PI) * Math.atan2(y2 - y1, x2 - x1);
+      const x = line.slanted ? x1 + 6 : x2 - at * Math.min(170, (width - 80) / rows.length);
+      const y = line.slanted ? y1 + (6 * (y2 - y1)) / (x2 - x1) : y1;
+      marks.append(s("line", { class: `roof series-${at}${line.measured ? "" : " on-paper"}`, x1, y1, x2, y2, "data-tip": `${rows[at].device}: ${line.name}, ${line.measured ? "measured" : "data sheet"}` }));
+      if (!isNarrow || line.slanted) marks.append(s("text", { class: `roof-name series-${at}`, x, y, dy: -5, "text-anchor": line.slanted ? "start" : "end", transform: `rotate(${angle} ${x} ${y})` }, line.name));
+    }));
+    return svg;
+  }, 430);
+  const told = points.length ? "Points are kernels, as large as their share of the step; those that multiply nothing count one operation an element. " : "";
+  return figure(`${told}Dashed ceilings are of a data sheet, the others were measured.`,
+    h("div", {}, legend(rows.map((row) => row.device)), chart),
+    () => h("div", {}, rows.map(ceilingTable), rows.filter((row) => row.step).map((row) => kernels(row.step.kernels, row.device))));
+}
+
+// Tables.
+
+const ceilingTable = (row) => table(`Ceilings of ${row.device}`, [
+  { name: "of", label: "Of", header: true, cell: (roof) => `${roof.kind}: ${roof.of}` },
+  { name: "value", label: "At best", numeric: true, cell: (roof) => `${number(roof.value)} ${roof.unit}` },
+  { name: "source", label: "Source", cell: (roof) => h("span", { class: "nowrap" }, roof.source) },
+], row.roofs, { hideCaption: true });
+
+function ceilings(row) {
+  const { step } = row;
+  return card(row.device,
+    h("p", { class: "muted" }, row.kernels ? `${row.device_name}; ${number(row.kernels)} kernels` : `${row.device_name}; no kernel of it was timed`),
+    step && table(`What bounds the step on ${row.device}`, [
+      { name: "bound", label: "Bound by", header: true, cell: ([bound]) => BOUNDS[bound] },
+      { name: "share", label: "Of the step", numeric: true, cell: ([, part]) => share(part) },
+    ], Object.entries(step.shares), { hideCaption: true }),
+    ceilingTable(row));
+}
+
+const kernels = (points, device = "this device") => table(`Kernels on ${device}`, [
+  { name: "name", label: "Kernel", header: true },
+  { name: "size", label: "Size", cell: (p) => h("span", { class: "nowrap" }, p.size) },
+  { name: "count", label: "Runs", numeric: true },
+  { name: "share", label: "Of the step", numeric: true, cell: (p) => share(p.share) },
+  { name: "time_ms", label: "ms", numeric: true, cell: (p) => number(p.time_ms, 3) },
+  { name: "bound", label: "Bound by", cell: (p) => p.bound ?? NOTHING },
+  { name: "intensity", label: "FLOP/byte", numeric: true, cell: (p) => number(p.intensity, 3) },
+  { name: "tflops", label: "TFLOP/s", numeric: true, cell: (p) => number(p.tflops, 3) },
+], points, { hideCaption: true });

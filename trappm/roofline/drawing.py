@@ -1,0 +1,188 @@
+"""Rooflines drawn: as text for a terminal, as a PNG; several devices over each other.
+
+Both axes are logarithmic: operations a byte, and TFLOP/s. Slanted lines are bandwidths, level ones
+compute; those of a data sheet are dashed (in text: dotted). Points are the kernels of a step; tiny
+ones, far below all ceilings, stand on the plot's edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import atan2, ceil, degrees, log10
+from math import floor as floor_of
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from trappm.profiler.errors import InputError
+from trappm.roofline.roofs import BANDWIDTH, COMPUTE, MEASURED, KnownDevice
+from trappm.terminal.png_figures import new_figure, save_png
+
+if TYPE_CHECKING:
+    from trappm.roofline.steps import RoofedStep
+
+MOST_POINTS = 400
+"""Of one step, that are drawn or written: all of nearly every model's."""
+
+_COLUMNS, _LINES = 78, 24
+_NARROWEST = (0.05, 1000.0)
+"""FLOP a byte; wider where kernels are."""
+_LARGEST = 900.0
+"""Area of a point that is the whole step, in square points."""
+_MARKS = ("ox+*", "─═━┄")
+_ROOM = 8.0
+"""Between the lowest ceiling and the edge of the plot; a round number."""
+_SHOWN_SHARE = 0.002
+"""Of the step; shorter kernels are left out of a text, which has few places."""
+
+
+class Line(NamedTuple):
+    """A ceiling as it is drawn: (intensity, TFLOP/s) of both ends."""
+
+    name: str
+    ends: tuple[tuple[float, float], tuple[float, float]]
+    is_measured: bool
+
+
+def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
+    """The ceilings of a device between two intensities; those of one value are one line."""
+    peaks, levels = [*device.of(COMPUTE).values()], [*device.of(BANDWIDTH).values()]
+    top = max((roof.value for roof in peaks), default=None)
+    steepest = max((roof.value for roof in levels), default=None)
+    drawn = []
+    for value, same in groupby(sorted(peaks, key=lambda r: r.value), key=lambda r: r.value):
+        roofs = [*same]
+        start = low if steepest is None else min(max(low, 1000 * value / steepest), high)
+        name = f"{', '.join(roof.of for roof in roofs)} {value:,.4g} TFLOP/s"
+        ends = (start, value), (high, value)
+        drawn.append(Line(name, ends, roofs[0].source == MEASURED))
+    for roof in levels:
+        end = high if top is None else max(min(high, 1000 * top / roof.value), low)
+        ends = (low, low * roof.value / 1000), (end, end * roof.value / 1000)
+        drawn.append(Line(f"{roof.of} {roof.value:,.4g} GB/s", ends, roof.source == MEASURED))
+    return drawn
+
+
+def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
+    """The intensities between which all is drawn."""
+    found = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
+    low, high = _NARROWEST
+    return min([low, *(0.7 * x for x in found)]), max([high, *(1.4 * x for x in found)])
+
+
+def floor(devices: Sequence[KnownDevice], low: float) -> float:
+    """The least TFLOP/s that is drawn: well below the lowest ceiling at the lowest intensity.
+
+    Raises:
+        InputError: no ceiling is known, so there is nothing to draw.
+    """
+    values = [roof.value for device in devices for roof in device.of(COMPUTE).values()]
+    values += [r.value * low / 1000 for d in devices for r in d.of(BANDWIDTH).values()]
+    if not values:
+        names = ", ".join(device.key for device in devices)
+        raise InputError(f"no ceiling of {names} is known; measure it when its host is quiet")
+    return min(values) / _ROOM
+
+
+def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
+    """A plot of 78 columns."""
+    import plotext
+
+    low, high = span(steps)
+    least = floor(devices, low)
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(_COLUMNS, _LINES)
+    plotext.xscale("log")
+    plotext.yscale("log")
+    for number, device in enumerate(devices):
+        mark = _MARKS[1][number % len(_MARKS[1])]
+        for line in lines(device, low, high):
+            xs, ys = (
+                np.geomspace(*ends, 2 * _COLUMNS).tolist() for ends in zip(*line.ends, strict=True)
+            )
+            plotext.plot(xs, ys, marker=mark if line.is_measured else "·")
+    for number, step in enumerate(steps):
+        shown = [p for p in step.kernels.points if p.share > _SHOWN_SHARE]
+        ys = [max(p.tflops, least) for p in shown]
+        mark = _MARKS[0][number % len(_MARKS[0])]
+        plotext.scatter([p.intensity for p in shown], ys, marker=mark)
+    most = max(end[1] for d in devices for line in lines(d, low, high) for end in line.ends)
+    for axis, (first, last) in ((plotext.xticks, (low, high)), (plotext.yticks, (least, most))):
+        ticks = [10.0**p for p in range(ceil(log10(first)), floor_of(log10(last)) + 1)]
+        axis(ticks, [f"{tick:g}" for tick in ticks])
+    plotext.xlabel("FLOP a byte")
+    plotext.ylabel("TFLOP/s")
+    text: str = plotext.uncolorize(plotext.build())
+    return text
+
+
+def key_of_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
+    """What the marks of `as_text` mean, in a line."""
+    parts = []
+    for number, device in enumerate(devices):
+        line = (
+            _MARKS[1][number % len(_MARKS[1])]
+            if any(roof.source == MEASURED for roof in device.roofs)
+            else "·"
+        )
+        mark = f" and {_MARKS[0][number % len(_MARKS[0])]} (a kernel)" if steps else ""
+        parts.append(f"{line}{mark}: {device.key}")
+    return "; ".join(parts) + "; · is of a data sheet"
+
+
+def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: Path) -> None:
+    """Draws into a file; points are as large as their share of the step.
+
+    Raises:
+        InputError: no ceiling is known, or the file cannot be written.
+    """
+    low, high = span(steps)
+    least = floor(devices, low)
+    figure = new_figure(9, 5.6)
+    axis = figure.subplots()
+    for number, device in enumerate(devices):
+        colour = f"C{number}"
+        for line in lines(device, low, high):
+            (x0, y0), (x1, y1) = line.ends
+            axis.plot(
+                [x0, x1], [y0, y1], color=colour, linewidth=1.3,
+                linestyle="-" if line.is_measured else "--",
+            )  # fmt: skip
+            is_level = y0 == y1
+            axis.text(
+                high * (low / high) ** (0.25 * number) if is_level else 1.15 * x0,
+                y1 * 1.06 if is_level else 1.15 * y0 * 1.06, line.name,
+                ha="right" if is_level else "left", va="bottom", fontsize=7.5, color=colour,
+                rotation=0 if is_level else degrees(atan2(y1 - y0, x1 - x0)),
+                rotation_mode="anchor", transform_rotates_text=not is_level,
+            )  # fmt: skip
+    for number, step in enumerate(steps):
+        points = step.kernels.points[:MOST_POINTS]
+        axis.scatter(
+            [p.intensity for p in points], [max(p.tflops, least) for p in points],
+            s=[3 + _LARGEST * p.share for p in points], color=f"C{number}", alpha=0.45,
+            linewidths=0, clip_on=False,
+        )  # fmt: skip
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        ylim=(least, None),
+        xlabel="FLOP a byte",
+        ylabel="TFLOP/s",
+    )
+    handles = [axis.plot([], [], color=f"C{n}", label=d.key)[0] for n, d in enumerate(devices)]
+    axis.legend(handles=handles, loc="lower right", frameon=False, fontsize=9)
+    title = "ceilings; dashed: by data sheet"
+    if steps:
+        first = steps[0]
+        title = (
+            f"{first.model}, {first.phase} at batch {first.batch_size:,}, "
+            f"{first.settings.precision}: kernels by their share of the step\n{title}"
+        )
+    axis.set_title(title, fontsize=9.5)
+    axis.grid(which="major", color="0.9", linewidth=0.6)
+    save_png(figure, path, dpi=130)

@@ -1,0 +1,141 @@
+"""Rooflines in words and tables: the answer first, then ceilings, then the largest kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
+from trappm.profiler.kernels.command import facts
+from trappm.profiler.records import Outcome, Phase
+from trappm.roofline.drawing import MOST_POINTS, as_text, key_of_text
+from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
+from trappm.terminal.tables import console, print_table
+
+if TYPE_CHECKING:
+    from trappm.roofline.steps import RoofedStep
+
+_ROWS = 10
+"""Kernels in a table."""
+_KINDS = {"compute": "compute in", "bandwidth": "bandwidth in", "launch": "launch"}
+
+
+def sentence(step: RoofedStep) -> str:
+    """What bounds the step, and what twice the batch would do, in two sentences."""
+    shares = sorted(step.kernels.shares.items(), key=lambda item: -item[1])
+    (most, share), *others = ((_WORDS[bound], value) for bound, value in shares)
+    rest = ", ".join(f"{name} {value:.0%}" for name, value in others)
+    what = "a training" if step.phase is Phase.TRAIN else "an inference"
+    text = (
+        f"{most.capitalize()} most bounds {what} step of {step.model} at batch "
+        f"{step.batch_size:,} on {step.device.key}: {share:.0%} of {step.step_time_ms:,.3g} ms "
+        f"({rest})."
+    )
+    if step.doubled is None:
+        return f"{text} The model knows this batch size only."
+    more = step.doubled.samples_per_s / step.samples_per_s - 1
+    change = f"{abs(more):.0%} {'more' if more >= 0 else 'fewer'} samples a second"
+    if abs(more) < _SAME:
+        change = "as many samples a second"
+    return (
+        f"{text} Twice the batch does {change} ({step.samples_per_s:,.0f} to "
+        f"{step.doubled.samples_per_s:,.0f})."
+    )
+
+
+_WORDS = {COMPUTE: "compute", BANDWIDTH: "bandwidth", LAUNCH: "launching"}
+_SAME = 0.005
+
+
+def to_json(step: RoofedStep) -> dict[str, Any]:
+    """As plain values; of the kernels the `MOST_POINTS` that take longest."""
+    points = [
+        {**asdict(p), "intensity": p.intensity, "tflops": p.tflops}
+        for p in step.kernels.points[:MOST_POINTS]
+    ]
+    return {
+        "model": step.model,
+        "phase": step.phase.value,
+        "batch_size": step.batch_size,
+        **{name: value.value for name, value in step.settings._asdict().items()},
+        "step_time_ms": step.step_time_ms,
+        "samples_per_s": step.samples_per_s,
+        "source": step.source,
+        "sentence": sentence(step),
+        "shares": dict(step.kernels.shares),
+        "doubled": None if step.doubled is None else asdict(step.doubled),
+        "kernels": points,
+        "left_out": max(0, len(step.kernels.points) - MOST_POINTS),
+    }
+
+
+def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> None:
+    """What is known of devices, and of a step on each of them if there is one."""
+    for step in steps:
+        _line(f"{sentence(step)} Its times rest on {step.source}.")
+    for device in devices:
+        _line(f"{device.key} ({device.name}): {_ceilings(device)}.")
+    if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
+        _line(as_text(devices, steps))
+        _line(f"{key_of_text(devices, steps)}.")
+    for device in devices:
+        rows = [
+            (f"{_KINDS[r.kind]} {r.of}", r.value, UNITS[r.kind], r.source) for r in device.roofs
+        ]
+        print_table(f"ceilings of {device.key}", ("of", "at best", "unit", "source"), rows)
+    for step in steps:
+        _print_kernels(step)
+    for device in devices if not steps else ():
+        _print_counts(device)
+
+
+def devices_json(
+    devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]
+) -> list[dict[str, Any]]:
+    """The same as plain values, a device each."""
+    rows = []
+    for number, device in enumerate(devices):
+        kernels = device.kernels
+        row = facts(device.key, kernels, device.measured)
+        row["device_name"] = device.name
+        row["provenances"] = sorted({kernel.provenance.value for kernel in kernels})
+        row["newest"] = max((kernel.started_at for kernel in kernels), default=None)
+        row["roofs"] = [{**vars(roof), "unit": UNITS[roof.kind]} for roof in device.roofs]
+        row["step"] = to_json(steps[number]) if steps else None
+        rows.append(row)
+    return rows
+
+
+def _line(text: str) -> None:
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def _ceilings(device: KnownDevice) -> str:
+    if device.kernels:
+        return ceilings_sentence(device.measured)
+    values = ", ".join(
+        f"{r.value:,.4g} {UNITS[r.kind]} {_KINDS[r.kind]} {r.of}" for r in device.roofs
+    )
+    return f"by its data sheet, as no kernel of it was timed: {values}"
+
+
+def _print_kernels(step: RoofedStep) -> None:
+    rows = [
+        (p.name, p.size, p.count, f"{p.share:.1%}", p.bound, p.intensity, p.tflops)
+        for p in step.kernels.points[:_ROWS]
+    ]
+    print_table(
+        f"largest kernels on {step.device.key}",
+        ("kernel", "size", "runs", "share", "bound", "FLOP/byte", "TFLOP/s"),
+        rows,
+    )
+
+
+def _print_counts(device: KnownDevice) -> None:
+    counts = Counter((k.call.operator.value, k.outcome is Outcome.OK) for k in device.kernels)
+    operators = sorted({operator for operator, _ in counts})
+    if operators:
+        rows = [(o, counts[o, True], counts[o, False]) for o in operators]
+        print_table(f"kernels of {device.key}", ("operator", "ok", "others"), rows)

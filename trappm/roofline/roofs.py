@@ -1,0 +1,130 @@
+"""The ceilings of a device: what its kernels reached where they were timed, else its data sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trappm.profiler.devices.catalogue import card_name, card_of, read_name
+from trappm.profiler.errors import InputError
+from trappm.profiler.kernels.ceilings import Ceilings, ceilings
+
+if TYPE_CHECKING:
+    from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+    from trappm.store import Store
+
+COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
+MEASURED, ON_PAPER = "measured", "data sheet"
+UNITS = {COMPUTE: "TFLOP/s", BANDWIDTH: "GB/s", LAUNCH: "us"}
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """One ceiling."""
+
+    kind: str
+    """`compute`, `bandwidth` or `launch`."""
+    of: str
+    """A type such as `tf32`, a level such as `L2`, or which launch."""
+    value: float
+    """In the unit of its kind (`UNITS`)."""
+    source: str
+    """`measured`, or `data sheet`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnownDevice:
+    """What is known of a device without any step."""
+
+    key: str
+    card: str
+    """Its full name in the catalogue, where measurements tell it; else the key."""
+    roofs: tuple[Roof, ...]
+    kernels: Sequence[KernelMeasurement] = ()
+    """The last good attempt of each call under its last stack; none where none was timed."""
+
+    def of(self, kind: str) -> dict[str, Roof]:
+        return {roof.of: roof for roof in self.roofs if roof.kind == kind}
+
+    @property
+    def measured(self) -> Ceilings:
+        return ceilings(self.kernels)
+
+    @property
+    def name(self) -> str:
+        """As its driver tells it, where it was measured."""
+        told = self.kernels[-1].environment.get("device_name") if self.kernels else self.card
+        return str(told or "unnamed")
+
+    @property
+    def memory(self) -> Roof | None:
+        """The bandwidth of its memory: of the largest tensors, where no cache is known."""
+        levels = [*self.of(BANDWIDTH).values()]
+        return levels[-1] if levels else None
+
+
+def known_device(store: Store, name: str) -> KnownDevice:
+    """A device by its key, or by any name of a card.
+
+    What its kernels do not tell stands on the data sheet of its card, if there is one.
+
+    Raises:
+        InputError: nothing is known of it, or its name may be that of several in the store.
+    """
+    keys = store.kernels.devices()
+    key = _key(name, keys)
+    kernels = store.kernels.latest(key) if key in keys else []
+    roofs = {(roof.kind, roof.of): roof for roof in _measured(ceilings(kernels))}
+    kinds = {kind for kind, _ in roofs}
+    card = card_name(key, [kernels[-1].environment] if kernels else [])
+    for roof in _on_paper(card):
+        if roof.kind == COMPUTE or roof.kind not in kinds:
+            roofs.setdefault((roof.kind, roof.of), roof)
+    if not roofs and not kernels:
+        there = f"; there are some of {', '.join(sorted(keys))}" if keys else ""
+        raise InputError(
+            f"no kernels of {name!r} are known{there}, and the catalogue has no such card; measure "
+            f"them: trappm device characterise {name}"
+        )
+    order = (COMPUTE, BANDWIDTH, LAUNCH)
+    return KnownDevice(
+        key=key,
+        card=card,
+        roofs=tuple(sorted(roofs.values(), key=lambda roof: order.index(roof.kind))),
+        kernels=kernels,
+    )
+
+
+def _key(name: str, keys: Collection[str]) -> str:
+    """Which of these keys a name means; the name itself, if none."""
+    card = read_name(name)
+    alike = [key for key in sorted(keys) if card.model and card.may_be(read_name(key))]
+    if name in keys or not alike:
+        return name
+    if len(alike) > 1:
+        raise InputError(f"device {name!r} may be {' or '.join(alike)}; name one of them")
+    return alike[0]
+
+
+def _measured(known: Ceilings) -> list[Roof]:
+    rows = [(COMPUTE, kind, value) for kind, value in known.tflops.items()]
+    rows += [(BANDWIDTH, b.level, b.gb_s) for b in known.bandwidths]
+    launches = {"alone": known.launch_us, "one of many": known.dispatch_us}
+    rows += [(LAUNCH, of, value) for of, value in launches.items() if value is not None]
+    return [Roof(kind=k, of=of, value=value, source=MEASURED) for k, of, value in rows]
+
+
+def _on_paper(named: str) -> list[Roof]:
+    card = card_of(named)
+    if card is None:
+        return []
+    rows = [
+        (COMPUTE, "fp32", card.fp32_tflops),
+        (COMPUTE, "tf32", card.tf32_tflops),
+        (COMPUTE, "fp16", card.half_tflops),
+        (COMPUTE, "bf16", card.half_tflops if card.has_bf16 else None),
+        (BANDWIDTH, MEMORY, card.bandwidth_gbs),
+    ]
+    return [Roof(kind=k, of=of, value=v, source=ON_PAPER) for k, of, v in rows if v is not None]
