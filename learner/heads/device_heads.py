@@ -3,7 +3,9 @@
     memory                  simulated step (`learner.physics.memory_prior`), or the graph
     step time               simulated kernels (`step_time_prior`) where they have been traced,
                             terms of the graph (`learner.physics.graph_prior`) elsewhere
-    power, energy, others   terms of the graph
+    power                   energies of the kernels over their simulated time (`power_prior`) where
+                            they have been traced, terms of the graph elsewhere
+    energy, others          terms of the graph
 
 Each of them is a `learner.heads.metric_head`: prior, residual, calibrated interval. One frame for
 training and
@@ -28,6 +30,7 @@ from trappm.learner.networks.presets import HeadPreset
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -55,6 +58,7 @@ _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,
     "memory": MemoryPrior,
     "kernels": StepTimePrior,
+    "power": PowerPrior,
 }
 """Priors by the name that a snapshot knows them by."""
 
@@ -257,7 +261,7 @@ def train_heads(
     for done, metric in enumerate(metrics):
         at = list(METRICS).index(metric)
         labels = Targets(targets[:, at], bounds[:, at], groups)
-        for part, prior in _priors(metric, spec, evidence).items():
+        for part, prior in _priors(metric, spec, evidence, heads["of_kernels"]).items():
             start = None if init is None else getattr(init, part).get(metric)
             head = _train_head(part, workloads, labels, prior, generator, start)
             if head is not None:
@@ -288,14 +292,25 @@ def _train_head(
     return Ours(prior).fit([workloads[i] for i in rows], own, generator, start)
 
 
-def _priors(metric: str, spec: DeviceSpec | None, evidence: Sequence[Evidence]) -> dict[str, Prior]:
-    """What explains a metric before labels do, by the part of the heads that it belongs to."""
+def _priors(
+    metric: str,
+    spec: DeviceSpec | None,
+    evidence: Sequence[Evidence],
+    of_kernels: Mapping[str, Head[Prior]],
+) -> dict[str, Prior]:
+    """What explains a metric before labels do, by the part of the heads that it belongs to.
+
+    Power goes by the step times that labels have taught before it.
+    """
     priors = {"heads": starting_prior(metric, spec, kernels=False)}
     better = starting_prior(metric, spec, kernels=True)
     if isinstance(better, StepTimePrior):
         if evidence:
             better = StepTimePrior.like_others(better.spec, known_devices(), evidence)
         priors["of_kernels"] = better
+    times = of_kernels.get("step_time_ms")
+    if metric == "power_w" and times is not None and isinstance(times.prior, StepTimePrior):
+        priors["of_kernels"] = PowerPrior.with_times(times.prior)
     return priors
 
 

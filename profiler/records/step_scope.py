@@ -28,6 +28,8 @@ class StepScope:
     """Of each image, copied from the host's memory to the device within the step."""
     waits_for_host: bool = True
     """False for kernels alone: nothing is launched within that the device could wait for."""
+    loads_data: bool = False
+    """The step waits for images that are read and decoded; how long, nothing tells."""
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> Self:
@@ -49,7 +51,11 @@ class StepScope:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values. They name attempts, so what came later stands there where it says more."""
+        values = asdict(self)
+        if not self.loads_data:
+            del values["loads_data"]
+        return values
 
 
 WHOLE_STEP = StepScope()

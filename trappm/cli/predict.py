@@ -33,6 +33,10 @@ SnapshotName = Annotated[
 Epochs = Annotated[int | None, typer.Option(help="Of a whole run, with --samples.")]
 Samples = Annotated[int | None, typer.Option(help="Of one epoch.")]
 Carbon = Annotated[float | None, typer.Option(help="Of the electricity, in g CO2 per kWh.")]
+PowerLimit = Annotated[
+    float | None,
+    typer.Option("--power-limit", help="Of the card, in W; by default as delivered."),
+]
 
 
 def predict(
@@ -48,6 +52,7 @@ def predict(
     epochs: Epochs = None,
     samples: Samples = None,
     carbon: Carbon = None,
+    power_limit: PowerLimit = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict time, memory, power and energy of a step, what fits, and what a whole run costs.
@@ -71,6 +76,7 @@ def predict(
         epochs=epochs,
         samples=samples,
         carbon_g_per_kwh=carbon,
+        power_limit_w=power_limit,
     )
     if as_json:
         rows = [prediction.to_dict() for prediction in predictions]

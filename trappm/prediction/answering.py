@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
-from trappm.prediction.costs import Run, check_run, prices_of, run_of
+from trappm.prediction import costs
 from trappm.prediction.device_names import device_key
 from trappm.prediction.estimate import largest_batch
-from trappm.prediction.prediction import Figures, Fit, Prediction
+from trappm.prediction.prediction import MIG_PROFILES, Figures, Fit, Prediction, mig_profile
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.subjects import Subject
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-
-MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
-"""DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
-MIB_PER_GB = 1e9 / 2**20
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "precision": Precision,
@@ -57,6 +53,7 @@ class Question:
         epochs: int | None = None,
         samples: int | None = None,
         carbon_g_per_kwh: float | None = None,
+        power_limit_w: float | None = None,
     ) -> None:
         """With `snapshots` these answer, the first one first, whatever `snapshot` names.
 
@@ -73,8 +70,10 @@ class Question:
         }
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
-        check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        costs.check_limit(power_limit_w)
+        costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
+        self.power_limit_w = power_limit_w
         self._samples = samples
         self._carbon_g_per_kwh = carbon_g_per_kwh
         self._snapshot = snapshot
@@ -139,18 +138,18 @@ class Question:
         usual = (*agreeing, *trained.settings, _PLAIN)[0]
         return usual._replace(**self._given)
 
-    def run(self, device: str, batch: int, figures: Figures) -> Run | None:
+    def run(self, device: str, batch: int, figures: Figures) -> costs.Run | None:
         step_time_ms = figures.step_time_ms
         if self.epochs is None or self._samples is None or step_time_ms is None:
             return None
-        return run_of(
+        return costs.run_of(
             epochs=self.epochs,
             samples=self._samples,
             batch_size=batch,
             step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
             energy_j=figures.energy_j,
             carbon_g_per_kwh=self._carbon_g_per_kwh,
-            prices=prices_of(device),
+            prices=costs.prices_of(device),
         )
 
 
@@ -234,6 +233,8 @@ class _Inquiry:
     ) -> Prediction:
         """The whole answer, from what the heads predicted of it in this row."""
         figures = self._figures(output, row)
+        power = self._power(figures)
+        figures = figures.with_power(power)
         fit, unfit = self._what_fits(figures.intervals.get("memory_mib"), risk, capacity)
         missing = self._missing(figures) | unfit
         run = self._question.run(self.device, self._batch_size, figures)
@@ -254,6 +255,9 @@ class _Inquiry:
             simulated_memory=self._simulated_memory(),
             memory_source=self._profile.step_source,
             memory_remark=self._profile.step_refusal or self._profile.step_remark or self._untraced,
+            power_limit_w=power.power_limit_w,
+            power_source=power.power_source,
+            thriftiest=power.thriftiest,
             **vars(figures),
             **vars(fit),
         )
@@ -285,6 +289,16 @@ class _Inquiry:
             intervals=intervals,
             unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
         )
+
+    def _power(self, figures: Figures) -> costs.Power:
+        """What no head predicts of it, or what is so under the question's limit."""
+        limit_w = self._question.power_limit_w
+        if figures.power_w is not None and limit_w is None:
+            return costs.Power()
+        traced = self._subject.step(self._settings)
+        workload = replace(self.workload, kernels=getattr(traced, "kernels", None))
+        time_ms = figures.interval("step_time_ms")
+        return costs.power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
 
     def _what_fits(
         self, memory: tuple[float, float] | None, risk: float | None, capacity: float | None
@@ -383,8 +397,3 @@ class _Inquiry:
     def _upper_mib(self, batch_size: int) -> float:
         output = self.predict([self._workload(batch_size)])
         return float(output.high[0, output.metrics.index("memory_mib")])
-
-
-def mig_profile(upper_mib: float) -> str | None:
-    """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
-    return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)

@@ -1,4 +1,4 @@
-"""What a whole training costs: time, money, energy and CO2, from the cost of one step.
+"""The power of a step, and what a whole training costs: time, money, energy and CO2.
 
 Prices stand in `prices.yaml`, by cloud and GPU, each with the day it was noted on; a file of that
 name in TRAPPM_HOME takes its place.
@@ -6,21 +6,32 @@ name in TRAPPM_HOME takes its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.files.yaml_text import load_yaml
 from trappm.profiler.host.data_folder import data_folder
+
+if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import DeviceHeads
+    from trappm.learner.physics.power.step_power import Thrift
+    from trappm.learner.workload import Workload
+
+Interval = tuple[float, float, float]
+"""Median, low and high."""
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
 MAX_COUNT = 10**12
 """Epochs, and samples of one."""
 MAX_CARBON_G_PER_KWH = 10_000
+MOST_LIMIT_W = 10_000
 _COLUMNS = {"cloud": str, "device": str, "usd_per_hour": (int, float), "noted": date, "source": str}
 
 
@@ -64,6 +75,81 @@ class Run:
     """The cheapest first; none where no price of the device is known."""
     energy_kwh: float | None
     co2_kg: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """What is known of a step's power beside its heads."""
+
+    told: Mapping[str, Interval] = field(default_factory=dict)
+    """Median, low and high of power, and of what else hangs on it, by the names of `Prediction`."""
+    power_limit_w: float | None = None
+    """Of the question."""
+    power_source: str | None = None
+    """Whose labels it rests on."""
+    thriftiest: Thrift | None = None
+
+
+def check_limit(power_limit_w: object) -> None:
+    """Raises InputError for what is no power limit of any card; None is none."""
+    limit = power_limit_w
+    if limit is not None and not (
+        isinstance(limit, int | float) and type(limit) is not bool and 0 < limit <= MOST_LIMIT_W
+    ):
+        raise InputError(
+            f"the power limit is {power_limit_w!r}; it must be a number of watts above 0, at most "
+            f"{MOST_LIMIT_W:,}"
+        )
+
+
+def power_of_step(
+    workload: Workload,
+    heads: DeviceHeads,
+    card: str,
+    step_time_ms: Interval | None,
+    limit_w: float | None,
+) -> Power:
+    """Power and energy of a step on a card, by its kernels.
+
+    Args:
+        workload: with its kernels, where they could be traced.
+        heads: of the device.
+        card: any of its names.
+        step_time_ms: under the limit as delivered; None where no head predicts it.
+        limit_w: None for the limit as delivered.
+
+    Raises:
+        InputError: no limit of this card, or nothing is known of its power.
+    """
+    from trappm.learner.heads.device_heads import Heads
+    from trappm.learner.physics.power.known_power import power_of
+    from trappm.learner.physics.power.step_power import StepPower
+    from trappm.learner.physics.step_time_prior import StepTimePrior
+
+    known = power_of(card_of(card))
+    if known is None or workload.kernels is None:
+        if limit_w is not None:
+            why = f"of the power of {card}" if known is None else "of the kernels of this model"
+            raise InputError(f"nothing is known {why}, so not what a power limit does to it")
+        return Power()
+    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
+    step = StepPower(workload, times, card, known, step_time_ms)
+    told = step.under(known.limit_w if limit_w is None else limit_w)
+    time_ms, low, high = told["step_time_ms"]
+    if step_time_ms is None:
+        del told["step_time_ms"], told["energy_j"]
+    elif limit_w is None:
+        del told["step_time_ms"]  # that is the head's affair
+    else:
+        samples_ms = 1e3 * workload.batch_size
+        told["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
+    return Power(
+        told=told,
+        power_limit_w=limit_w,
+        power_source=known.rests_on,
+        thriftiest=None if step_time_ms is None else step.thriftiest(),
+    )
 
 
 def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:

@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     epochs: int | None
     samples: int | None
     carbon_g_per_kwh: float | None
+    power_limit_w: float | None
 
 
 _ARGUMENTS = frozenset({*Options.__annotations__, "model", "device", "devices"})
@@ -92,7 +93,8 @@ def predict(
             as most labels of the device had them. snapshot: an id, an alias, or a folder; by
             default the latest one here, and for devices that it does not know the one that ships
             with trappm. epochs, samples: adds what a whole run costs (`Prediction.run`).
-            carbon_g_per_kwh: of the electricity, for its CO2.
+            carbon_g_per_kwh: of the electricity, for its CO2. power_limit_w: of the card; by
+            default the limit as delivered.
 
     Returns:
         One prediction, or a list for a list of models or for `devices`: all devices of the first

@@ -8,12 +8,13 @@ training follow from them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.costs import Run
+from trappm.prediction.costs import Interval, Power, Run
 
 if TYPE_CHECKING:
+    from trappm.learner.physics.power.step_power import Thrift
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
     from trappm.profiler.static_profile import StepSource
 
@@ -29,6 +30,27 @@ class Figures:
     samples_per_s: float | None
     intervals: Mapping[str, tuple[float, float]]
     unfamiliar: tuple[str, ...]
+
+    def interval(self, name: str) -> Interval | None:
+        """Median, low and high; None where it is not known."""
+        median = getattr(self, name)
+        return None if median is None else (median, *self.intervals[name])
+
+    def with_power(self, power: Power) -> Figures:
+        """With what is known of the step's power, and of its time under a limit."""
+        medians: dict[str, Any] = {name: value[0] for name, value in power.told.items()}
+        bounds = {name: value[1:] for name, value in power.told.items()}
+        return replace(self, **medians, intervals={**self.intervals, **bounds})
+
+
+MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
+"""DIPPM's rule (Panner Selvam and Brorsson 2023): memory below so many GB fits this part of one."""
+MIB_PER_GB = 1e9 / 2**20
+
+
+def mig_profile(upper_mib: float) -> str | None:
+    """The smallest part of an A100 of 40 GB that so much memory fits into; None if none does."""
+    return next((name for gb, name in MIG_PROFILES if upper_mib < gb * MIB_PER_GB), None)
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,12 @@ class Prediction:
     energy_j: float | None = None
     """Of one step."""
     samples_per_s: float | None = None
+    power_limit_w: float | None = None
+    """Under which the step runs; None where the question has none: as delivered."""
+    power_source: str | None = None
+    """What power rests on where no head of the device predicts it: whose labels."""
+    thriftiest: Thrift | None = None
+    """Where power and step time are known under any limit."""
     out_of_memory: float | None = None
     """The probability that the step does not fit into the device's memory."""
     capacity_mib: float | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT
+from trappm.prediction.costs import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
 from trappm.prediction.estimate import EstimateRequest
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MAX_SIZE
@@ -45,6 +45,9 @@ class Settings(BaseModel):
     carbon_g_per_kwh: (
         Annotated[float, Field(ge=0, le=MAX_CARBON_G_PER_KWH, allow_inf_nan=False)] | None
     ) = None
+    power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
+        Field(None, description="Of the card; as delivered if left out.")
+    )
 
     @model_validator(mode="after")
     def _one_way_to_name_devices(self) -> Settings:

@@ -29,7 +29,7 @@ def print_prediction(prediction: Prediction) -> None:
     out = console()
     out.print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
     _line(f"in {_settings(prediction)}")
-    for line in _what_fits(prediction):
+    for line in (*_what_fits(prediction), *_about_power(prediction)):
         _line(line)
     if prediction.run is not None:
         _print_run(prediction.run)
@@ -99,6 +99,21 @@ def _what_fits(prediction: Prediction) -> list[str]:
         )
     if prediction.mig_profile is not None:
         lines.append(f"smallest MIG profile: {prediction.mig_profile}")
+    return lines
+
+
+def _about_power(prediction: Prediction) -> list[str]:
+    lines = []
+    if prediction.power_source is not None:
+        limit = prediction.power_limit_w
+        under = "" if limit is None else f", under a limit of {limit:g} W"
+        lines.append(f"power{under} rests on: {prediction.power_source}")
+    thrift = prediction.thriftiest
+    if thrift is not None and thrift.saved > 0:
+        lines.append(
+            f"thriftiest power limit for 5 % of time: {thrift.power_limit_w:g} W, "
+            f"{cell(thrift.step_time_ms)} ms, {cell(thrift.energy_j)} J ({thrift.saved:.0%} less)"
+        )
     return lines
 
 

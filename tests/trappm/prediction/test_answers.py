@@ -19,10 +19,10 @@ from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction import subjects
-from trappm.prediction.answering import MIB_PER_GB, mig_profile
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
+from trappm.prediction.prediction import MIB_PER_GB, mig_profile
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records import METRICS
@@ -69,9 +69,10 @@ def test_a_new_user_is_answered_and_told_what_is_not_known(answer):
     assert answer.snapshot == read_whole(SHIPPED)[0].id
     low, high = answer.intervals["memory_mib"]
     assert 1000 < low < answer.memory_mib < high < 10_000
-    assert answer.step_time_ms is answer.power_w is answer.energy_j is None
-    for metric in ("step_time_ms", "power_w"):
-        assert f"no {metric} head for train steps on a100-40gb" in answer.missing[metric]
+    assert answer.step_time_ms is answer.energy_j is None
+    missing = answer.missing["step_time_ms"]
+    assert "no step_time_ms head for train steps on a100-40gb" in missing
+    assert "no label of its power" in answer.power_source
     assert answer.out_of_memory < 0.01
     assert answer.precision == "fp32"
     every = (*METRICS, "energy_j", "samples_per_s", "out_of_memory", "largest_batch_size")
@@ -133,7 +134,8 @@ def test_the_papers_forms_and_keywords_say_the_same(file, answer):
     assert trappm.predict(file, {"batch_size": 64, "device": "a100"}) == by_words
     assert trappm.predict([str(file)], batch_size=64, device="a100") == [by_words]
     step_time_ms, memory_mib, power_w = by_words
-    assert (step_time_ms, power_w) == (None, None)
+    assert step_time_ms is None
+    assert 0 < power_w <= 400
     assert memory_mib == pytest.approx(answer.memory_mib, rel=0.05)
 
 

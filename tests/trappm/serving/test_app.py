@@ -51,6 +51,7 @@ def plain(prediction):
             "memory_format": st.just("channels-last"),
             "optimizer": st.sampled_from(["sgd", "adam"]),
             "carbon_g_per_kwh": st.just(300.0),
+            "power_limit_w": st.just(250.0),
             "snapshot": st.just("default"),
         },
     ),

@@ -1,0 +1,1 @@
+"""The power that a step draws, and how long it takes under a power limit."""

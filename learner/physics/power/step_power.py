@@ -1,0 +1,157 @@
+"""Power and energy of a predicted step, under any power limit, and the limit that is thriftiest.
+
+`operating_point` has the formula. Medians are of the most probable constants and the
+predicted time; intervals are of draws of both, so that what makes a step longer makes its power
+lower in the same draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.power.known_power import CardPower
+from trappm.learner.physics.power.loads import Loads, loads_of
+from trappm.learner.physics.power.operating_point import Steps
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float, float]
+"""Median, low and high."""
+
+DRAWS = 100
+SEED = 1337
+UNTIMED = 1.6
+"""Factor of the interval of a step time that no head predicts: devices held out
+(docs/step_time.md)."""
+MOST_SLOWER = 1.05
+"""Of the time under the thriftiest limit to that under the limit as delivered."""
+WAITING_NOISE = 0.25
+"""Deviation of the logarithm of power of steps that mostly wait for their host or loader."""
+SLOWDOWN_NOISE = 0.25
+"""Of the logarithm of how much longer a step takes under a limit: on networks held out."""
+LEAST_SHARE = 0.4
+"""Of the limit as delivered: lower ones cannot be set on most cards (P100: 0.5)."""
+LEAST_LIMIT = 0.25
+"""Of the limit as delivered: below, nobody measured anything."""
+_QUANTILES = (0.05, 0.95)
+_Z = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thrift:
+    """The power limit under which a step costs the least energy, for 5 % more time at most."""
+
+    power_limit_w: float
+    step_time_ms: float
+    power_w: float
+    energy_j: float
+    saved: float
+    """Share of the energy of a step under the limit as delivered."""
+
+
+class StepPower:
+    """A step on a card of known power."""
+
+    def __init__(
+        self, workload: Workload, times: StepTimePrior | None, card: str, known: CardPower,
+        step_time_ms: Interval | None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            workload: with its kernels.
+            times: of the device, where it has heads of kernels.
+            card: any of its names.
+            known: of its power.
+            step_time_ms: as predicted under the limit as delivered; None where no head predicts it.
+        """
+        prior = times or StepTimePrior.like_others(spec_of(card), known_devices())
+        if step_time_ms is None:
+            median = float(np.exp(prior.log_values([workload])[0]))
+            step_time_ms = median, median / UNTIMED, median * UNTIMED
+        self._loads = loads_of([workload], prior)
+        self._known = known
+        self._step_time_ms = step_time_ms
+
+    def under(self, limit_w: float) -> dict[str, Interval]:
+        """`step_time_ms`, `power_w` and `energy_j` under a limit.
+
+        Raises:
+            InputError: no limit of this card.
+        """
+        most = self._known.limit_w
+        if not LEAST_LIMIT * most <= limit_w <= most:
+            raise InputError(
+                f"the power limit is {limit_w:g} W; this card has {LEAST_LIMIT * most:g} to "
+                f"{most:g} W"
+            )
+        drawn = self._draws.under(np.full(DRAWS + 1, limit_w))
+        waits = 1 - self._draws.device_ms(drawn.clock) / drawn.time_ms
+        noise = self._normal[:, 1] * np.hypot(self._known.noise, WAITING_NOISE * waits)
+        # The noise is of the model; nothing draws more than its limit for long.
+        power = np.minimum(drawn.power_w * np.exp(noise), np.maximum(limit_w, drawn.power_w[0]))
+        slowdown = np.log(drawn.time_ms / self._times_ms)
+        times = drawn.time_ms * np.exp(SLOWDOWN_NOISE * slowdown * self._normal[:, 2])
+        values = {"step_time_ms": times, "power_w": power, "energy_j": power * times / 1e3}
+        return {name: _interval(value) for name, value in values.items()}
+
+    def thriftiest(self) -> Thrift:
+        """The limit that costs the least energy for `MOST_SLOWER` of the time."""
+        most = self._known.limit_w
+        limits = np.arange(most, LEAST_SHARE * most - 1e-9, -5.0)
+        rows = np.zeros(len(limits), dtype=np.int64)
+        time_ms = np.full(len(limits), self._step_time_ms[0])
+        steps = self._timed(rows, self._known.constants.mean, time_ms)
+        point = steps.under(limits)
+        energy = point.power_w * point.time_ms / 1e3
+        allowed = point.time_ms <= MOST_SLOWER * point.time_ms[0]
+        best = int(np.argmin(np.where(allowed, energy, np.inf)))
+        return Thrift(
+            power_limit_w=float(limits[best]),
+            step_time_ms=float(point.time_ms[best]),
+            power_w=float(point.power_w[best]),
+            energy_j=float(energy[best]),
+            saved=float(1 - energy[best] / energy[0]),
+        )
+
+    @cached_property
+    def _normal(self) -> Array:
+        """Of time, power and slowdown of each draw, 0 of the first, which is the median."""
+        normal = np.random.default_rng(SEED).normal(size=(DRAWS + 1, 3))
+        normal[0] = 0.0
+        return normal
+
+    @cached_property
+    def _times_ms(self) -> Array:
+        """A step time for each draw, as wide as its interval."""
+        median, low, high = self._step_time_ms
+        z = self._normal[:, 0]
+        wide = np.where(z < 0, np.log(median / low) / _Z, np.log(high / median) / _Z)
+        times: Array = median * np.exp(z * wide)
+        return times
+
+    @cached_property
+    def _draws(self) -> Steps:
+        known = self._known.constants
+        constants = known.draws(DRAWS, np.random.default_rng(SEED))
+        rows = np.zeros(DRAWS + 1, dtype=np.int64)
+        return self._timed(rows, np.vstack([known.mean, constants]), self._times_ms)
+
+    def _timed(self, rows: npt.NDArray[np.int64], constants: Array, time_ms: Array) -> Steps:
+        loads: Loads = self._loads.at(rows)
+        limit_w = np.full(len(rows), self._known.limit_w)
+        return Steps.timed(loads, self._known.sheet, constants, time_ms, limit_w)
+
+
+def _interval(values: Array) -> Interval:
+    """The first is the median, the others are draws around it."""
+    low, high = np.quantile(values[1:], _QUANTILES)
+    median = float(values[0])
+    return median, min(float(low), median), max(float(high), median)

@@ -1,0 +1,147 @@
+"""Power and energy of the shipped snapshot's answers, and what a power limit does to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import trappm
+from trappm.cli import run
+from trappm.learner.physics.power.step_power import MOST_SLOWER
+from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.errors import InputError
+from trappm.store.exchange.importers import zeus
+
+MODEL, BATCH = "resnet18", 64
+ZEUS = Path(__file__).parents[4] / "shared" / "data" / "nodes" / "zeus_train_power.csv"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+def ask(device="v100", **fields):
+    return trappm.predict(MODEL, batch_size=BATCH, device=device, **fields)
+
+
+def test_power_and_energy_stand_beside_what_the_heads_said_before():
+    answer = ask(epochs=2, samples=6400, carbon_g_per_kwh=500)
+    assert answer.energy_j == pytest.approx(answer.power_w * answer.step_time_ms / 1e3)
+    for metric in ("power_w", "energy_j"):
+        low, high = answer.intervals[metric]
+        assert 0 < low < getattr(answer, metric) < high
+        assert metric not in answer.missing
+    assert 50 < answer.power_w < answer.intervals["power_w"][1] <= 300
+    assert answer.run.energy_kwh == pytest.approx(200 * answer.energy_j / 3.6e6)
+    assert "Zeus" in answer.power_source
+    assert answer.power_limit_w is None
+    # Nothing of this moves the time: it is the head's.
+    low, high = answer.intervals["step_time_ms"]
+    assert answer.intervals["samples_per_s"] == (1e3 * BATCH / high, 1e3 * BATCH / low)
+    at_most = ask(power_limit_w=300)
+    assert at_most.step_time_ms == pytest.approx(answer.step_time_ms, rel=1e-3)
+    assert at_most.power_w == answer.power_w
+
+
+def test_a_limit_takes_energy_and_gives_time_until_it_costs_more():
+    free, low, lowest = ask(), ask(power_limit_w=200), ask(power_limit_w=100)
+    assert free.step_time_ms < low.step_time_ms < lowest.step_time_ms
+    assert free.power_w > low.power_w > lowest.power_w
+    assert low.power_w <= 200
+    assert lowest.intervals["power_w"][1] <= 100.5
+    assert low.energy_j < free.energy_j
+    assert free.samples_per_s > low.samples_per_s
+    assert low.samples_per_s == pytest.approx(1e3 * BATCH / low.step_time_ms)
+    # Memory, and which limit is thriftiest, do not hang on the limit that was asked about.
+    assert (low.thriftiest, low.memory_mib) == (free.thriftiest, free.memory_mib)
+    thrift = free.thriftiest
+    again = ask(power_limit_w=thrift.power_limit_w)
+    assert again.energy_j == pytest.approx(thrift.energy_j, rel=1e-3)
+    assert again.step_time_ms <= MOST_SLOWER * free.step_time_ms * 1.001
+    assert thrift.saved == pytest.approx(1 - thrift.energy_j / free.energy_j, rel=0.01)
+
+
+def test_cards_without_labels_of_power_say_so_and_are_less_sure():
+    known, other = ask(), ask("rtx3090", precision="fp32")
+    assert "no label of its power" in other.power_source
+
+    def width(answer):
+        low, high = answer.intervals["power_w"]
+        return high / low
+
+    assert width(other) > 1.2 * width(known)
+    a100 = ask("a100")  # no head of its step time, so no energy either
+    assert a100.power_w is not None
+    assert a100.step_time_ms is a100.energy_j is a100.thriftiest is None
+    assert "step_time_ms" in a100.missing["energy_j"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [("200", "the power limit is '200'"), (True, "the power limit is True"), (0, "limit is 0"),
+     (float("nan"), "limit is nan"), (400, "400 W; this card has 75 to 300 W"), (20.0, "is 20 W")],
+)  # fmt: skip
+def test_limits_that_a_card_has_not_are_refused(limit, message):
+    with pytest.raises(InputError, match=message):
+        ask(power_limit_w=limit)
+
+
+def test_a_device_of_unknown_power_has_no_limit_to_set(tmp_path, monkeypatch):
+    from trappm.learner.networks.presets import LAPTOP
+    from trappm.learner.snapshots.snapshot import save_snapshot
+
+    heads = load_snapshot(SHIPPED).heads["v100-16gb"]
+    folder = save_snapshot(
+        tmp_path, heads={"cpu-2t": heads}, source_device="cpu-2t", preset=LAPTOP, labels=[],
+        fields={},
+    ).folder  # fmt: skip
+    answer = ask("cpu-2t", snapshot=folder)
+    assert answer.power_w is answer.power_source is None
+    assert "no power_w head" in answer.missing["power_w"]
+    with pytest.raises(InputError, match="nothing is known of the power of cpu-2t"):
+        ask("cpu-2t", snapshot=folder, power_limit_w=100)
+
+
+def test_the_command_line_tells_power_its_source_and_the_thriftiest_limit(capsys):
+    command = ["predict", MODEL, "--batch-size", str(BATCH), "--device", "v100"]
+    assert run([*command, "--power-limit", "200"]) == 0
+    shown = capsys.readouterr().out
+    assert "under a limit of 200 W" in shown
+    assert "Zeus" in shown
+    assert "thriftiest power limit" in shown
+    assert run([*command, "--power-limit", "200", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["power_limit_w"] == 200
+    assert told["thriftiest"]["saved"] > 0
+    assert run([*command, "--power-limit", "999"]) == 2
+    assert "75 to 300 W" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not ZEUS.exists(), reason="the published sheet is not beside this checkout")
+def test_the_shipped_answer_is_near_what_zeus_measured():
+    """Of a card of 250 W, and with a loader: the power under low limits is comparable."""
+    labels = [v.measurement for v in zeus.verdicts(ZEUS) if v.measurement is not None]
+    checked = 0
+    for label in labels:
+        limit_w = label.environment["device_power_limit_w"]
+        what = label.configuration
+        if label.device == "v100" and limit_w <= 200 and what.batch_size in {32, 256}:
+            answer = trappm.predict(
+                what.architecture, batch_size=what.batch_size, device="v100", power_limit_w=limit_w
+            )
+            assert answer.power_w == pytest.approx(label.power_w, rel=0.1)
+            checked += 1
+    assert checked >= 4
+
+
+def test_inference_and_autocast_have_power_too():
+    train, infer = ask(), ask(phase="infer")
+    assert infer.energy_j < 0.5 * train.energy_j
+    half = ask(precision="amp-fp16")
+    assert half.energy_j < train.energy_j
