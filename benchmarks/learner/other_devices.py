@@ -37,6 +37,7 @@ from trappm.experiments.label_files import read_labels
 from trappm.experiments.shipped_sheets import SHEETS
 from trappm.learner.heads.other_devices import (
     FILE,
+    OTHERS,
     Basis,
     OtherDevices,
     errors_of_devices,
@@ -262,7 +263,7 @@ def main() -> None:
             {
                 "device": part.device,
                 "metric": "step_time_ms",
-                "for": "other cards",
+                "for": OTHERS,
                 "file": part.host,
                 "source": part.host.split()[0],
                 "labels": len(part.workloads),

@@ -38,6 +38,8 @@ Array = npt.NDArray[np.float64]
 
 FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
 """Written by `benchmarks/learner/other_devices.py --write`; the shipped snapshot has a copy."""
+OTHERS = "other cards"
+"""What sources in a manifest are for whose labels are of no head of their own."""
 SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)
 """What a question means that names none; without labels any other is as good."""
 

@@ -35,7 +35,7 @@ from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.scores import Score, score
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
@@ -46,6 +46,7 @@ from trappm.learner.physics.devices.known_devices import (
     known_devices,
 )
 from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.power.known_power import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
@@ -161,6 +162,11 @@ class Kept:
 def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None) -> SnapshotInfo:
     """Publishes all heads as one snapshot, with what is known of other cards."""
     others, others_sources = known_of_others()
+    others_sources += [
+        {"metric": "power_w", "for": OTHERS, "file": file, "source": source, "licence": licence,
+         "labels": count}
+        for file, source, licence, count in POWER_LEARNED_FROM
+    ]  # fmt: skip
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
     labels: list[TrainingLabel] = []
@@ -170,7 +176,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
         manifest = kept.snapshot.manifest.to_json()
         heads = {device: dict(phases) for device, phases in kept.snapshot.heads.items()}
         errors = copy.deepcopy(manifest["errors"])
-        sources = [source for source in manifest["sources"] if source not in others_sources]
+        sources = [source for source in manifest["sources"] if source.get("for") != OTHERS]
         labels = list(kept.labels)
         origin = {"parent": kept.snapshot.id, "parent_versions": manifest["versions"]}
     for part in trained:

@@ -68,7 +68,7 @@ def test_the_answers_are_those_of_predict(server, asked, of_a_list, whole_run):
 
 
 def test_compare_names_the_best_device(server):
-    devices = ["rtx3090", "rtx4090", "v100-16gb"]
+    devices = ["h100", "rtx3090", "rtx4090", "v100-16gb"]
     told = server.post("/v1/compare", {**QUESTION, "device": None, "phase": "infer"}).json
     assert [one["device"] for one in told["predictions"]] == devices
     assert told["best"]["test_resnet"]["fastest"] in devices
