@@ -56,8 +56,8 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     """Many answers as one table, and for each model which device is best at what."""
     run = any(prediction.run is not None for prediction in predictions)
     columns = (
-        "model", "device", "batch", "precision", "step time, ms", "samples a s", "memory, MiB",
-        "P(out of memory)", "largest batch", "USD, run" if run else "USD, 1M samples",
+        "model", "device", "batch", "precision", "step, ms", "1/s", "MiB",
+        "P(OOM)", "largest batch", "USD, run" if run else "USD, 1M samples",
     )  # fmt: skip
     rows = [
         (
@@ -68,13 +68,19 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
             prediction.step_time_ms,
             prediction.samples_per_s,
             prediction.memory_mib,
-            prediction.out_of_memory,
+            None if prediction.out_of_memory is None else f"{prediction.out_of_memory:.1%}",
             prediction.largest_batch_size,
             cheapest_usd(prediction),
         )
         for prediction in predictions
     ]
-    print_table("", columns, rows)
+    # What all have in common is said once, above: the table is to fit 80 columns.
+    common = [name for name in _COMMON if len({row[columns.index(name)] for row in rows}) == 1]
+    title = ", ".join(_COMMON[name].format(rows[0][columns.index(name)]) for name in common)
+    kept = [place for place, name in enumerate(columns) if name not in common]
+    print_table(
+        title, [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    )
     for model, best in verdicts(predictions).items():
         winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
         _line(f"{model}: {winners or 'no device tells enough to compare'}")
@@ -85,8 +91,17 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     }
     for gap in sorted(gap for gap in gaps if "has no" in gap):
         console().print(gap, style="dim", markup=False)
+    bases = (
+        remark for p in predictions for remark in p.remarks if remark.startswith("no label of")
+    )
+    for basis in dict.fromkeys(bases):
+        console().print(basis, style="dim", markup=False)
     used = dict.fromkeys(prediction.snapshot for prediction in predictions)
     console().print(f"snapshot {', '.join(used)}", style="dim")
+
+
+_COMMON = {"model": "{}", "batch": "batch {}", "precision": "{}"}
+"""Columns that are left out where they say the same everywhere, and how the title says it."""
 
 
 def _what_fits(prediction: Prediction) -> list[str]:
