@@ -121,3 +121,48 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __str__(self) -> str:
+        """The answer in a sentence."""
+        parts = [part for part in (self._room(), self._pace(), self._whole_run()) if part]
+        sentence = "; ".join(parts) or "nothing of it is known"
+        return f"{sentence[0].upper()}{sentence[1:]}."
+
+    def _room(self) -> str | None:
+        if self.memory_mib is None:
+            return None
+        gib = f"{self.memory_mib / 1024:.1f}"
+        if self.capacity_mib is None or self.out_of_memory is None:
+            return f"it takes {gib} GiB on {self.device}"
+        unlikely, likely = SURE, 1 - SURE
+        verdict = "may not fit"
+        if self.out_of_memory < unlikely:
+            verdict = "fits"
+        elif self.out_of_memory > likely:
+            verdict = "does not fit"
+        return f"{verdict} {self.device}: {gib} of {self.capacity_mib / 1024:.1f} GiB"
+
+    def _pace(self) -> str | None:
+        if self.step_time_ms is None:
+            return None
+        low, high = (_number(bound) for bound in self.intervals["step_time_ms"])
+        between = f"{low} to {high}" if low != high else low
+        power = "" if self.power_w is None else f" at {self.power_w:.0f} W"
+        fits = self.out_of_memory is None or self.out_of_memory <= 1 - SURE
+        return f"a step {'takes' if fits else 'would take'} {between} ms{power}"
+
+    def _whole_run(self) -> str | None:
+        run = self.run
+        return None if run is None else f"{_number(run.hours)} h for {run.epochs:,} epochs"
+
+
+SURE = 0.05
+"""A probability of running out of memory below this fits, as good as surely; above 1 less this
+it does not."""
+
+
+def _number(value: float) -> str:
+    """With two or three digits that count, and no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"

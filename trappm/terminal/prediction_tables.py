@@ -17,18 +17,26 @@ _UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 
 
 def print_prediction(prediction: Prediction) -> None:
-    """One answer, what it rests on, and what it lacks."""
+    """The answer in a sentence and in full, what it rests on, and what it lacks."""
     rows = []
+    unknown: dict[str, list[str]] = {}
     for metric, unit in _UNITS.items():
         value = getattr(prediction, metric)
-        low, high = prediction.intervals.get(metric, (None, None))
-        reason = prediction.missing.get(metric)
-        spread = reason if value is None else f"{cell(low)} to {cell(high)}"
-        rows.append((metric, value, unit, spread))
-    title = f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}"
+        if value is None:
+            unknown.setdefault(prediction.missing.get(metric, "not known"), []).append(metric)
+        else:
+            low, high = prediction.intervals[metric]
+            rows.append((metric, value, unit, f"{cell(low)} to {cell(high)}"))
     out = console()
-    out.print(table(title, ("metric", "prediction", "unit", "90 % spread"), rows))
-    _line(f"in {_settings(prediction)}")
+    _line(str(prediction))
+    _line(
+        f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}, "
+        f"in {_settings(prediction)}:"
+    )
+    if rows:
+        out.print(table("", ("metric", "prediction", "unit", "90 % spread"), rows))
+    for reason, metrics in unknown.items():
+        _line(f"no {', '.join(metrics)}: {reason}")
     for line in (*_what_fits(prediction), *_about_power(prediction)):
         _line(line)
     if prediction.run is not None:
@@ -149,7 +157,7 @@ def _print_run(run: Run) -> None:
 
 
 def _step(prediction: Prediction) -> str:
-    what = "training" if prediction.phase == "train" else "inference"
+    what = "A training" if prediction.phase == "train" else "An inference"
     return f"{what} step of {prediction.model}"
 
 

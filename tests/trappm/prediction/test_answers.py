@@ -77,6 +77,24 @@ def test_a_new_user_is_answered_and_told_what_it_rests_on(answer):
     assert all((getattr(answer, name) is None) == (name in answer.missing) for name in every)
 
 
+def test_the_answer_is_a_sentence(answer):
+    known = replace(
+        answer, memory_mib=8192.0, capacity_mib=40_960.0, out_of_memory=0.001, power_w=249.6,
+        intervals={**answer.intervals, "step_time_ms": (183.4, 239.2)},
+    )  # fmt: skip
+    told = "Fits a100-40gb: 8.0 of 40.0 GiB; a step takes 183 to 239 ms at 250 W."
+    assert str(known) == told
+    assert str(replace(known, out_of_memory=0.3)).startswith("May not fit a100-40gb: ")
+    assert str(replace(known, out_of_memory=0.99)) == told.replace("Fits", "Does not fit").replace(
+        "takes", "would take"
+    )
+    alone = replace(known, memory_mib=None, power_w=None)
+    assert str(alone) == "A step takes 183 to 239 ms."
+    assert str(replace(alone, step_time_ms=None)) == "Nothing of it is known."
+    run = trappm.predict("test_resnet", batch_size=64, device="a100", epochs=2, samples=10**6).run
+    assert str(replace(known, run=run)).endswith(" h for 2 epochs.")
+
+
 def test_the_largest_batch_size_fits_and_the_next_does_not(answer):
     limit = USABLE_SHARE * answer.capacity_mib
     for more, fits in ((0, True), (1, False)):
