@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,35 +203,88 @@ def _simulated(labels: Sequence[Measurement]) -> Iterator[tuple[Measurement, Wor
             )
 
 
+def quantiles(errors: Sequence[Errors], metric: str, basis: Basis, phase: Phase) -> Calibration:
+    """Of the cards with this basis; for those that have none of it, their data sheet stands in."""
+    parts = [e for e in errors if (e.metric, e.phase) == (metric, phase)]
+    has = {e.device for e in parts if e.basis is basis}
+    parts = [e for e in parts if e.basis is basis or e.device not in has]
+    logs = np.concatenate([e.logs for e in parts])
+    return errors_of_devices(logs, [e.device for e in parts for _ in e.logs])
+
+
+def coverage(errors: Sequence[Errors]) -> str:
+    """Of the intervals, each card's from the other cards' errors."""
+    shares: dict[tuple[Basis, Phase], list[float]] = defaultdict(list)
+    for row in (e for e in errors if e.metric == STEP_MS):
+        others = [e for e in errors if e.device != row.device]
+        low, high = quantiles(others, STEP_MS, row.basis, row.phase).interval()
+        shares[row.basis, row.phase].append(float(np.mean((low <= row.logs) & (row.logs <= high))))
+    return "\n".join(
+        f"in the 90 % interval of other cards, mean of {len(s)} cards, {basis}, {phase}: "
+        f"{100 * np.mean(s):.0f} % (least {100 * min(s):.0f})"
+        for (basis, phase), s in shares.items()
+    )
+
+
 def shipped(
     known: Sequence[Steps], kernels: Sequence[Evidence], errors: Sequence[Errors]
 ) -> OtherDevices:
     """What all labels say of other cards, and how far that was off."""
     fit = learned_from([*(s.evidence for s in known), *kernels])
     common = fit.of_another_device()
-    cards = {e.device for e in kernels}
-    of_kernels = {
-        card: StepTimePrior.like_others(
+    of_cards = {
+        (Basis.KERNELS, card): StepTimePrior.like_others(
             spec_of(card), common, [e for e in kernels if e.device == card]
         ).constants
-        for card in sorted(cards)
+        for card in sorted({e.device for e in kernels})
     }
-
-    def quantiles(metric: str, basis: Basis, phase: Phase) -> Calibration:
-        parts = [e for e in errors if (e.metric, e.phase) == (metric, phase)]
-        # Three cards have kernels and steps; for the others their data sheet stands in.
-        has = {e.device for e in parts if e.basis is basis}
-        parts = [e for e in parts if e.basis is basis or e.device not in has]
-        logs = np.concatenate([e.logs for e in parts])
-        devices = [e.device for e in parts for _ in e.logs]
-        return errors_of_devices(logs, devices)
-
+    steps = {s.evidence.device for s in known}
+    of_cards |= {(Basis.STEPS, card): fit.constants(card) for card in sorted(steps)}
+    judged = (Basis.KERNELS, Basis.SPECIFICATION)
     return OtherDevices(
         common.centre,
-        of_kernels,
-        {(b, p): quantiles(STEP_MS, b, p) for b in Basis for p in Phase},
-        {p: quantiles(MEMORY, Basis.SPECIFICATION, p) for p in Phase},
+        of_cards,
+        {(b, p): quantiles(errors, STEP_MS, b, p) for b in judged for p in Phase},
+        # Of inference one card is known, whose process the prior was measured on.
+        quantiles(errors, MEMORY, Basis.SPECIFICATION, Phase.TRAIN),
     )
+
+
+def source_of(evidence: Evidence) -> dict[str, object]:
+    """Its entry in a manifest."""
+    name = evidence.host.split()[0]
+    file, licence = FILES[name]
+    if callable(file):
+        file = file(evidence)
+    return {
+        "device": evidence.device,
+        "metric": "step_time_ms",
+        "for": OTHERS,
+        "file": file,
+        "source": evidence.host.strip(),
+        **({"licence": licence} if licence else {}),
+        "labels": len(evidence.workloads),
+    }
+
+
+def _timm_file(evidence: Evidence) -> str:
+    infers = evidence.workloads[0].phase is Phase.INFER
+    return f"{evidence.device.replace('-', '')}_{'infer' if infers else 'train'}_step_amp_nchw.csv"
+
+
+def _neusight_file(evidence: Evidence) -> str:
+    part = "v100_a100" if evidence.device in {"v100", "a100"} else "other_gpus"
+    return f"nodes/neusight_kernels_fp32_{part}.csv.gz"
+
+
+FILES: dict[str, tuple[str | Callable[[Evidence], str], str]] = {
+    "pycls": ("nodes/pycls_v100_step_fp32.csv", "MIT"),
+    "pytorch-gpu-benchmark": ("nodes/pgb_torchvision_step.csv", "MIT"),
+    "timm": (_timm_file, "Apache-2.0"),
+    "neusight": (_neusight_file, "MIT"),
+    "trappm": ("h100/sweeps", ""),
+}
+"""File and licence of each source."""
 
 
 def main() -> None:
@@ -257,20 +310,10 @@ def main() -> None:
         errors.append(row)
         sys.stdout.write(f"{row.told()}\n")
         sys.stdout.flush()
+    sys.stdout.write(f"{coverage(errors)}\n")
     if options.write:
         evidence = [*(steps.evidence for steps in known), *kernels]
-        sources = [
-            {
-                "device": part.device,
-                "metric": "step_time_ms",
-                "for": OTHERS,
-                "file": part.host,
-                "source": part.host.split()[0],
-                "labels": len(part.workloads),
-            }
-            for part in evidence
-        ]
-        write(shipped(known, kernels, errors), sources)
+        write(shipped(known, kernels, errors), [source_of(part) for part in evidence])
         sys.stdout.write(f"{FILE}\n")
 
 

@@ -71,6 +71,9 @@ class KernelGate:
         stack = _stack(worker)
         self.forget(worker)
         if kernels is None:
+            # A worker that drifts and dies of the run is not given it again.
+            if worker in self._drifted:
+                self._drifted[worker] = False
             self._losses[stack] += 1
             if self._losses[stack] >= _MOST_LOSSES:
                 self._known.add(stack)

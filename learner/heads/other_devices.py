@@ -1,6 +1,7 @@
 """Heads of cards that nobody has labelled: what other cards have in common, and the data sheet.
 
-    step time   constants that all known cards share, or moved by kernels of the card alone
+    step time   constants that all known cards share, or moved by what others published of the card:
+                kernels alone, or steps too few for a head
     memory      simulated allocations, and what a process of today's software takes beside them
 
 How wide their intervals are, cards held out as a whole have shown (docs/step_time.md).
@@ -17,6 +18,7 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +27,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.physics.device_specs import CPU, known_spec
+from trappm.learner.physics.kernel_times import group_rows, starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -55,6 +58,7 @@ ROBUST = 1.48
 class Basis(enum.StrEnum):
     """What a head without labels rests on."""
 
+    STEPS = "steps"
     KERNELS = "kernels"
     SPECIFICATION = "specification"
 
@@ -65,28 +69,32 @@ class OtherDevices:
 
     constants: Tensor
     """Of step times, which all known cards share (c)."""
-    of_kernels: Mapping[str, Tensor]
-    """The same moved by kernels of one card alone (c), by the card's model."""
+    of_cards: Mapping[tuple[Basis, str], Tensor]
+    """The same moved by steps or by kernels of one card (c), by the card's model."""
     step_time: Mapping[tuple[Basis, Phase], Calibration]
-    """Quantiles of log(measured / predicted) on cards held out as a whole."""
-    memory: Mapping[Phase, Calibration]
+    """Quantiles of log(measured / predicted) on cards held out, by kernels or data sheet."""
+    memory: Calibration
+    """The same of memory in training."""
 
     def basis(self, device: str) -> Basis | None:
         """What step times of this device would rest on; None for what is no card of the
         catalogue."""
         if known_spec(device) in (None, CPU):
             return None
-        known = read_name(device).model in self.of_kernels
-        return Basis.KERNELS if known else Basis.SPECIFICATION
+        model = read_name(device).model
+        published = (basis for basis in Basis if (basis, model) in self.of_cards)
+        return next(published, Basis.SPECIFICATION)
 
     def heads(self, device: str, phase: Phase) -> TrainedHeads | None:
         """Heads of step time and memory of a card; None where the catalogue does not list it."""
         spec, basis = known_spec(device), self.basis(device)
         if spec is None or basis is None:
             return None
-        constants = self.of_kernels.get(read_name(device).model, self.constants)
-        step_time = _head(StepTimePrior(spec, constants), self.step_time[basis, phase])
-        memory = _head(MemoryPrior.on(spec), self.memory[phase])
+        constants = self.of_cards.get((basis, read_name(device).model), self.constants)
+        # A card's own steps make it better known than cards held out with their kernels.
+        judged = Basis.KERNELS if basis is Basis.STEPS else basis
+        step_time = _head(StepTimePrior(spec, constants), self.step_time[judged, phase])
+        memory = _head(MemoryPrior.on(spec), self.memory)
         return TrainedHeads(Heads({"memory_mib": memory}, {"step_time_ms": step_time}, 0), SETTINGS)
 
     def completed(self, known: TrainedHeads, device: str, phase: Phase) -> TrainedHeads:
@@ -108,10 +116,9 @@ class OtherDevices:
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {"constants": self.constants}
-        tensors |= {f"card.{model}": values for model, values in self.of_kernels.items()}
-        parts = {f"step_time.{basis}.{phase}": c for (basis, phase), c in self.step_time.items()}
-        parts |= {f"memory.{phase}": c for phase, c in self.memory.items()}
-        for name, calibration in parts.items():
+        tensors |= {f"{basis}.{model}": values for (basis, model), values in self.of_cards.items()}
+        parts = {f"errors.{basis}.{phase}": c for (basis, phase), c in self.step_time.items()}
+        for name, calibration in {**parts, "errors.memory": self.memory}.items():
             tensors |= {f"{name}.{key}": value for key, value in calibration.tensors().items()}
         return tensors
 
@@ -120,22 +127,35 @@ class OtherDevices:
         """Raises KeyError or ValueError for tensors that are not those of other devices."""
 
         def calibration(name: str) -> Calibration:
-            return Calibration.from_tensors(with_prefix(tensors, f"{name}."))
+            read = Calibration.from_tensors(with_prefix(tensors, f"{name}."))
+            low, high = read.interval()
+            if not low < high < np.inf:
+                raise ValueError(f"errors between {low} and {high}")
+            return read
 
-        constants, of_kernels = tensors["constants"], with_prefix(tensors, "card.")
-        for values in (constants, *of_kernels.values()):
-            if values.shape != constants.shape or not values.isfinite().all():
-                raise ValueError(f"constants of shape {tuple(values.shape)}, or not finite")
+        of_cards = {
+            (basis, model): _constants(values)
+            for basis in (Basis.STEPS, Basis.KERNELS)
+            for model, values in with_prefix(tensors, f"{basis}.").items()
+        }
+        judged = [(b, p) for b in (Basis.KERNELS, Basis.SPECIFICATION) for p in Phase]
         return cls(
-            constants,
-            of_kernels,
-            {
-                (basis, phase): calibration(f"step_time.{basis}.{phase}")
-                for basis in Basis
-                for phase in Phase
-            },
-            {phase: calibration(f"memory.{phase}") for phase in Phase},
+            _constants(tensors["constants"]),
+            of_cards,
+            {(basis, phase): calibration(f"errors.{basis}.{phase}") for basis, phase in judged},
+            calibration("errors.memory"),
         )
+
+
+def _constants(values: Tensor) -> Tensor:
+    """Of today's formula: groups that came later are as before any label."""
+    starting = starting_constants()
+    if values.ndim != 1 or len(values) > len(starting) or not values.isfinite().all():
+        raise ValueError(f"constants of shape {tuple(values.shape)}, or not finite")
+    stops = {rows.stop for _, rows in group_rows()}
+    if len(values) not in stops:
+        raise ValueError(f"{len(values)} constants, which end within a group")
+    return torch.cat([values.double(), starting[len(values) :].double()])
 
 
 def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: Path = FILE) -> None:

@@ -21,10 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from trappm.learner.heads.device_heads import heads_from_tensors
+from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.snapshots.feature_schema import feature_schema
 from trappm.learner.snapshots.manifest import (
     FORMAT,
@@ -116,22 +117,34 @@ class Snapshot:
         )
 
     def _labelled(self, device: str, phase: Phase) -> TrainedHeads | None:
-        """Of the device, or of its card in another form (a V100 of 32 GB for one of 16)."""
-        return self.heads.get(self._key(device, phase), {}).get(phase)
+        """Of the device, or of its card in another form (a V100 of 32 GB for one of 16).
+
+        A form of another speed has memory in common, and no time.
+        """
+        key = self._key(device, phase)
+        trained = self.heads.get(key, {}).get(phase)
+        alike = known_spec(self.card(device)) == known_spec(self.card(key))
+        if trained is None or key == device or alike or not isinstance(trained.heads, Heads):
+            return trained
+        memory = {m: head for m, head in trained.heads.heads.items() if m == "memory_mib"}
+        if not memory:
+            return None
+        return replace(trained, heads=Heads(memory, {}, trained.heads.label_count))
 
     def _key(self, device: str, phase: Phase) -> str:
-        if self.others is None or phase in self.heads.get(device, {}):
+        """The device whose heads answer: another form of the same card, where it has none."""
+        name = read_name(self.card(device))
+        if self.others is None or phase in self.heads.get(device, {}) or name.part:
             return device
-        model = read_name(self.card(device)).model
-        alike = (k for k in sorted(self.heads) if model and read_name(self.card(k)).model == model)
+        forms = (k for k in sorted(self.heads) if read_name(self.card(k)).model == name.model)
+        alike = (k for k in forms if name.model and not read_name(self.card(k)).part)
         return next((key for key in alike if phase in self.heads[key]), device)
 
     def bases(self, device: str, phase: Phase) -> dict[str, str]:
         """What predictions of a metric rest on, where it is not labels of this device."""
         if self.others is None:
             return {}
-        key = self._key(device, phase)
-        own = self.heads.get(key, {}).get(phase)
+        key, own = self._key(device, phase), self._labelled(device, phase)
         labelled = () if own is None else own.heads.metrics
         bases = {} if key == device else dict.fromkeys(labelled, f"labels of {key}")
         for metric in self.trained(device, phase).heads.metrics:
@@ -177,6 +190,7 @@ class Snapshot:
 
 
 _BASES = {
+    Basis.STEPS: "few published steps of this card and other cards' labels",
     Basis.KERNELS: "kernels of this card and other cards' labels",
     Basis.SPECIFICATION: "this card's data sheet and other cards' labels",
 }

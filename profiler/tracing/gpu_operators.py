@@ -190,7 +190,7 @@ def _derived(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tenso
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     if func in _PRODUCTS and not kwargs:
-        return _product(tensors)
+        return _product(tensors, _PRODUCTS[func])
     if not (tensors and _is_elementwise(func)) or tensors_of(kwargs.values()):
         return None
     shape, layout = tensors[0].shape, torch.contiguous_format
@@ -223,12 +223,19 @@ def _row_strides(shape: torch.Size) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_PRODUCTS = frozenset((_ATEN.mm.default, _ATEN.bmm.default, _ATEN.addmm.default))
+_PRODUCTS: Mapping[Any, int] = {
+    _ATEN.mm.default: 2,
+    _ATEN.bmm.default: 3,
+    _ATEN.addmm.default: 2,
+}
+"""Axes of their factors."""
 
 
-def _product(tensors: Sequence[Tensor]) -> Tensor | None:
+def _product(tensors: Sequence[Tensor], axes: int) -> Tensor | None:
     """Of two matrices, or of as many pairs of them; None where they do not fit each other."""
     *bias, left, right = tensors
+    if not left.dim() == right.dim() == axes:
+        return None
     fits = left.shape[:-2] == right.shape[:-2] and left.shape[-1] == right.shape[-2]
     rows = (right.shape[-1],)
     if not fits or left.dtype != right.dtype:

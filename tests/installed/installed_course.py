@@ -38,8 +38,8 @@ class Workers(campaign_crew.FakeWorkers):
 class Learner(CampaignLearner):
     """Remembers on what it was trained last."""
 
-    def fit(self, labels, on_progress):
-        self.report = super().fit(labels, on_progress)
+    def fit(self, labels, on_progress, kernels=()):
+        self.report = super().fit(labels, on_progress, kernels)
         return self.report
 
 

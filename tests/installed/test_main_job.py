@@ -313,9 +313,9 @@ def test_from_python_a_prediction_unpacks_as_time_memory_power(campaign, monkeyp
 
 
 def test_a_device_without_a_head_and_a_damaged_snapshot_are_told(campaign, tmp_path):
-    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--device", "h100")
+    result = campaign.trappm("predict", "resnet10t", "--input-size", "64", "--device", "gaudi2")
     assert result.returncode == 2
-    assert "h100" in result.stderr
+    assert "gaudi2" in result.stderr
     assert "cpu-2t" in result.stderr
     to = tmp_path / "snapshot"
     campaign.trappm("snapshot", "pull", "--to", str(to))

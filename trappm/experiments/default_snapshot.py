@@ -53,6 +53,7 @@ from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase
@@ -64,8 +65,8 @@ from trappm.store.kernels.neusight import read_neusight
 SEED = 1337
 HELD_OUT = 0.2
 SPLIT = (
-    "a fifth of the architectures held out, seed 1337; then trained on all labels. V100 step "
-    "times start from other cards' steps, of the held-out architectures too"
+    "a fifth of the architectures held out, seed 1337; then trained on all labels. Step times of "
+    "V100 and H100 start from other cards' steps, of the held-out architectures too"
 )
 
 
@@ -80,7 +81,7 @@ class Trained:
     measurements: Sequence[Measurement]
     """All that it was trained on."""
     files: Mapping[str, str]
-    """Where those of each source stand."""
+    """Where each stands, by its attempt key."""
     kernels: Evidence | None
     """And the kernels alone."""
 
@@ -93,7 +94,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     """
     by_file = sheet.labels(data)
     measurements = [label for labels in by_file.values() for label in labels]
-    files = {_source(m): file for file, ms in by_file.items() for m in ms}
+    files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
     prior: Prior
@@ -205,6 +206,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
             "campaign": None,
             "errors": errors,
             "split": SPLIT,
+            "cards": _cards(),
             "label_counts": dict(Counter(label.provenance for label in labels)),
             "sources": [
                 *sources,
@@ -254,13 +256,18 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
     rare = {"without_spikes", "out_of_memory"}
     common = {"device": part.sheet.device, "metric": part.sheet.metric}
     rows = Counter(
-        (m.configuration.phase, _source(m), str(m.environment.get("licence", "")))
+        (
+            m.configuration.phase,
+            part.files[m.attempt_key],
+            _source(m),
+            str(m.environment.get("licence", "")),
+        )
         for m in part.measurements
     )
-    for (phase, source, licence), count in rows.items():
+    for (phase, file, source, licence), count in rows.items():
         yield {
             **common,
-            "file": part.files[source],
+            "file": file,
             "source": source,
             "phase": phase.value,
             "labels": count,
@@ -275,6 +282,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             "licence": "MIT",
             "labels": len(part.kernels.workloads),
         }
+    if part.kernels is not None or (part.sheet.measured and part.sheet.metric == "step_time_ms"):
         for file, source, licence, count in LEARNED_FROM:  # where these heads start
             yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
@@ -333,6 +341,18 @@ def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
         provenance=measurement.provenance.value,
         memory_above_mib=measurement.memory_detail_mib.get("capacity"),
     )
+
+
+def _cards() -> dict[str, str]:
+    """The card behind each key that our own measurements tell more of than the key does."""
+    named = {
+        sheet.device: card_name(
+            sheet.device, (m.environment for ms in sheet.labels(Path()).values() for m in ms)
+        )
+        for sheet in SHEETS
+        if sheet.measured
+    }
+    return {key: card for key, card in named.items() if key != card}
 
 
 def _has(snapshot: Snapshot, sheet: Sheet) -> bool:

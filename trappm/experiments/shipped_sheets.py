@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trappm.experiments.label_files import read_labels
+from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Measurement, Phase
 
 OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
@@ -46,9 +47,15 @@ class Sheet:
 
 
 def _unpacked(path: Path) -> list[Measurement]:
+    try:
+        data = lzma.decompress(path.read_bytes())
+    except (OSError, lzma.LZMAError) as error:
+        raise InputError(
+            f"{path} cannot be read: {one_line(error)}; run this in a clone"
+        ) from error
     with TemporaryDirectory() as folder:
         plain = Path(folder) / path.stem
-        plain.write_bytes(lzma.decompress(path.read_bytes()))
+        plain.write_bytes(data)
         return read_labels(plain)
 
 

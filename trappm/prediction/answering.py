@@ -14,9 +14,16 @@ from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
-from trappm.prediction.device_names import device_key
+from trappm.prediction.device_names import key_among
 from trappm.prediction.estimate import largest_batch
-from trappm.prediction.prediction import MIG_PROFILES, Figures, Fit, Prediction, mig_profile
+from trappm.prediction.prediction import (
+    MIG_PROFILES,
+    Figures,
+    Fit,
+    Prediction,
+    mig_profile,
+    remarks_on,
+)
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
@@ -90,18 +97,15 @@ class Question:
             SnapshotError: there are no heads for one of them, or none at all for the phase.
             InputError: device and devices at once, or what is no device's name.
         """
-        known = {key for snapshot in self.snapshots for key in snapshot.heads}
-        catalogued = any(snapshot.others is not None for snapshot in self.snapshots)
         if devices is None:
-            name = device or self.snapshots[0].source_device
-            return [device_key(name, known, catalogued=catalogued)]
+            return [key_among(self.snapshots, device or self.snapshots[0].source_device)]
         if device is not None:
             raise InputError("give device or devices, not both")
         if devices != "all":
             names = [devices] if isinstance(devices, str) else list(devices)
             if not names:
                 raise InputError("the list of devices is empty; name some, or ask for all")
-            return [device_key(name, known, catalogued=catalogued) for name in names]
+            return [key_among(self.snapshots, name) for name in names]
         keys = sorted(
             {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
         )
@@ -114,9 +118,9 @@ class Question:
         return answers([(self, subject, device)])[0]
 
     def snapshot_for(self, device: str) -> Snapshot:
-        """The first snapshot with heads of the device; else the last, which knows it by its data
-        sheet or refuses."""
-        return next((s for s in self.snapshots if device in s.heads), self.snapshots[-1])
+        """The first with heads of the device and phase; else the last, which may know its card."""
+        known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
+        return next(known, self.snapshots[-1])
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
         """Those that a model's steps are traced in, beside fp32 and contiguous.
@@ -347,12 +351,8 @@ class _Inquiry:
         return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
     def _remarks(self) -> list[str]:
-        remarks = []
-        by_basis: dict[str, list[str]] = {}
-        for metric, basis in self._snapshot.bases(self.device, self._phase).items():
-            by_basis.setdefault(basis, []).append(metric)
-        for basis, metrics in by_basis.items():
-            remarks.append(f"no label of {self.device}: {', '.join(metrics)} from {basis}")
+        bases = self._snapshot.bases(self.device, self._phase)
+        remarks = remarks_on(self.device, self.card, bases, self._settings.precision)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
         if labelled and self._settings not in labelled:
             given, usual = (", ".join(row) for row in (self._settings, labelled[0]))

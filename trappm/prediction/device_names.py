@@ -7,21 +7,46 @@ a device that heads exist for, by its key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trappm.profiler.devices.catalogue import card_of, read_name
 from trappm.profiler.errors import InputError, SnapshotError
 
+if TYPE_CHECKING:
+    from trappm.learner.snapshots.snapshot import Snapshot
+
 _COUNT = re.compile(r":(\d+)$")
 
 
-def device_key(name: object, keys: Iterable[str], *, catalogued: bool = False) -> str:
+def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
+    """The key of the device that a name means, of those that these snapshots answer for.
+
+    Raises:
+        SnapshotError, InputError: as `device_key`.
+    """
+    return device_key(
+        name,
+        {key for snapshot in snapshots for key in snapshot.heads},
+        catalogued=any(snapshot.others is not None for snapshot in snapshots),
+        cards={key: card for s in snapshots[::-1] for key, card in s.cards.items()},
+    )
+
+
+def device_key(
+    name: object,
+    keys: Iterable[str],
+    *,
+    catalogued: bool = False,
+    cards: Mapping[str, str] | None = None,
+) -> str:
     """Which of these keys a name means.
 
     Args:
         name: a key, or any other name of a card.
         keys: of the devices that have heads.
         catalogued: whether any other card of the catalogue will do.
+        cards: the card behind a key, where measurements have named it.
 
     Raises:
         SnapshotError: none, or more than one.
@@ -36,12 +61,14 @@ def device_key(name: object, keys: Iterable[str], *, catalogued: bool = False) -
     if count is not None and int(count[1]) != 1:
         raise InputError(f"device {name!r} is {count[1]} GPUs; predictions are of one (':1')")
     card = read_name(name[: count.start()] if count else name)
-    candidates = [key for key in keys if card.model and card.may_be(read_name(key))]
+    behind = cards or {}
+    alike = (key for key in keys if card.model and card.may_be(read_name(behind.get(key, key))))
+    candidates = [key for key in alike if read_name(key).part == card.part]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
         raise SnapshotError(f"device {name!r} may be {' or '.join(candidates)}; name one of them")
-    if catalogued and card.model and card_of(str(name)) is not None:
+    if catalogued and card.model and card_of(str(card)) is not None:
         return str(card).replace(" ", "-")
     others = ", and cards of the catalogue" if catalogued else ""
     known = f"{', '.join(keys)}{others}"

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.costs import Interval, Power, Run
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.records import Precision
 
 if TYPE_CHECKING:
     from trappm.learner.physics.power.step_power import Thrift
@@ -154,6 +156,18 @@ class Prediction:
     def _whole_run(self) -> str | None:
         run = self.run
         return None if run is None else f"{_number(run.hours)} h for {run.epochs:,} epochs"
+
+
+def remarks_on(device: str, card: str, bases: Mapping[str, str], precision: Precision) -> list[str]:
+    """What no head of the device predicts, by what it rests on; and what the card cannot do."""
+    by_basis: dict[str, list[str]] = {}
+    for metric, basis in bases.items():
+        by_basis.setdefault(basis, []).append(metric)
+    remarks = [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
+    listed = card_of(card)
+    if precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
+        remarks.append(f"{device} has no bf16 of its own, and is slower in it than this")
+    return remarks
 
 
 SURE = 0.05

@@ -99,9 +99,7 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     }
     for gap in sorted(gap for gap in gaps if "has no" in gap):
         console().print(gap, style="dim", markup=False)
-    bases = (
-        remark for p in predictions for remark in p.remarks if remark.startswith("no label of")
-    )
+    bases = (remark for p in predictions for remark in p.remarks if remark.startswith("no head of"))
     for basis in dict.fromkeys(bases):
         console().print(basis, style="dim", markup=False)
     used = dict.fromkeys(prediction.snapshot for prediction in predictions)
@@ -135,7 +133,8 @@ def _about_power(prediction: Prediction) -> list[str]:
     if thrift is not None and thrift.saved > 0:
         lines.append(
             f"thriftiest power limit for 5 % of time: {thrift.power_limit_w:g} W, "
-            f"{cell(thrift.step_time_ms)} ms, {cell(thrift.energy_j)} J ({thrift.saved:.0%} less)"
+            f"{cell(thrift.step_time_ms)} ms, {cell(thrift.energy_j)} J "
+            f"({thrift.saved:.0%} less than as delivered)"
         )
     return lines
 

@@ -11,6 +11,7 @@ from trappm.learner.heads.other_devices import (
     known_of_others,
 )
 from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.physics.kernel_times import group_rows, starting_constants
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
@@ -70,10 +71,12 @@ def test_what_is_no_card_of_the_catalogue_has_none(others, device):
     assert others.basis(device) is None
 
 
-def test_kernels_of_the_card_move_its_constants(others):
+def test_steps_and_kernels_of_the_card_move_its_constants(others):
     assert others.basis("t4") is Basis.KERNELS
     assert others.basis("rtx-2060") is Basis.SPECIFICATION
-    assert not np.allclose(others.of_kernels["t4"], others.constants)
+    assert others.basis("rtx-2080-ti") is Basis.STEPS
+    for key in ((Basis.KERNELS, "t4"), (Basis.STEPS, "rtx-2080-ti")):
+        assert not np.allclose(others.of_cards[key], others.constants)
 
 
 def test_a_snapshot_keeps_them(others, profile):
@@ -84,13 +87,25 @@ def test_a_snapshot_keeps_them(others, profile):
 
 def test_damage_is_refused(others):
     tensors = others.tensors()
-    for name in ("constants", "memory.train.quantiles"):
+    for name in ("constants", "errors.memory.quantiles"):
         with pytest.raises(KeyError):
             OtherDevices.from_tensors({k: v for k, v in tensors.items() if k != name})
-    with pytest.raises(ValueError, match="constants"):
-        OtherDevices.from_tensors({**tensors, "card.t4": tensors["card.t4"][:-1]})
-    with pytest.raises(ValueError, match="not finite"):
-        OtherDevices.from_tensors({**tensors, "card.t4": tensors["card.t4"] * np.nan})
+    t4, memory = "kernels.t4", "errors.memory.quantiles"
+    for damage, told in (
+        ({t4: tensors[t4][:5]}, "5 constants"),
+        ({t4: tensors[t4].repeat(2)}, "constants of shape"),
+        ({t4: tensors[t4] * np.nan}, "not finite"),
+        ({memory: tensors[memory] * 0}, "errors between"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            OtherDevices.from_tensors({**tensors, **damage})
+
+
+def test_constants_of_an_older_formula_are_as_before_any_label_in_its_new_groups(others):
+    _, last = group_rows()[-1]
+    cut = {k: v[: last.start] if k == "constants" else v for k, v in others.tensors().items()}
+    again = OtherDevices.from_tensors(cut)
+    assert np.array_equal(again.constants[last], starting_constants()[last])
 
 
 def test_labelled_metrics_stay_and_missing_ones_are_added(others):

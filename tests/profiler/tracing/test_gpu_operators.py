@@ -113,6 +113,9 @@ def test_results_of_softmax_and_products_are_derived_as_pytorch_finds_them(dtype
     ("func", "args"),
     [
         (ATEN.mm.default, (meta(2, 3), meta(4, 5))),
+        (ATEN.mm.default, (meta(2, 2, 3), meta(2, 3, 5))),
+        (ATEN.mm.default, (meta(3), meta(3))),
+        (ATEN.bmm.default, (meta(2, 3), meta(3, 5))),
         (ATEN.addmm.default, (meta(7), meta(2, 3), meta(3, 5))),
         (ATEN.add.Tensor, (meta(2, 3), meta(2, 4))),
         (ATEN.add_.Tensor, (meta(2, 3), meta(2, 4))),
@@ -120,6 +123,8 @@ def test_results_of_softmax_and_products_are_derived_as_pytorch_finds_them(dtype
     ],
 )
 def test_calls_that_pytorch_refuses_are_refused_still(func, args):
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        func(*args)
     with pytest.raises((RuntimeError, ValueError)):
         result_of(func, args, {})
 

@@ -212,31 +212,31 @@ def test_no_password_is_told_whatever_is_wrong_with_the_address(run, tmp_path, a
 
 
 @pytest.fixture
-def guarded(postgresql_server):
+def closed(postgresql_server):
     """The URL, with its password, of a store whose server asks for it."""
     engine = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar())
         before = rules.read_text()
-        rules.write_text(f"local all guarded scram-sha-256\n{before}")
+        rules.write_text(f"local all closed scram-sha-256\n{before}")
         connection.exec_driver_sql("SELECT pg_reload_conf()")
         for statement in (
-            "DROP DATABASE IF EXISTS guarded",
-            "DROP ROLE IF EXISTS guarded",
-            f"CREATE ROLE guarded LOGIN PASSWORD '{SECRET}'",
-            "CREATE DATABASE guarded OWNER guarded",
+            "DROP DATABASE IF EXISTS closed",
+            "DROP ROLE IF EXISTS closed",
+            f"CREATE ROLE closed LOGIN PASSWORD '{SECRET}'",
+            "CREATE DATABASE closed OWNER closed",
         ):
             connection.exec_driver_sql(statement)
-        yield postgresql_server.set(username="guarded", password=SECRET, database="guarded")
-        connection.exec_driver_sql("DROP DATABASE guarded WITH (FORCE)")
-        connection.exec_driver_sql("DROP ROLE guarded")
+        yield postgresql_server.set(username="closed", password=SECRET, database="closed")
+        connection.exec_driver_sql("DROP DATABASE closed WITH (FORCE)")
+        connection.exec_driver_sql("DROP ROLE closed")
         rules.write_text(before)
         connection.exec_driver_sql("SELECT pg_reload_conf()")
     engine.dispose()
 
 
-def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, guarded, tmp_path):
-    right = guarded.render_as_string(hide_password=False)
+def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, closed, tmp_path):
+    right = closed.render_as_string(hide_password=False)
     told = ""
     for command in (["upgrade"], *COMMANDS[:3], ["backup", tmp_path / "copy.db"]):
         for more in ([], ["--json"]):
@@ -244,10 +244,10 @@ def test_no_password_is_told_when_all_goes_well_or_the_password_is_wrong(run, gu
             status, out, err, logged = run(*target, *more, "--database", right)
             assert (status, err) == (0, "")
             told += out + logged
-    assert "guarded" in told
+    assert "closed" in told
     assert SECRET not in told
     wrong = SECRET[::-1]
-    url = guarded.set(password=wrong).render_as_string(hide_password=False)
+    url = closed.set(password=wrong).render_as_string(hide_password=False)
     for debug in (False, True):
         status, out, err, logged = run("check", "--database", url, debug=debug)
         assert (status, out) == (2, "")

@@ -69,7 +69,7 @@ def test_a_new_user_is_answered_and_told_what_it_rests_on(answer):
     assert answer.snapshot == read_whole(SHIPPED)[0].id
     low, high = answer.intervals["memory_mib"]
     assert 1000 < low < answer.memory_mib < high < 10_000
-    assert any("no label of a100-40gb: step_time_ms" in remark for remark in answer.remarks)
+    assert any("no head of a100-40gb: step_time_ms" in remark for remark in answer.remarks)
     assert "no label of its power" in answer.power_source
     assert answer.out_of_memory < 0.01
     assert answer.precision == "fp32"
@@ -155,7 +155,7 @@ def test_cards_that_nobody_labelled_are_answered_and_said_to_be(device, key, bas
     found = trappm.predict("test_resnet", batch_size=64, device=device)
     assert found.device == key
     assert {"step_time_ms", "memory_mib", "power_w", "energy_j"} <= set(found.intervals)
-    assert any(f"no label of {key}: {basis}" in remark for remark in found.remarks), found.remarks
+    assert any(f"no head of {key}: {basis}" in remark for remark in found.remarks), found.remarks
     assert found.largest_batch_size > 0
     if key == "v100-32gb":
         known = trappm.predict("test_resnet", batch_size=64, device="v100-16gb")

@@ -88,7 +88,7 @@ def test_a_device_with_slow_kernels_has_a_slow_step(store):
         on_paper = known_device(empty, "a100")
     slow, known = step([known_device(store, "a100"), on_paper])
     assert "its kernels" in slow.source
-    assert "data sheet" in known.source
+    assert "its kernels" not in known.source
     assert slow.step_time_ms > 1.1 * known.step_time_ms
 
 
@@ -127,7 +127,7 @@ def test_points_have_the_operations_and_bytes_of_their_kernels(store):
 
 def test_what_a_question_leaves_open_is_as_most_labels_had_it(store):
     """The same settings on all devices: of the first that has heads."""
-    paper, trained = (known_device(store, name) for name in ("h100", "rtx-3090"))
+    paper, trained = (known_device(store, name) for name in ("l4", "rtx-3090"))
     first, second = step([paper, trained])
     assert first.settings == second.settings
     assert "labels, in snapshot" in second.source
@@ -144,17 +144,17 @@ def test_a_card_without_labels_costs_what_predict_says(store):
         known_devices().centre + 0.1,
         {},
         {(basis, phase): errors for basis in Basis for phase in Phase},
-        dict.fromkeys(Phase, errors),
+        errors,
     )
     question = Question(batch_size=8, snapshots=[replace(shipped, others=others)])
     subject = subject_of("test_resnet")
-    for name, source in (("h100", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
+    for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
         (roofed,) = roofed_steps(question, subject, [known_device(store, name)])
         (predicted,) = answers([(question, subject, question.device_keys(name, None)[0])])
         assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
         assert source in roofed.source
-    store.kernels.record([timed(product(1000), 0.2, "h100"), timed(copied(100_000), 1.0, "h100")])
-    (roofed,) = roofed_steps(question, subject, [known_device(store, "h100")])
+    store.kernels.record([timed(product(1000), 0.2, "l4"), timed(copied(100_000), 1.0, "l4")])
+    (roofed,) = roofed_steps(question, subject, [known_device(store, "l4")])
     assert "its kernels" in roofed.source
 
 
