@@ -19,13 +19,14 @@ from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.prediction import subjects
+from trappm.prediction.answering import Question
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
 from trappm.prediction.prediction import MIB_PER_GB, mig_profile
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS
+from trappm.profiler.records import METRICS, Phase
 
 ROOT = Path(__file__).parents[3]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")
@@ -165,6 +166,42 @@ def test_cards_that_nobody_labelled_are_answered_and_said_to_be(device, key, bas
         low, high = found.intervals["step_time_ms"]
         assert low < 0.7 * found.step_time_ms
         assert high > 1.4 * found.step_time_ms
+
+
+def test_a_part_or_another_form_of_a_card_is_not_the_whole_card():
+    def ask(device):
+        return trappm.predict("test_resnet", batch_size=256, device=device)
+
+    whole, form, part = map(ask, ("h100", "h100-pcie", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
+    assert ask("NVIDIA H100 80GB HBM3") == whole
+    assert len({whole.device, form.device, part.device}) == 3
+    assert part.step_time_ms > 2 * whole.step_time_ms
+    assert part.capacity_mib < whole.capacity_mib / 4
+    assert not any("labels of h100" in remark for remark in part.remarks)
+    assert any("memory_mib from labels of h100" in remark for remark in form.remarks)
+    assert not any("step_time_ms from labels of h100" in remark for remark in form.remarks)
+
+
+def test_what_a_card_has_no_units_for_is_told():
+    told = [
+        any("no bf16" in remark for remark in answer.remarks)
+        for answer in (
+            trappm.predict("test_resnet", batch_size=8, device=device, precision=precision)
+            for device, precision in (("t4", "amp-bf16"), ("t4", "amp-fp16"), ("h100", "amp-bf16"))
+        )
+    ]
+    assert told == [True, False, False]
+
+
+def test_a_snapshot_without_the_phase_hides_no_other():
+    (shipped,) = Question(snapshot="default").snapshots
+    train = {"h100": {Phase.TRAIN: shipped.heads["h100"][Phase.TRAIN]}}
+    latest = replace(shipped, heads=train, others=None)
+    answering = [
+        Question(phase=phase, snapshots=[latest, shipped]).snapshot_for("h100") for phase in Phase
+    ]
+    assert {id(s) for s in answering} == {id(latest), id(shipped)}
+    assert Question(phase="train", snapshots=[latest, shipped]).snapshot_for("h100") is latest
 
 
 def test_the_papers_forms_and_keywords_say_the_same(file, answer):
