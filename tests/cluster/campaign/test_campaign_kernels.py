@@ -10,6 +10,7 @@ from store_whole import kernel
 
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import Characterisation, load_preset
+from trappm.cluster.workers.interfaces import Finished
 from trappm.cluster.workers.kernel_gate import KernelGate
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import utc_now
@@ -142,6 +143,18 @@ def test_a_device_that_drifts_is_timed_once_more(store):
     assert done[5:8] == ["canary", "canary", "kernels"]  # confirmed first
     assert done.count("kernels") == 2  # it drifts on, which is no news
     assert store.kernels.devices()["cpu-2t"] == 6
+
+
+def test_a_worker_that_drifts_and_dies_of_the_run_is_not_given_it_without_end(store):
+    store.kernels.record(kernels("a100"))
+    gate = KernelGate(store, Characterisation())
+    assert not gate.is_due(GPU)
+    gate.note_canary(GPU, is_drifting=True)
+    assert gate.is_due(GPU)
+    run = gate.begin(GPU)
+    gate.take(Finished(GPU, run, None, loss="the worker was lost"))
+    gate.note_canary(GPU, is_drifting=True)
+    assert not gate.is_due(GPU)
 
 
 def test_a_kernel_that_cannot_be_kept_costs_itself(store):
