@@ -4,7 +4,7 @@
                    --> else it times them, once for all workers of that device --> the store
     its canary drifts --> once more, on that worker
 
-A run that fails costs itself only: it is told, and the campaign goes on without.
+A run that fails costs itself only: it is news, and the campaign goes on without.
 """
 
 from __future__ import annotations

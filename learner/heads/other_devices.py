@@ -18,7 +18,6 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,10 +26,10 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.physics.kernel_times import group_rows, starting_constants
+from trappm.learner.physics.kernel_times import starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time_prior import StepTimePrior, with_later_groups
 from trappm.learner.residual.residual import Residual
 from trappm.learner.stats.calibration import Calibration
 from trappm.learner.tensors import with_prefix
@@ -45,12 +44,8 @@ OTHERS = "other cards"
 """What sources in a manifest are for whose labels are of no head of their own."""
 SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)
 """What a question means that names none; without labels any other is as good."""
-
-
 GAUSSIAN = 1.645
 """Deviations to either side that hold 90 %."""
-
-
 ROBUST = 1.48
 """Deviations of a Gaussian in the median of its absolute errors."""
 
@@ -148,14 +143,11 @@ class OtherDevices:
 
 
 def _constants(values: Tensor) -> Tensor:
-    """Of today's formula: groups that came later are as before any label."""
-    starting = starting_constants()
-    if values.ndim != 1 or len(values) > len(starting) or not values.isfinite().all():
+    """Of today's formula."""
+    whole = with_later_groups(values.double())
+    if whole.shape != starting_constants().shape or not whole.isfinite().all():
         raise ValueError(f"constants of shape {tuple(values.shape)}, or not finite")
-    stops = {rows.stop for _, rows in group_rows()}
-    if len(values) not in stops:
-        raise ValueError(f"{len(values)} constants, which end within a group")
-    return torch.cat([values.double(), starting[len(values) :].double()])
+    return whole
 
 
 def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: Path = FILE) -> None:

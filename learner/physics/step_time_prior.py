@@ -250,12 +250,21 @@ def _of_today(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]
     Before TF32 had a peak, convolutions went by that of fp32; all other groups begin where they
     change nothing.
     """
-    starting, rows = starting_constants(), {g.name: r for g, r in group_rows()}
+    rows = {g.name: r for g, r in group_rows()}
     if len(spec) == len(fields(DeviceSpec)) - 1 and constants.shape == (rows["tf32_peak"].start,):
         constants, spec = torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
+    return with_later_groups(constants), spec
+
+
+def with_later_groups(constants: Tensor) -> Tensor:
+    """Constants of an older formula, with those of groups that came later as before any label.
+
+    What ends within a group, or before TF32 had a peak, stays as it is.
+    """
+    starting, rows = starting_constants(), {g.name: r for g, r in group_rows()}
     if constants.shape in {(r.stop,) for r in rows.values() if r.start >= rows["tf32_peak"].start}:
-        constants = torch.cat([constants, starting[len(constants) :].to(constants)])
-    return constants, spec
+        return torch.cat([constants, starting[len(constants) :].to(constants)])
+    return constants
 
 
 def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:

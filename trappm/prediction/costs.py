@@ -20,11 +20,8 @@ from trappm.profiler.host.data_folder import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
-    from trappm.learner.physics.power.step_power import Thrift
+    from trappm.learner.physics.power.step_power import Interval, Thrift
     from trappm.learner.workload import Workload
-
-Interval = tuple[float, float, float]
-"""Median, low and high."""
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
@@ -81,7 +78,7 @@ class Run:
 class Power:
     """What is known of a step's power beside its heads."""
 
-    told: Mapping[str, Interval] = field(default_factory=dict)
+    figures: Mapping[str, Interval] = field(default_factory=dict)
     """Median, low and high of power, and of what else hangs on it, by the names of `Prediction`."""
     power_limit_w: float | None = None
     """Of the question."""
@@ -135,17 +132,17 @@ def power_of_step(
     head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
     times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
     step = StepPower(workload, times, card, known, step_time_ms)
-    told = step.under(known.limit_w if limit_w is None else limit_w)
-    time_ms, low, high = told["step_time_ms"]
+    figures = step.under(known.limit_w if limit_w is None else limit_w)
+    time_ms, low, high = figures["step_time_ms"]
     if step_time_ms is None:
-        del told["step_time_ms"], told["energy_j"]
+        del figures["step_time_ms"], figures["energy_j"]
     elif limit_w is None:
-        del told["step_time_ms"]  # that is the head's affair
+        del figures["step_time_ms"]  # that is the head's affair
     else:
         samples_ms = 1e3 * workload.batch_size
-        told["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
+        figures["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
     return Power(
-        told=told,
+        figures=figures,
         power_limit_w=limit_w,
         power_source=known.rests_on,
         thriftiest=None if step_time_ms is None else step.thriftiest(),

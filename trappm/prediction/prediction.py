@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.costs import Interval, Power, Run
+from trappm.prediction.costs import Power, Run
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.records import Precision
 
 if TYPE_CHECKING:
-    from trappm.learner.physics.power.step_power import Thrift
+    from trappm.learner.physics.power.step_power import Interval, Thrift
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
     from trappm.profiler.static_profile import StepSource
 
@@ -40,8 +40,8 @@ class Figures:
 
     def with_power(self, power: Power) -> Figures:
         """With what is known of the step's power, and of its time under a limit."""
-        medians: dict[str, Any] = {name: value[0] for name, value in power.told.items()}
-        bounds = {name: value[1:] for name, value in power.told.items()}
+        medians: dict[str, Any] = {name: value[0] for name, value in power.figures.items()}
+        bounds = {name: value[1:] for name, value in power.figures.items()}
         return replace(self, **medians, intervals={**self.intervals, **bounds})
 
 

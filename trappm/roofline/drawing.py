@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trappm.profiler.errors import InputError
-from trappm.roofline.roofs import BANDWIDTH, COMPUTE, MEASURED, KnownDevice
+from trappm.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.terminal.png_figures import new_figure, save_png
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
     name: str
     ends: tuple[tuple[float, float], tuple[float, float]]
-    is_measured: bool
+    is_timed: bool
 
 
 def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
@@ -57,19 +57,19 @@ def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
         start = low if steepest is None else min(max(low, 1000 * value / steepest), high)
         name = f"{', '.join(roof.of for roof in roofs)} {value:,.4g} TFLOP/s"
         ends = (start, value), (high, value)
-        drawn.append(Line(name, ends, roofs[0].source == MEASURED))
+        drawn.append(Line(name, ends, roofs[0].source != ON_PAPER))
     for roof in levels:
         end = high if top is None else max(min(high, 1000 * top / roof.value), low)
         ends = (low, low * roof.value / 1000), (end, end * roof.value / 1000)
-        drawn.append(Line(f"{roof.of} {roof.value:,.4g} GB/s", ends, roof.source == MEASURED))
+        drawn.append(Line(f"{roof.of} {roof.value:,.4g} GB/s", ends, roof.source != ON_PAPER))
     return drawn
 
 
 def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
     """The intensities between which all is drawn."""
-    found = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
+    intensities = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
     low, high = _NARROWEST
-    return min([low, *(0.7 * x for x in found)]), max([high, *(1.4 * x for x in found)])
+    return min([low, *(0.7 * x for x in intensities)]), max([high, *(1.4 * x for x in intensities)])
 
 
 def floor(devices: Sequence[KnownDevice], low: float) -> float:
@@ -91,7 +91,7 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
     import plotext
 
     low, high = span(steps)
-    least = floor(devices, low)
+    lowest_tflops = floor(devices, low)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(_COLUMNS, _LINES)
@@ -103,14 +103,17 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
             xs, ys = (
                 np.geomspace(*ends, 2 * _COLUMNS).tolist() for ends in zip(*line.ends, strict=True)
             )
-            plotext.plot(xs, ys, marker=mark if line.is_measured else "·")
+            plotext.plot(xs, ys, marker=mark if line.is_timed else "·")
     for number, step in enumerate(steps):
         shown = [p for p in step.kernels.points if p.share > _SHOWN_SHARE]
-        ys = [max(p.tflops, least) for p in shown]
+        ys = [max(p.tflops, lowest_tflops) for p in shown]
         mark = _MARKS[0][number % len(_MARKS[0])]
         plotext.scatter([p.intensity for p in shown], ys, marker=mark)
     most = max(end[1] for d in devices for line in lines(d, low, high) for end in line.ends)
-    for axis, (first, last) in ((plotext.xticks, (low, high)), (plotext.yticks, (least, most))):
+    for axis, (first, last) in (
+        (plotext.xticks, (low, high)),
+        (plotext.yticks, (lowest_tflops, most)),
+    ):
         ticks = [10.0**p for p in range(ceil(log10(first)), floor_of(log10(last)) + 1)]
         axis(ticks, [f"{tick:g}" for tick in ticks])
     plotext.xlabel("FLOP a byte")
@@ -125,7 +128,7 @@ def key_of_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> 
     for number, device in enumerate(devices):
         line = (
             _MARKS[1][number % len(_MARKS[1])]
-            if any(roof.source == MEASURED for roof in device.roofs)
+            if any(roof.source != ON_PAPER for roof in device.roofs)
             else "·"
         )
         mark = f" and {_MARKS[0][number % len(_MARKS[0])]} (a kernel)" if steps else ""
@@ -140,7 +143,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
         InputError: no ceiling is known, or the file cannot be written.
     """
     low, high = span(steps)
-    least = floor(devices, low)
+    lowest_tflops = floor(devices, low)
     figure = new_figure(9, 5.6)
     axis = figure.subplots()
     for number, device in enumerate(devices):
@@ -149,7 +152,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
             (x0, y0), (x1, y1) = line.ends
             axis.plot(
                 [x0, x1], [y0, y1], color=colour, linewidth=1.3,
-                linestyle="-" if line.is_measured else "--",
+                linestyle="-" if line.is_timed else "--",
             )  # fmt: skip
             is_level = y0 == y1
             axis.text(
@@ -162,7 +165,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
     for number, step in enumerate(steps):
         points = step.kernels.points[:MOST_POINTS]
         axis.scatter(
-            [p.intensity for p in points], [max(p.tflops, least) for p in points],
+            [p.intensity for p in points], [max(p.tflops, lowest_tflops) for p in points],
             s=[3 + _LARGEST * p.share for p in points], color=f"C{number}", alpha=0.45,
             linewidths=0, clip_on=False,
         )  # fmt: skip
@@ -170,7 +173,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
         xscale="log",
         yscale="log",
         xlim=(low, high),
-        ylim=(least, None),
+        ylim=(lowest_tflops, None),
         xlabel="FLOP a byte",
         ylabel="TFLOP/s",
     )

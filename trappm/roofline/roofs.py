@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trappm.store import Store
 
 COMPUTE, BANDWIDTH, LAUNCH = "compute", "bandwidth", "launch"
-MEASURED, ON_PAPER = "measured", "data sheet"
+ON_PAPER = "data sheet"
 UNITS = {COMPUTE: "TFLOP/s", BANDWIDTH: "GB/s", LAUNCH: "us"}
 MEMORY = "memory"
 
@@ -31,7 +31,7 @@ class Roof:
     value: float
     """In the unit of its kind (`UNITS`)."""
     source: str
-    """`measured`, or `data sheet`."""
+    """Provenance of the kernels it is of, such as `measured` or `imported`; or `data sheet`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,8 +55,8 @@ class KnownDevice:
     @property
     def name(self) -> str:
         """As its driver tells it, where it was measured."""
-        told = self.kernels[-1].environment.get("device_name") if self.kernels else self.card
-        return str(told or "unnamed")
+        name = self.kernels[-1].environment.get("device_name") if self.kernels else self.card
+        return str(name or "unnamed")
 
     @property
     def memory(self) -> Roof | None:
@@ -76,7 +76,7 @@ def known_device(store: Store, name: str) -> KnownDevice:
     keys = store.kernels.devices()
     key = _key(name, keys)
     kernels = store.kernels.latest(key) if key in keys else []
-    roofs = {(roof.kind, roof.of): roof for roof in _measured(ceilings(kernels))}
+    roofs = {(roof.kind, roof.of): roof for roof in _timed(kernels)}
     kinds = {kind for kind, _ in roofs}
     card = card_name(key, [kernels[-1].environment] if kernels else [])
     for roof in _on_paper(card):
@@ -108,12 +108,14 @@ def _key(name: str, keys: Collection[str]) -> str:
     return alike[0]
 
 
-def _measured(known: Ceilings) -> list[Roof]:
+def _timed(kernels: Sequence[KernelMeasurement]) -> list[Roof]:
+    known = ceilings(kernels)
+    source = ", ".join(sorted({kernel.provenance.value for kernel in kernels}))
     rows = [(COMPUTE, kind, value) for kind, value in known.tflops.items()]
     rows += [(BANDWIDTH, b.level, b.gb_s) for b in known.bandwidths]
     launches = {"alone": known.launch_us, "one of many": known.dispatch_us}
     rows += [(LAUNCH, of, value) for of, value in launches.items() if value is not None]
-    return [Roof(kind=k, of=of, value=value, source=MEASURED) for k, of, value in rows]
+    return [Roof(kind=k, of=of, value=value, source=source) for k, of, value in rows]
 
 
 def _on_paper(named: str) -> list[Roof]:

@@ -20,7 +20,7 @@ from trappm.learner.physics.devices.known_devices import known_devices, measured
 from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.prediction.device_names import device_key
+from trappm.prediction.device_names import key_among
 from trappm.prediction.predict import check_size
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.roofline.step_kernels import StepKernels, step_kernels
@@ -150,7 +150,7 @@ def _trained(
     without_labels: tuple[Head[Prior], str] | None = None
     for snapshot in question.snapshots:
         try:
-            key = device_key(device.key, snapshot.heads, catalogued=snapshot.others is not None)
+            key = key_among([snapshot], device.key)
             trained = snapshot.trained(key, question.phase)
         except SnapshotError:
             continue

@@ -119,9 +119,10 @@ class Steps:
         """The mean of the smaller of a limit and the power of kernels at the full clock (n)."""
         free, _ = self.at(np.ones(len(self.loads)))
         spread = self._of("spread")
-        least, most = free * (1 - spread), free * (1 + spread)
-        above = np.clip(limit_w, least, most) - least
-        held: Array = np.minimum(limit_w, least) + above - above**2 / (2 * (most - least))
+        lowest_w, highest_w = free * (1 - spread), free * (1 + spread)
+        above_w = np.clip(limit_w, lowest_w, highest_w) - lowest_w
+        range_w = highest_w - lowest_w
+        held: Array = np.minimum(limit_w, lowest_w) + above_w - above_w**2 / (2 * range_w)
         return held
 
     def at(self, clock: Array) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 You, Chung and Chowdhury, "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
 Training" (NSDI 2023). A row is the mean of one epoch of one setting. What a step takes follows from
 the epoch, so the loader is inside. The limit is of the software stack of a label
-(`device_power_limit_w`), as for labels of our own; precision is not told, speeds fit fp32.
+(`device_power_limit_w`), as for labels of our own; precision is not stated, speeds fit fp32.
 """
 
 from __future__ import annotations

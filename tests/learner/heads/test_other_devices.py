@@ -92,7 +92,7 @@ def test_damage_is_refused(others):
             OtherDevices.from_tensors({k: v for k, v in tensors.items() if k != name})
     t4, memory = "kernels.t4", "errors.memory.quantiles"
     for damage, told in (
-        ({t4: tensors[t4][:5]}, "5 constants"),
+        ({t4: tensors[t4][:5]}, "constants of shape"),
         ({t4: tensors[t4].repeat(2)}, "constants of shape"),
         ({t4: tensors[t4] * np.nan}, "not finite"),
         ({memory: tensors[memory] * 0}, "errors between"),

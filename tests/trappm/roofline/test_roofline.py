@@ -12,7 +12,7 @@ from trappm.prediction.answering import Question, answers
 from trappm.prediction.subjects import subject_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Phase, Provenance
 from trappm.roofline.drawing import as_text, draw_png, lines
 from trappm.roofline.report import print_rooflines, sentence
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
@@ -60,6 +60,13 @@ def test_measured_ceilings_count_and_the_data_sheet_tells_the_rest(store):
     assert (peaks["tf32"].value, peaks["tf32"].source) == (156, "data sheet")
     assert [r.source for r in device.of(BANDWIDTH).values()] == ["measured"]
     assert device.memory.value == pytest.approx(819.2)
+
+
+def test_kernels_that_others_timed_are_not_called_measured(store):
+    theirs = timed(product(1000), 0.2)
+    store.kernels.record([replace(theirs, provenance=Provenance.IMPORTED)])
+    device = known_device(store, "a100")
+    assert {roof.source for roof in device.roofs} == {"imported", "data sheet"}
 
 
 def test_a_name_means_the_one_device_that_it_may_be(store):

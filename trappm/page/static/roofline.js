@@ -100,11 +100,11 @@ export function lines(row, low, high) {
   const level = [...new Set(peaks.map((roof) => roof.value))].map((value) => {
     const same = peaks.filter((roof) => roof.value === value);
     const start = levels.length ? Math.min(Math.max(low, (1000 * value) / steepest), high) : low;
-    return { name: `${same.map((roof) => roof.of).join(", ")} ${number(value)} TFLOP/s`, from: [start, value], to: [high, value], measured: same[0].source === "measured" };
+    return { name: `${same.map((roof) => roof.of).join(", ")} ${number(value)} TFLOP/s`, from: [start, value], to: [high, value], timed: same[0].source !== "data sheet" };
   });
   const slanted = levels.map((roof) => {
     const end = peaks.length ? Math.max(Math.min(high, (1000 * top) / roof.value), low) : high;
-    return { name: `${roof.of} ${number(roof.value)} GB/s`, from: [low, (low * roof.value) / 1000], to: [end, (end * roof.value) / 1000], measured: roof.source === "measured", slanted: true };
+    return { name: `${roof.of} ${number(roof.value)} GB/s`, from: [low, (low * roof.value) / 1000], to: [end, (end * roof.value) / 1000], timed: roof.source !== "data sheet", slanted: true };
   });
   return [...level, ...slanted];
 }
@@ -133,13 +133,13 @@ function roofline(rows) {
       const angle = (180 / Math.PI) * Math.atan2(y2 - y1, x2 - x1);
       const x = line.slanted ? x1 + 6 : x2 - at * Math.min(170, (width - 80) / rows.length);
       const y = line.slanted ? y1 + (6 * (y2 - y1)) / (x2 - x1) : y1;
-      marks.append(s("line", { class: `roof series-${at}${line.measured ? "" : " on-paper"}`, x1, y1, x2, y2, "data-tip": `${rows[at].device}: ${line.name}, ${line.measured ? "measured" : "data sheet"}` }));
+      marks.append(s("line", { class: `roof series-${at}${line.timed ? "" : " on-paper"}`, x1, y1, x2, y2, "data-tip": `${rows[at].device}: ${line.name}, ${line.timed ? "of kernels" : "data sheet"}` }));
       if (!isNarrow || line.slanted) marks.append(s("text", { class: `roof-name series-${at}`, x, y, dy: -5, "text-anchor": line.slanted ? "start" : "end", transform: `rotate(${angle} ${x} ${y})` }, line.name));
     }));
     return svg;
   }, 430);
   const told = points.length ? "Points are kernels, as large as their share of the step; those that multiply nothing count one operation an element. " : "";
-  return figure(`${told}Dashed ceilings are of a data sheet, the others were measured.`,
+  return figure(`${told}Dashed ceilings are of a data sheet, the others are of kernels that were timed.`,
     h("div", {}, legend(rows.map((row) => row.device)), chart),
     () => h("div", {}, rows.map(ceilingTable), rows.filter((row) => row.step).map((row) => kernels(row.step.kernels, row.device))));
 }
