@@ -133,16 +133,16 @@ class Prediction:
     def _room(self) -> str | None:
         if self.memory_mib is None:
             return None
-        gib = f"{self.memory_mib / 1024:.1f}"
         if self.capacity_mib is None or self.out_of_memory is None:
-            return f"it takes {gib} GiB on {self.device}"
+            return f"it takes {self.memory_mib:,.0f} MiB on {self.device}"
         unlikely, likely = SURE, 1 - SURE
         verdict = "may not fit"
         if self.out_of_memory < unlikely:
             verdict = "fits"
         elif self.out_of_memory > likely:
             verdict = "does not fit"
-        return f"{verdict} {self.device}: {gib} of {self.capacity_mib / 1024:.1f} GiB"
+        gib, of_gib = self.memory_mib / 1024, self.capacity_mib / 1024
+        return f"{verdict} {self.device}: {gib:.1f} of {of_gib:.1f} GiB"
 
     def _pace(self) -> str | None:
         if self.step_time_ms is None:
