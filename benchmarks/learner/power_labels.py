@@ -7,8 +7,6 @@ Its times are means of an epoch, so the loader is inside.
 from __future__ import annotations
 
 import csv
-import lzma
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.learner import step_time_nodes
 from benchmarks.learner.zeus_networks import Bert, shufflenet
+from trappm.experiments.shipped_sheets import H100_FILES, our_labels
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power.joint_fit import Labels
@@ -36,7 +36,6 @@ from trappm.profiler.simulation.kernel_profile import KernelProfile
 from trappm.profiler.static_profile import kernel_profile
 from trappm.store.exchange.files import read_file
 
-H100 = Path(__file__).parents[2] / "examples" / "data" / "h100" / "sweeps"
 NETWORKS = {
     ("resnet50", "imagenet"): 1_281_167,
     ("shufflenetv2", "cifar100"): 50_000,
@@ -140,29 +139,14 @@ def h100(traces: Path) -> Rows:
         what = label.configuration
         if label.power_w is None or label.step is None:
             continue
-        name = f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}"
-        kernels = traced(
-            traces,
-            name,
-            lambda: kernel_profile(
-                what.architecture,  # noqa: B023  (called at once)
-                what.input_size,  # noqa: B023
-                precision=what.precision,  # noqa: B023
-                memory_format=what.memory_format,  # noqa: B023
-            ),
-        )
-        workloads.append(
-            Workload(
-                graph=Graph.empty(what.batch_size),
-                precision=what.precision,
-                memory_format=what.memory_format,
-                optimizer=what.optimizer,
-                phase=what.phase,
-                kernels=kernels,
-            )
-        )
+        workload = step_time_nodes.traced(label, traces)
+        if workload is None:
+            continue
+        workloads.append(workload)
         numbers.append((label.step.mean_ms, 700.0, 700.0, label.power_w, np.nan))
-        about.append((what.architecture, f"{what.batch_size} {name} {what.phase}"))
+        # Those that differ by their optimizer alone are near-copies of each other.
+        parts = what.batch_size, what.input_size, what.precision, what.memory_format, what.phase
+        about.append((what.architecture, " ".join(map(str, parts))))
     count = Counter(about)
     weights = np.array([1 / count[key] for key in about])
     labels = Labels(
@@ -173,13 +157,12 @@ def h100(traces: Path) -> Rows:
 
 
 def _h100_labels() -> list[Measurement]:
-    labels = []
-    with tempfile.TemporaryDirectory() as folder:
-        for file in sorted(H100.glob("*.xz")):
-            path = Path(folder) / file.stem
-            path.write_bytes(lzma.decompress(file.read_bytes()))
-            labels += [v.measurement for v in read_file(path) if v.measurement is not None]
-    return labels
+    """Unstable ones as well: their mean power is of all of their steps."""
+
+    def read(path: Path) -> list[Measurement]:
+        return [v.measurement for v in read_file(path) if v.measurement is not None]
+
+    return [label for file in H100_FILES for label in our_labels(file, read)]
 
 
 def _card(model: str) -> Card:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,14 +40,22 @@ class Sheet:
             InputError: a file is missing or cannot be read.
         """
         if self.measured:
-            return {file: _unpacked(OUR_OWN / file) for file in self.files}
+            return {file: our_labels(file) for file in self.files}
         return {
             file: [m for m in read_labels(data / file) if not self.keys or m.device in self.keys]
             for file in self.files
         }
 
 
-def _unpacked(path: Path) -> list[Measurement]:
+def our_labels(
+    file: str, read: Callable[[Path], list[Measurement]] = read_labels
+) -> list[Measurement]:
+    """Labels of a packed file of `OUR_OWN`; by default those that can be learned from.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    path = OUR_OWN / file
     try:
         data = lzma.decompress(path.read_bytes())
     except (OSError, lzma.LZMAError) as error:
@@ -56,7 +65,7 @@ def _unpacked(path: Path) -> list[Measurement]:
     with TemporaryDirectory() as folder:
         plain = Path(folder) / path.stem
         plain.write_bytes(data)
-        return read_labels(plain)
+        return read(plain)
 
 
 BOTH = (Phase.TRAIN, Phase.INFER)

@@ -12,17 +12,7 @@ from trappm.serving.answers import estimates
 QUESTION = {"model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"]}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def server(home):
-    with Asker() as asker:
-        yield asker
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def traces(asker, outcome="done"):

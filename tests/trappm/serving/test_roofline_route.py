@@ -3,24 +3,13 @@
 import json
 
 import pytest
-from serving_samples import Asker
 
 from trappm import cli
 
 STEP = {"model": "test_resnet", "input_size": 64, "batch_size": 4}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def home(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAPPM_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def server(home):
-    with Asker() as asker:
-        yield asker
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_the_answer_is_that_of_the_command(server, capsys):
