@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from trappm.learner.estimator import Estimate, Targets
-from trappm.learner.heads.metric_head import TRANSFER_TIGHTNESS, Head, Ours
+from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS, Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError

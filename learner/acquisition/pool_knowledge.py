@@ -18,8 +18,7 @@ from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import starting_prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.workload import Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
@@ -116,7 +115,7 @@ def _priors(
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
     better = starting_prior(metric, spec, kernels=True)
-    if not isinstance(better, StepTimePrior):
+    if not isinstance(better, OF_KERNELS):
         return [(better, np.ones_like(traced))]
     graph = starting_prior(metric, spec, kernels=False)
     return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.heads.metric_head import TRANSFER_TIGHTNESS
-from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS, Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 

@@ -1,8 +1,10 @@
 """The heads of a device: for each metric with labels, physics and what physics leaves.
 
-    memory                  simulated step (`learner.physics.memory_prior`), or the graph
+    memory                  simulated step (`learner.physics.memory_prior`), or the graph; on CPUs
+                            live tensors and layers (`learner.physics.cpu`)
     step time               simulated kernels (`step_time_prior`) where they have been traced,
-                            terms of the graph (`learner.physics.graph_prior`) elsewhere
+                            terms of the graph (`learner.physics.graph_prior`) elsewhere; on CPUs
+                            a sum over the kernels
     power                   energies of the kernels over their simulated time (`power_prior`) where
                             they have been traced, terms of the graph elsewhere
     energy, others          terms of the graph
@@ -27,12 +29,14 @@ from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.heads.predictions import OTHER_START, DeviceHeads, Predictions, Settings
 from trappm.learner.networks.presets import HeadPreset
+from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
+from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
@@ -59,6 +63,8 @@ _KINDS: Mapping[str, type[Prior]] = {
     "memory": MemoryPrior,
     "kernels": StepTimePrior,
     "power": PowerPrior,
+    "cpu-memory": CpuMemoryPrior,
+    "cpu-kernels": CpuTimePrior,
 }
 """Priors by the name that a snapshot knows them by."""
 
@@ -263,6 +269,8 @@ def train_heads(
         labels = Targets(targets[:, at], bounds[:, at], groups)
         for part, prior in _priors(metric, spec, evidence, heads["of_kernels"]).items():
             start = None if init is None else getattr(init, part).get(metric)
+            if start is not None and type(start.prior) is not type(prior):
+                start = None  # another formula: a GPU's constants tell nothing of a CPU
             head = _train_head(part, workloads, labels, prior, generator, start)
             if head is not None:
                 heads[part][metric] = head
@@ -304,8 +312,8 @@ def _priors(
     """
     priors = {"heads": starting_prior(metric, spec, kernels=False)}
     better = starting_prior(metric, spec, kernels=True)
-    if isinstance(better, StepTimePrior):
-        if evidence:
+    if isinstance(better, OF_KERNELS):
+        if evidence and isinstance(better, StepTimePrior):
             better = StepTimePrior.like_others(better.spec, known_devices(), evidence)
         priors["of_kernels"] = better
     times = of_kernels.get("step_time_ms")

@@ -31,9 +31,6 @@ from trappm.profiler.errors import InputError
 Array = npt.NDArray[np.float64]
 P = TypeVar("P", bound=Prior)
 
-TRANSFER_TIGHTNESS = 0.15
-"""On a new device single constants of the prior move this much less than on an unknown one. What
-the transfer from the RTX 3090 to the 4090 reaches, `benchmarks/learner/step_time.py` prints."""
 SHARE_STEP = 0.05
 """Shares of the source's residual that are tried lie so far apart."""
 RESIDUAL_DEVIATION = 0.08
@@ -164,7 +161,7 @@ class Ours:
         if start is not None and not isinstance(start, Head):
             raise InputError(f"a {type(start).__name__} is no head to start from")
         folds = grouped_folds(targets.groups, FOLDS, generator)
-        prior, unseen = self._fit_prior(workloads, targets, folds, start)
+        prior, unseen, start = self._fit_prior(workloads, targets, folds, start)
         # What the prior leaves; NaN for runs that died, of which only a bound is known.
         residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
         known = ~np.isnan(residuals)
@@ -200,9 +197,36 @@ class Ours:
         targets: Targets,
         folds: npt.NDArray[np.int64],
         start: Head[Prior] | None,
+    ) -> tuple[Prior, Array, Head[Prior] | None]:
+        """The prior of all labels, the logarithm of each by a prior without its fold (n), and the
+        start, if that is where it comes from.
+
+        Where the prior has several ways to start, the one with the least error out of folds is
+        taken; one of them is not to start from another device at all.
+        """
+        log_values = np.log(targets.values)
+        ways: list[tuple[Head[Prior] | None, Prior, float]] = [(None, self.prior, 1.0)]
+        if start is not None:
+            centre, tightness = self.prior.started_from(start.prior), self.prior.transfer_tightness
+            scratch = ways if len(tightness) > 1 else []
+            ways = [*((start, centre, factor) for factor in tightness), *scratch]
+        fits = [
+            (*self._refitted(workloads, targets, folds, centre, factor), origin)
+            for origin, centre, factor in ways
+        ]
+        if len(fits) == 1 or np.isnan(log_values).all():
+            return fits[0]
+        return min(fits, key=lambda fit: float(np.nanmean(np.abs(fit[1] - log_values))))
+
+    def _refitted(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        folds: npt.NDArray[np.int64],
+        centre: Prior,
+        tightness: float,
     ) -> tuple[Prior, Array]:
-        """The prior of all labels, and the logarithm of each by a prior without its fold (n)."""
-        centre = self.prior if start is None else self.prior.started_from(start.prior)
+        """A prior of all labels, and the logarithm of each by a prior without its fold (n)."""
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
         def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
@@ -210,7 +234,7 @@ class Ours:
                 [workloads[i] for i in np.flatnonzero(rows).tolist()],
                 log_values[rows],
                 log_above=log_above[rows],
-                tightness=1.0 if start is None else TRANSFER_TIGHTNESS,
+                tightness=tightness,
                 near=near,
             )
 

@@ -52,28 +52,7 @@ class GraphPrior(TermPrior):
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
-        sizes, shares = self.log_values(workloads), self.shares(workloads)
-        rows = []
-        for workload, size, parts in zip(workloads, sizes, shares, strict=True):
-            graph = workload.graph
-            nodes = max(graph.node_count, 1)
-            image = float(np.prod(np.maximum(graph.input_shapes[0, 1:], 1))) if nodes else 1.0
-            rows.append(
-                [
-                    size,
-                    np.log(graph.batch_size),
-                    np.log(nodes),
-                    np.log(image),
-                    *parts,
-                    *operator_shares(graph),
-                    workload.precision is not Precision.FP32,
-                    workload.memory_format is MemoryFormat.CHANNELS_LAST,
-                    workload.phase is Phase.INFER,
-                    workload.optimizer is Optimizer.MOMENTUM,
-                    workload.optimizer is Optimizer.ADAM,
-                ]
-            )
-        return np.array(rows, dtype=np.float64).reshape(len(workloads), sum(self.feature_groups))
+        return settings_and_operators(workloads, self.log_values(workloads), self.shares(workloads))
 
     def tensors(self) -> dict[str, Tensor]:
         name = torch.tensor(list(self.metric.encode()), dtype=torch.uint8)
@@ -83,3 +62,29 @@ class GraphPrior(TermPrior):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         metric = bytes(tensors["metric"].tolist()).decode()
         return cls(metric, tensors["log_constants"].numpy())
+
+
+def settings_and_operators(workloads: Sequence[Workload], sizes: Array, shares: Array) -> Array:
+    """Features of workloads: sizes (n), a prior's shares (n, k), operators and settings (n, f)."""
+    rows = []
+    for workload, size, parts in zip(workloads, sizes, shares, strict=True):
+        graph = workload.graph
+        nodes = max(graph.node_count, 1)
+        image = float(np.prod(np.maximum(graph.input_shapes[0, 1:], 1))) if nodes else 1.0
+        rows.append(
+            [
+                size,
+                np.log(graph.batch_size),
+                np.log(nodes),
+                np.log(image),
+                *parts,
+                *operator_shares(graph),
+                workload.precision is not Precision.FP32,
+                workload.memory_format is MemoryFormat.CHANNELS_LAST,
+                workload.phase is Phase.INFER,
+                workload.optimizer is Optimizer.MOMENTUM,
+                workload.optimizer is Optimizer.ADAM,
+            ]
+        )
+    width = 4 + shares.shape[1] + len(OPERATORS) + 5
+    return np.array(rows, dtype=np.float64).reshape(len(workloads), width)

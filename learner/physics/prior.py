@@ -19,8 +19,19 @@ from trappm.learner.workload import Workload
 Array = npt.NDArray[np.float64]
 
 
+TRANSFER_TIGHTNESS = 0.15
+"""On a new device single constants of a prior move this much less than on an unknown one. What the
+transfer from the RTX 3090 to the 4090 reaches, `benchmarks/learner/step_time.py` prints."""
+
+
 class Prior(Protocol):
     """One metric's formula with its constants. Instances do not change."""
+
+    @property
+    def transfer_tightness(self) -> tuple[float, ...]:
+        """How much less single constants may move on a new device; of several, cross-validation
+        chooses, and whether to start from the other device at all."""
+        ...
 
     @property
     def feature_groups(self) -> tuple[int, ...]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
+from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
+from trappm.learner.physics.device_specs import CPU, DeviceSpec, spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.graph_terms import PRIORS
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
+
+OF_KERNELS = (StepTimePrior, CpuTimePrior)
+"""Priors of workloads that come with their kernels, and of no others."""
 
 
 def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Prior:
@@ -20,9 +25,9 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
         kernels: whether the workloads come with their kernels.
     """
     if metric == "memory_mib":
-        return MemoryPrior.on(spec)
+        return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
     if metric == "step_time_ms" and spec is not None and kernels:
-        return StepTimePrior(spec)
+        return CpuTimePrior() if spec is CPU else StepTimePrior(spec)
     return GraphPrior(metric if metric in PRIORS else "step_time_ms")
 
 

@@ -33,6 +33,7 @@ from trappm.learner.physics.kernel_times import (
     starting_constants,
     times_of,
 )
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
 from trappm.learner.stats.student_t import precisions
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -64,6 +65,8 @@ CHUNK = 500
 
 class StepTimePrior:
     """Simulated time of a step in ms: a `learner.physics.prior.Prior`. Instances do not change."""
+
+    transfer_tightness = (TRANSFER_TIGHTNESS,)
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trappm.learner.physics.graph_terms import PriorSpec, fit_coefficients, log_prior
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
 from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -23,6 +24,8 @@ Array = npt.NDArray[np.float64]
 
 class TermPrior(ABC):
     """See `learner.physics.prior.Prior`. Instances do not change."""
+
+    transfer_tightness: tuple[float, ...] = (TRANSFER_TIGHTNESS,)
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
         """With the logarithms of the constants (k); by default those of the reference device."""

@@ -1,0 +1,179 @@
+"""How far heads of CPU cores are off, on the whole pool of the preset `laptop` (docs/accuracy.md).
+
+    PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20]
+
+Every configuration of the pool was measured on two threads and on one, and some again half an hour
+later (`examples/data/cpu`). Each split holds a fifth of the architectures out. As a campaign
+does, it draws 40 labels of `cpu-2t` and few of `cpu-1t` from the rest; all of the held out are
+judged: the median and, in brackets, the mean over splits of the mean absolute percentage error.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.experiments.shipped_sheets import our_labels
+from trappm.learner.estimator import Targets
+from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.physics.device_specs import CPU
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.workload import Workload
+from trappm.profiler.records import Configuration, Measurement, Outcome
+from trappm.profiler.static_profile import static_profile
+from trappm.store.exchange.files import read_file
+
+Array = npt.NDArray[np.float64]
+
+SOURCE, TARGET = "cpu-2t", "cpu-1t"
+METRICS = ("step_time_ms", "memory_mib")
+SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40)
+HELD_OUT = 0.2
+BEFORE: Mapping[str, Prior] = {
+    "step_time_ms": GraphPrior("step_time_ms"),
+    "memory_mib": MemoryPrior.on(CPU),
+}
+"""Formulas that know nothing of CPUs in particular."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Configurations, their workloads, and by device what was first and what was measured again."""
+
+    configurations: Sequence[Configuration]
+    workloads: Sequence[Workload]
+    first: Mapping[str, Mapping[Configuration, Measurement]]
+    again: Mapping[str, Mapping[Configuration, Measurement]]
+
+    def values(self, device: str, metric: str) -> Array:
+        """(n), in the metric's unit."""
+        return np.array([_value(self.first[device][c], metric) for c in self.configurations])
+
+
+def load() -> Pool:
+    """The sheets of both devices, with every model traced."""
+    first: dict[str, dict[Configuration, Measurement]] = {}
+    again: dict[str, dict[Configuration, Measurement]] = {}
+    for device in (SOURCE, TARGET):
+        first[device], again[device] = _passes(our_labels(f"cpu/{device}.jsonl.xz", _attempts))
+    configurations = sorted(
+        first[SOURCE], key=lambda c: (c.architecture, c.input_size, c.batch_size)
+    )
+    profiles = {}
+    for c in configurations:
+        if (c.architecture, c.input_size) not in profiles:
+            profiles[c.architecture, c.input_size] = static_profile(c.architecture, c.input_size)
+    workloads = []
+    for c in configurations:
+        profile = profiles[c.architecture, c.input_size]
+        step = profile.step
+        kernels = step.kernels_in(c.precision, c.memory_format)
+        workloads.append(Workload(graph=profile.graph.at(c.batch_size), step=step, kernels=kernels))
+    return Pool(configurations, workloads, first, again)
+
+
+def _attempts(path: Path) -> list[Measurement]:
+    return [v.measurement for v in read_file(path) if v.measurement is not None]
+
+
+def _passes(
+    measurements: Sequence[Measurement],
+) -> tuple[dict[Configuration, Measurement], dict[Configuration, Measurement]]:
+    """The first usable measurement of each configuration, and the first of the pass after it."""
+    first: dict[Configuration, Measurement] = {}
+    again: dict[Configuration, Measurement] = {}
+    for m in measurements:
+        if m.outcome not in (Outcome.OK, Outcome.UNSTABLE) or m.step is None:
+            continue
+        kept = first.setdefault(m.configuration, m)
+        if kept.outcome is Outcome.UNSTABLE and m.outcome is Outcome.OK:
+            first[m.configuration] = m
+        elif kept is not m:
+            again.setdefault(m.configuration, m)
+    return first, again
+
+
+def _value(measurement: Measurement, metric: str) -> float:
+    if metric == "memory_mib":
+        assert measurement.memory_mib is not None
+        return measurement.memory_mib
+    assert measurement.step is not None
+    return measurement.step.median_ms
+
+
+def repeats(pool: Pool, device: str, metric: str) -> str:
+    """How far a second measurement is from the first, and how far beside their common factor."""
+    pairs = [(pool.first[device][c], m) for c, m in pool.again[device].items()]
+    ratios = np.array([_value(b, metric) / _value(a, metric) for a, b in pairs])
+    common = float(np.median(ratios))
+    apart = 100 * np.abs(ratios / common - 1).mean()
+    return f"{len(pairs)} again: {100 * (common - 1):+.1f} % in common, {apart:.1f} % beside it"
+
+
+def errors(pool: Pool, metric: str, prior: Prior, splits: int) -> dict[str, list[float]]:
+    """Errors in percent over splits, by what was learned from."""
+    off_by: dict[str, list[float]] = {}
+    for seed in range(splits):
+        for name, off in _errors_of_split(pool, metric, prior, seed).items():
+            off_by.setdefault(name, []).append(off)
+    return off_by
+
+
+def _errors_of_split(pool: Pool, metric: str, prior: Prior, seed: int) -> dict[str, float]:
+    names = np.array([c.architecture for c in pool.configurations])
+    values = {device: pool.values(device, metric) for device in (SOURCE, TARGET)}
+    generator = np.random.default_rng(seed)
+    distinct = np.unique(names)
+    held_out = generator.permutation(distinct)[: round(HELD_OUT * len(distinct))]
+    judged = np.flatnonzero(np.isin(names, held_out))
+    rest = np.flatnonzero(~np.isin(names, held_out))
+    to_judge = [pool.workloads[i] for i in judged.tolist()]
+
+    def fit(rows: npt.NDArray[np.int64], device: str, start: Head[Prior] | None) -> Head[Prior]:
+        targets = Targets(values[device][rows], np.full(len(rows), np.nan), names[rows].tolist())
+        own = [pool.workloads[i] for i in rows.tolist()]
+        return Ours(prior).fit(own, targets, np.random.default_rng(seed), start)
+
+    def off(head: Head[Prior], device: str) -> float:
+        median = head.predict(to_judge).median
+        return float(100 * np.abs(median / values[device][judged] - 1).mean())
+
+    source = fit(generator.permutation(rest)[:SOURCE_LABELS], SOURCE, None)
+    order = generator.permutation(rest)
+    result = {f"{SOURCE}, {SOURCE_LABELS} labels": off(source, SOURCE)}
+    for n in TARGET_LABELS:
+        result[f"{TARGET}, {n}, from scratch"] = off(fit(order[:n], TARGET, None), TARGET)
+        result[f"{TARGET}, {n}, after {SOURCE}"] = off(fit(order[:n], TARGET, source), TARGET)
+    return result
+
+
+def main() -> None:
+    """Prints a table for each metric."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--splits", type=int, default=20)
+    splits = parser.parse_args().splits
+    pool = load()
+    for metric in METRICS:
+        print(f"\n{metric}, {len(pool.configurations)} configurations on each device")
+        for device in (SOURCE, TARGET):
+            print(f"  {device}, {repeats(pool, device, metric)}")
+        today = errors(pool, metric, starting_prior(metric, CPU, kernels=True), splits)
+        before = errors(pool, metric, BEFORE[metric], splits)
+        for name, off in today.items():
+            print(f"  {name:30} {_cell(off)}   not for CPUs: {_cell(before[name])}", flush=True)
+
+
+def _cell(off: Sequence[float]) -> str:
+    return f"{np.median(off):5.1f} ({np.mean(off):.1f})"
+
+
+if __name__ == "__main__":
+    main()

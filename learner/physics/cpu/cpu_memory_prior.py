@@ -1,0 +1,104 @@
+"""What memory a step needs on a CPU: live tensors, and what libraries keep for every layer.
+
+    memory = process + tensors * live + products * (primitives of oneDNN)
+                     + parameters * (Python's side of a layer) + blocked * (largest weights)
+
+oneDNN makes a primitive, with machine code of its own, for each shape of a product and keeps it. It
+copies weights into blocks of channels before it multiplies: the largest copy stands beside the
+peak. A layer with parameters has objects in Python, a gradient and small allocations that glibc
+rounds up. There are no segments of CUDA's allocator and no workspaces of cuDNN.
+
+Chosen on 228 configurations on each of two and one thread (docs/accuracy.md, "CPU cores").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trappm.learner.physics.device_specs import CPU
+from trappm.learner.physics.graph_terms import PRODUCTS, PriorSpec, TermSpec
+from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.step_memory import step_memory
+from trappm.learner.physics.term_prior import TermPrior
+from trappm.learner.workload import Workload
+from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+
+Array = npt.NDArray[np.float64]
+
+MIB = 2.0**20
+# Where the constants begin: round numbers, which labels move.
+PRIMITIVE_MIB = 0.3
+"""Of a product's shape: forward and both gradients."""
+LAYER_MIB = 0.04
+
+SPEC = PriorSpec(
+    (
+        TermSpec("process", 1.0),
+        TermSpec("tensors", 0.05),  # bytes are bytes
+        TermSpec("products", 0.5),
+        TermSpec("parameters", 0.5),
+        TermSpec("blocked", 0.5),
+    ),
+    common_spread=0.05,
+)
+
+
+class CpuMemoryPrior(TermPrior):
+    """The formula with its constants; see `learner.physics.prior.Prior`."""
+
+    feature_groups = MemoryPrior.feature_groups
+
+    def __init__(self, log_constants: Array | None = None) -> None:
+        super().__init__(SPEC, log_constants)
+
+    def with_constants(self, log_constants: Array) -> Self:
+        return type(self)(log_constants)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(tensors["log_constants"].numpy())
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        """The terms of each workload in MiB (n, 5)."""
+        for workload in workloads:
+            if workload not in _KNOWN:
+                _KNOWN[workload] = _terms(workload)
+        rows = [_KNOWN[workload] for workload in workloads]
+        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        """Those of the simulated step, and this prior's size in place of a GPU's."""
+        features = MemoryPrior.on(CPU).features(workloads)
+        features[:, 0] = self.log_values(workloads)
+        return features
+
+
+_KNOWN: WeakKeyDictionary[Workload, list[float]] = WeakKeyDictionary()
+"""A fit needs the same workloads many times."""
+
+
+def _terms(workload: Workload) -> list[float]:
+    graph = workload.graph
+    multiplies = np.isin(graph.operators, list(PRODUCTS))
+    shapes = np.column_stack(
+        [
+            graph.input_shapes[multiplies],
+            graph.output_shapes[multiplies],
+            graph.macs[multiplies],
+            graph.parameters[multiplies],
+        ]
+    )
+    largest = graph.parameters[multiplies].max(initial=0)
+    return [
+        CPU.process_mib,
+        step_memory(workload).live_mib,
+        PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
+        LAYER_MIB * np.count_nonzero(graph.parameters),
+        BYTES_PER_ELEMENT * float(largest) / MIB,
+    ]

@@ -1,0 +1,186 @@
+"""What steps cost on CPU cores: formulas, transfer that cross-validation chooses, heads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trappm.learner.estimator import Targets
+from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.heads.metric_head import Ours
+from trappm.learner.networks.presets import preset_named
+from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
+from trappm.learner.physics.cpu.cpu_time_prior import SPEC, CpuTimePrior
+from trappm.learner.physics.device_specs import CPU, spec_of
+from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.workload import Workload
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.static_profile import static_profile
+
+MODELS = (
+    "test_resnet", "test_vit", "test_convnext", "test_efficientnet", "mobilenetv2_035", "resnet10t",
+    "mnasnet_small", "mobilenetv4_conv_small_035",
+)  # fmt: skip
+PRIORS = [CpuMemoryPrior(), CpuTimePrior()]
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    """Training steps of small models at four batch sizes, and the names of the models."""
+    workloads, names = [], []
+    for name in MODELS:
+        profile = static_profile(name, 64)
+        kernels = profile.step.kernels_in(Precision.FP32, MemoryFormat.CONTIGUOUS)
+        for batch_size in (2, 4, 8, 16):
+            graph = profile.graph.at(batch_size)
+            workloads.append(Workload(graph=graph, step=profile.step, kernels=kernels))
+            names.append(name)
+    return workloads, names
+
+
+def test_cpus_have_formulas_of_their_own():
+    assert isinstance(
+        starting_prior("memory_mib", spec_of("cpu-4t"), kernels=False), CpuMemoryPrior
+    )
+    assert isinstance(starting_prior("step_time_ms", CPU, kernels=True), CpuTimePrior)
+    assert not isinstance(starting_prior("step_time_ms", CPU, kernels=False), CpuTimePrior)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_features_are_finite_and_as_wide_as_their_groups(prior, labelled):
+    features = prior.features(labelled[0])
+    assert features.shape == (len(labelled[0]), sum(prior.feature_groups))
+    assert np.isfinite(features).all()
+    assert prior.features([]).shape == (0, sum(prior.feature_groups))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_labels_move_the_constants_to_where_they_come_from(prior, labelled):
+    rng = np.random.default_rng(0)
+    spreads = np.array([term.spread for term in prior.spec.terms])
+    truth = prior.with_constants(spreads * rng.uniform(-0.7, 0.7, len(spreads)))
+    log_values = truth.log_values(labelled[0])
+    off = [np.abs(p.log_values(labelled[0]) - log_values).mean()
+           for p in (prior, prior.refit(labelled[0], log_values))]  # fmt: skip
+    assert off[1] < 0.02 < off[0]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_tensors_hold_the_prior(prior, labelled):
+    moved = prior.moved(np.linspace(-0.5, 0.5, len(prior.log_constants)))
+    again = type(prior).from_tensors(moved.tensors())
+    np.testing.assert_array_equal(again.log_values(labelled[0]), moved.log_values(labelled[0]))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_larger_batch_takes_no_less(prior, labelled):
+    values = prior.log_values(labelled[0]).reshape(len(MODELS), 4)
+    assert np.all(np.diff(values, axis=1) > 0)
+
+
+def test_inference_has_no_backward_calls_and_no_update(labelled):
+    terms = dict(
+        zip(
+            (term.name for term in SPEC.terms),
+            CpuTimePrior().terms([replace(labelled[0][0], phase=Phase.INFER)])[0],
+            strict=True,
+        )
+    )
+    assert terms["forward calls"] > 0
+    for name, value in terms.items():
+        assert value == 0 or not name.endswith(("backward", "backward calls", "updates"))
+    assert terms["optimizer bytes"] == 0
+
+
+def test_adam_moves_more_bytes_than_sgd(labelled):
+    sgd, adam = (
+        CpuTimePrior().terms([replace(labelled[0][0], optimizer=o)])[0]
+        for o in (Optimizer.SGD, Optimizer.ADAM)
+    )
+    assert np.flatnonzero(adam > sgd).tolist() == [len(SPEC.terms) - 1]
+
+
+def test_a_step_time_without_kernels_is_refused(labelled):
+    with pytest.raises(InputError, match="without kernels"):
+        CpuTimePrior().log_values([replace(labelled[0][0], kernels=None)])
+
+
+def test_more_layers_need_more_memory_at_the_same_live_bytes(labelled):
+    """What `MemoryPrior` does not see: primitives and objects by layer."""
+    terms = CpuMemoryPrior().terms(labelled[0])
+    resnet, mobile = (terms[labelled[1].index(name)] for name in ("test_resnet", "mobilenetv2_035"))
+    assert mobile[2] > 2 * resnet[2]
+    assert mobile[3] > 2 * resnet[3]
+
+
+def fit(workloads, names, log_values, start=None):
+    targets = Targets(np.exp(log_values), np.full(len(names), np.nan), names)
+    return Ours(CpuTimePrior()).fit(workloads, targets, np.random.default_rng(0), start)
+
+
+def far(seed):
+    """A device whose constants have little to do with others'."""
+    return CpuTimePrior(np.random.default_rng(seed).uniform(-2.5, 2.5, len(SPEC.terms)))
+
+
+def test_a_device_like_the_source_starts_from_it(labelled):
+    workloads, names = labelled
+    truth = far(0)
+    source = fit(workloads, names, truth.log_values(workloads))
+    twice_as_slow = truth.log_values(workloads) + np.log(2)
+    few = slice(0, None, 11)
+    own = workloads[few], names[few], twice_as_slow[few]
+    after, scratch = (
+        np.abs(np.log(fit(*own, start).predict(workloads).median) - twice_as_slow).mean()
+        for start in (source, None)
+    )
+    assert 2 * after < scratch
+
+
+def test_a_source_that_misleads_is_left_out(labelled):
+    """Cross-validation sees that the constants of another kind of core explain nothing here."""
+    workloads, names = labelled
+    source = fit(workloads, names, far(1).log_values(workloads))
+    truth = CpuTimePrior().log_values(workloads)
+    after = fit(workloads, names, truth, source)
+    scratch = fit(workloads, names, truth)
+    assert after.source is None
+    np.testing.assert_array_equal(
+        after.predict(workloads).median, scratch.predict(workloads).median
+    )
+
+
+def labels_of(workloads):
+    targets = np.full((len(workloads), len(METRICS)), np.nan)
+    for metric, prior in (("memory_mib", CpuMemoryPrior()), ("step_time_ms", CpuTimePrior())):
+        targets[:, list(METRICS).index(metric)] = np.exp(prior.log_values(workloads))
+    return targets
+
+
+def trained(labelled, device, init=None):
+    workloads, names = labelled
+    return train_heads(
+        workloads, labels_of(workloads), groups=names, preset=preset_named("laptop").head,
+        generator=np.random.default_rng(0), spec=spec_of(device), init=init,
+    )  # fmt: skip
+
+
+def test_heads_of_a_cpu_are_kept_and_read_back(labelled):
+    heads = trained(labelled, "cpu-2t")
+    settings = heads.settings()
+    assert settings["heads"]["memory_mib"] == "cpu-memory"
+    assert settings["of_kernels"] == {"step_time_ms": "cpu-kernels"}
+    again = heads_from_tensors(preset_named("laptop").head, settings, heads.tensors())
+    np.testing.assert_array_equal(
+        again.predict(labelled[0]).median, heads.predict(labelled[0]).median
+    )
+
+
+def test_heads_of_a_gpu_tell_a_cpu_nothing(labelled):
+    """Their constants are of another formula."""
+    own, after = (
+        trained(labelled, "cpu-2t", init).predict(labelled[0]).median
+        for init in (None, trained(labelled, "a100"))
+    )
+    np.testing.assert_allclose(after, own, rtol=0.05)
