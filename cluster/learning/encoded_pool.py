@@ -94,7 +94,7 @@ class EncodedPool:
         return len(self.configurations)
 
     def workloads(self, card: str) -> Sequence[Workload]:
-        """As heads of this card see them (n): those of CPUs and unknown GPUs know no kernels."""
+        """As heads of this card see them (n): those of unknown cards know no kernels."""
         return self._workloads if has_kernels(card) else self._without_kernels
 
     @cached_property

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.experiments.replays import Plan, Results
+from trappm.learner.bench.benchmark import TEST_SHARE
 from trappm.learner.bench.replay import Point
 from trappm.terminal.png_figures import new_figure, save_png
 from trappm.terminal.tables import console, print_table
@@ -129,9 +130,19 @@ def area(places: Array, values: Array) -> Array:
     return means
 
 
+OVERLAP = TEST_SHARE / (1 - TEST_SHARE)
+"""Labels that judge for each one that teaches, in a split."""
+
+
 def standard_error(values: Array) -> float | None:
-    """Of the mean; None of a single value, which does not show how values scatter."""
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    """Of the mean over splits of one sheet; None of a single value, which does not show how values
+    scatter.
+
+    The splits share most of what they train and judge on, so the mean scatters more than that of
+    independent ones would (Nadeau and Bengio, Machine Learning 52, 2003, section 3).
+    """
+    n = len(values)
+    return float(np.std(values, ddof=1) * np.sqrt(1 / n + OVERLAP)) if n > 1 else None
 
 
 def seconds_to_same_error(
@@ -171,7 +182,7 @@ def jackknife_error(
     known = np.array([value for value in without if value is not None])
     if len(known) < max(n, 2):
         return None
-    return float(np.sqrt((n - 1) * known.var()))
+    return float(np.sqrt((n - 1) * known.var() * (1 + n * OVERLAP)))
 
 
 def labels_to(row: StrategyRow, target: float) -> float | None:
@@ -224,7 +235,8 @@ def print_summary(rows: Sequence[StrategyRow], metric: str, baseline: str = BASE
         f"In brackets: difference to {baseline} on the same splits and its standard error. area: "
         f"under the curve over the logarithm of labels, against {baseline}. wins: splits on "
         "which the area is less. seconds: of steps measured, to the same error; its standard error "
-        "by jackknife over the splits. died: of the first labels, runs that died."
+        "by jackknife. Errors count that splits overlap. died: of the first labels, "
+        "runs that died."
     )
 
 

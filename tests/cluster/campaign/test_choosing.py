@@ -205,9 +205,9 @@ def labels_of(configurations, device, card=None):
     ]
 
 
-def test_kernels_are_known_to_gpus_and_not_to_cpus(traced):
+def test_kernels_are_for_devices_that_are_known(traced):
     learner, configurations = traced
-    for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 0)):
+    for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 8), ("nobodys", 0)):
         workloads = learner._pool.workloads(device)
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
         learner.fit(labels_of(configurations, device), lambda done, total: None)
