@@ -1,0 +1,108 @@
+"""What each group of the step time's constants is worth on labels not seen (docs/step_time.md).
+
+    PYTHONPATH=. python benchmarks/learner/ablation.py DATA --traces FOLDER [--seeds 1337 1338]
+
+A group is left out by holding its constants where they begin. What it is worth is how much larger
+the mean error is without it, in percentage points: on the RTX 3090's training steps with
+architectures and with families held out; on the RTX 4090's inference, a whole device held out, by
+the constants of the 3090; and with 32 labels of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.learner.step_time import SOURCES, Labels, errors, held_out, load
+from trappm.learner.physics import kernel_times, step_time_prior
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.kernel_times import GROUPS, group_rows
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS
+from trappm.learner.physics.step_time_prior import StepTimePrior
+
+HELD = 1e-3
+"""Factor on the spreads of constants that are left out."""
+FEW = 32
+ROWS = 250
+"""Of each sheet, drawn at random: fits take a second instead of three."""
+COLUMNS = ("3090 architectures", "3090 families", "4090, 0 labels", f"4090, {FEW} labels")
+
+
+@contextmanager
+def without(names: Sequence[str]) -> Iterator[None]:
+    """Fits in this context hold the constants of these groups."""
+    every = kernel_times.spreads
+
+    def held(tightness: float) -> Tensor:
+        values = every(tightness)
+        for group, rows in group_rows():
+            if group.name in names:
+                values[rows] *= HELD
+        return values
+
+    step_time_prior.spreads = held
+    try:
+        yield
+    finally:
+        step_time_prior.spreads = every
+
+
+def fitted(prior: StepTimePrior, labels: Labels, rows: np.ndarray, tightness: float = 1.0):
+    own = [labels.workloads[i] for i in np.flatnonzero(rows).tolist()]
+    return prior.refit(own, np.log(labels.step_time_ms[rows]), tightness=tightness)
+
+
+def off(prior: StepTimePrior, labels: Labels, rows: np.ndarray) -> float:
+    own = [labels.workloads[i] for i in np.flatnonzero(rows).tolist()]
+    return errors(labels.step_time_ms[rows], prior.log_values(own))[0]
+
+
+def judge(train: Labels, old: Labels, new: Labels, seeds: Sequence[int]) -> np.ndarray:
+    """Mean errors in percent by `COLUMNS`, over seeds."""
+    rows = []
+    for seed in seeds:
+        row = []
+        for split in ("architectures", "families"):
+            test = held_out(train.groups(split), seed)
+            row.append(off(fitted(StepTimePrior(spec_of("rtx3090")), train, ~test), train, test))
+        names = new.groups("architectures")
+        test = held_out(names, seed)
+        known = ~np.isin(old.groups("architectures"), names[test])
+        source = fitted(StepTimePrior(spec_of("rtx3090")), old, known)
+        moved = StepTimePrior(spec_of("rtx4090")).started_from(source)
+        row.append(off(moved, new, test))
+        some = np.zeros(len(test), dtype=bool)
+        some[np.random.default_rng(seed).permutation(np.flatnonzero(~test))[:FEW]] = True
+        row.append(off(fitted(moved, new, some, TRANSFER_TIGHTNESS), new, test))
+        rows.append(row)
+    return np.mean(rows, axis=0)
+
+
+def main() -> None:
+    """Prints what all reach, then what each group is worth."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path, help="the folder with the labels")
+    parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(1337, 1338))
+    parser.add_argument("--groups", nargs="+", help="one run without all of these")
+    options = parser.parse_args()
+    labels = [load(SOURCES[n], options.data, options.traces, ROWS)
+              for n in ("train", "infer-3090", "infer-4090")]  # fmt: skip
+    print(f"{'':22}" + "".join(f"{name:>20}" for name in COLUMNS), flush=True)
+    everything = judge(*labels, options.seeds)
+    print(f"{'all':22}" + "".join(f"{value:20.2f}" for value in everything), flush=True)
+    ways = [options.groups] if options.groups else [[g.name] for g in GROUPS if not g.common]
+    for names in ways:
+        with without(names):
+            worth = judge(*labels, options.seeds) - everything
+        title = names[0] if len(names) == 1 else f"without {len(names)}"
+        print(f"{title:22}" + "".join(f"{value:+20.2f}" for value in worth), flush=True)
+
+
+if __name__ == "__main__":
+    main()
