@@ -82,8 +82,8 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
                 continue
             workload = traced(label, traces)
             if workload is not None:
-                source = label.protocol.name, label.environment["run"]
-                rows[label.device, *source].append((label, workload))
+                key = label.device, label.protocol.name, str(label.environment["run"])
+                rows[key].append((label, workload))
     result = []
     for (device, source, run), labelled in rows.items():
         labels = [label for label, _ in labelled]
@@ -180,9 +180,9 @@ def judge_v100(
     judged: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         test = step_time.held_out(target.architectures, seed)
-        judged = set(target.architectures[test].tolist())
+        unseen = target.architectures[test]
         fit = learned_from(
-            [*(s.evidence.at(~np.isin(s.architectures, [*judged])) for s in others), *kernels]
+            [*(s.evidence.at(~np.isin(s.architectures, unseen)) for s in others), *kernels]
         )
         common = fit.of_another_device()
         a100 = replace(common, centre=fit.constants("a100"))

@@ -64,7 +64,7 @@ class CampaignLearner:
         self._seed = seed
         self._cache = cache
         self._heads: dict[str, DeviceHeads] = {}
-        self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
+        self._known: dict[tuple[str, bool, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
         self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
@@ -157,12 +157,12 @@ class CampaignLearner:
         heads = self._heads.get(request.device) or self._heads.get(self._source)
         pool = self._pool
         # What is held out is left out here too: nothing is chosen to suit the evaluation set.
-        rows = pool.indices([*request.candidates, *request.known, *request.elsewhere])
-        rows = np.unique(rows)
+        rows = np.unique(pool.indices([*request.candidates, *request.known]))
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        knowledge = self._knowledge(card).of_rows(rows)
+        taught = request.device != self._source and has_kernels(card)
+        knowledge = self._knowledge(card, taught=taught).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
             return np.searchsorted(rows, pool.indices(list(names)))
@@ -186,7 +186,7 @@ class CampaignLearner:
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),
             noise_factor=noise_factor,
-            elsewhere=at(request.elsewhere),
+            taught=taught,
         )
         strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
@@ -194,7 +194,7 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _knowledge(self, card: str) -> PoolKnowledge:
+    def _knowledge(self, card: str, *, taught: bool) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
         known = {
             metric
@@ -202,10 +202,11 @@ class CampaignLearner:
             for metric, value in zip(METRICS, label.values, strict=True)
             if value is not None
         }
-        key = card, tuple(sorted(known or FIRST_METRICS))
+        key = card, taught, tuple(sorted(known or FIRST_METRICS))
         if key not in self._known:
+            workloads, generator = self._pool.workloads(card), self._generator(2)
             self._known[key] = PoolKnowledge.of(
-                self._pool.workloads(card), key[1], known_spec(card), self._generator(2)
+                workloads, key[2], known_spec(card), generator, taught=taught
             )
         return self._known[key]
 
