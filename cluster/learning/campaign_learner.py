@@ -161,7 +161,8 @@ class CampaignLearner:
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        taught = request.device != self._source and has_kernels(card)
+        # How devices differ is known of kernels; without them a target is a device like any other.
+        taught = request.device != self._source and any(w.kernels is not None for w in workloads)
         knowledge = self._knowledge(card, taught=taught).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
