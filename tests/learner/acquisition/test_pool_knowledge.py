@@ -69,7 +69,7 @@ def test_on_a_second_device_the_doubt_is_how_devices_differ(traced):
         features = known.covariances["step_time_ms"].features
         return np.linalg.norm(features @ features.T - moves @ moves.T) / np.linalg.norm(moves) ** 2
 
-    assert left_of(taught) < 0.1 < 0.3 < left_of(plain)
+    assert left_of(taught) < 0.2 < left_of(plain)
     same = [k.covariances["memory_mib"].features for k in (plain, taught)]
     assert np.array_equal(*same)
     untraced = [replace(w, kernels=None) for w in traced]
