@@ -25,12 +25,12 @@ import numpy.typing as npt
 from benchmarks.learner import step_time
 from benchmarks.learner.step_time_nodes import published_steps
 from trappm.learner.acquisition import AcquisitionRequest, Covariance, strategy_named
-from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.bench.replay import Point
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import TRANSFER_TIGHTNESS, Head, Ours
 from trappm.learner.physics.device_specs import DeviceSpec, spec_of
+from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -173,30 +173,28 @@ class View:
         )
         return [pick.index for pick in strategy_named(strategy).select(request)]
 
-    def known(self, *, taught: bool) -> list[Covariance]:
-        generator = np.random.default_rng(self.seed)
-        target = self.target
+    def known(self, others: Distribution | None = None) -> list[Covariance]:
         known = PoolKnowledge.of(
-            target.workloads, ["step_time_ms"], target.spec, generator, taught=taught
+            self.target.workloads,
+            ["step_time_ms"],
+            self.target.spec,
+            np.random.default_rng(self.seed),
+            others=others,
         )
         return list(known.covariances.values())
 
-    def around_the_source(self) -> list[Covariance]:
-        """The same with the constants where the source has them, as far as labels tell."""
-        prior = StepTimePrior(self.target.spec, self.moved.constants, known=known_devices())
-        generator = np.random.default_rng(self.seed)
-        joint = Joint(prior, PoolPoints.of(prior, self.target.workloads))
-        nothing = Targets(np.zeros(0), np.zeros(0), ())
-        return [joint.fit([], nothing, generator).covariance(self.target.workloads, generator)]
+    def difference(self) -> list[Covariance]:
+        """As known devices differ, from where the source's labels have moved the constants."""
+        return self.known(replace(known_devices(), centre=self.moved.constants))
 
 
 Way = Callable[[View], list[int]]
 
 WAYS: Mapping[str, Way] = {
-    "ours": lambda view: view.picks("ours", view.known(taught=True), taught=True),
-    "around-source": lambda view: view.picks("ours", view.around_the_source(), taught=True),
-    "represents-too": lambda view: view.picks("ours", view.known(taught=True), taught=False),
-    "first-device": lambda view: view.picks("ours", view.known(taught=False), taught=False),
+    "ours": lambda view: view.picks("ours", view.difference(), taught=True),
+    "around-centre": lambda view: view.picks("ours", view.known(known_devices()), taught=True),
+    "represents-too": lambda view: view.picks("ours", view.difference(), taught=False),
+    "first-device": lambda view: view.picks("ours", view.known(), taught=False),
     "representation": lambda view: view.picks("facility", [], taught=False),
 }
 """`ours` is what a campaign does on its target, `first-device` what it does on its source."""

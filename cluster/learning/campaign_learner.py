@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +33,9 @@ from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.physics.device_specs import has_kernels, known_spec
-from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import measured_evidence
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
+from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
@@ -64,7 +66,7 @@ class CampaignLearner:
         self._seed = seed
         self._cache = cache
         self._heads: dict[str, DeviceHeads] = {}
-        self._known: dict[tuple[str, bool, tuple[str, ...]], PoolKnowledge] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
         self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
@@ -161,9 +163,8 @@ class CampaignLearner:
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        # How devices differ is known of kernels; without them a target is a device like any other.
-        taught = request.device != self._source and any(w.kernels is not None for w in workloads)
-        knowledge = self._knowledge(card, taught=taught).of_rows(rows)
+        others = self._others(request.device, workloads)
+        knowledge = self._knowledge(card, others).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
             return np.searchsorted(rows, pool.indices(list(names)))
@@ -187,7 +188,7 @@ class CampaignLearner:
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),
             noise_factor=noise_factor,
-            taught=taught,
+            taught=others is not None,
         )
         strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
@@ -195,7 +196,20 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _knowledge(self, card: str, *, taught: bool) -> PoolKnowledge:
+    def _others(self, device: str, workloads: Sequence[Workload]) -> Distribution | None:
+        """What other devices, and labels of the source, say of a target's step times.
+
+        None of the source itself, and without kernels, which alone tell how devices differ.
+        """
+        if device == self._source or all(w.kernels is None for w in workloads):
+            return None
+        heads, known = self._heads.get(self._source), known_devices()
+        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        if head is None or not isinstance(head.prior, StepTimePrior):
+            return known
+        return replace(known, centre=head.prior.constants)
+
+    def _knowledge(self, card: str, others: Distribution | None) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
         known = {
             metric
@@ -203,13 +217,14 @@ class CampaignLearner:
             for metric, value in zip(METRICS, label.values, strict=True)
             if value is not None
         }
-        key = card, taught, tuple(sorted(known or FIRST_METRICS))
-        if key not in self._known:
-            workloads, generator = self._pool.workloads(card), self._generator(2)
-            self._known[key] = PoolKnowledge.of(
-                workloads, key[2], known_spec(card), generator, taught=taught
-            )
-        return self._known[key]
+        metrics = tuple(sorted(known or FIRST_METRICS))
+        if others is None and (card, metrics) in self._known:
+            return self._known[card, metrics]
+        workloads, generator = self._pool.workloads(card), self._generator(2)
+        knowledge = PoolKnowledge.of(workloads, metrics, known_spec(card), generator, others=others)
+        if others is None:  # which change with the source's labels
+            self._known[card, metrics] = knowledge
+        return knowledge
 
     def _failure(
         self,

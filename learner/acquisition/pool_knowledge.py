@@ -3,9 +3,8 @@
 The covariance without labels is enough: which labels teach most hardly depends on their values
 (docs/acquisition.md), so it is computed once for a pool, and a strategy can begin without any.
 
-On a second device what is open is its difference from the first one. How far constants differ
-between devices was learned from many (`known_devices`), so the covariance of step times there is
-that of the difference.
+On a second device what is open is how it differs from the first one. How far constants go apart
+between devices is known from many, so the covariance of step times there is that of the difference.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -50,7 +49,7 @@ class PoolKnowledge:
         spec: DeviceSpec | None,
         generator: np.random.Generator,
         *,
-        taught: bool = False,
+        others: Distribution | None = None,
     ) -> PoolKnowledge:
         """Of these metrics, as far as a batch serves them.
 
@@ -59,14 +58,14 @@ class PoolKnowledge:
             metrics: that the device's labels have, or all.
             spec: of the device, if it is known.
             generator: draws landmarks.
-            taught: whether another device's labels have: constants are unsure by what devices
-                differ, where that is known.
+            others: what other devices say of the constants of step times, where one of them
+                teaches this one.
         """
         covariances, estimates = {}, {}
         for metric in METRICS:
             if metric in metrics:
                 covariances[metric], estimates[metric] = _known(
-                    metric, workloads, spec, generator, taught
+                    metric, workloads, spec, generator, others
                 )
         return cls(covariances, estimates)
 
@@ -100,13 +99,13 @@ def _known(
     workloads: Sequence[Workload],
     spec: DeviceSpec | None,
     generator: np.random.Generator,
-    taught: bool,
+    others: Distribution | None,
 ) -> tuple[Covariance, Estimate]:
     """Of one metric; workloads that different priors explain share no variance."""
     traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
     nothing = Targets(np.zeros(0), np.zeros(0), ())
     parts, noise, width = [], 0.0, 0
-    for prior, rows in _priors(metric, spec, traced, taught):
+    for prior, rows in _priors(metric, spec, traced, others):
         at = np.flatnonzero(rows)
         own = [workloads[i] for i in at.tolist()]
         model = Joint(prior, PoolPoints.of(prior, own)).fit([], nothing, generator)
@@ -124,13 +123,16 @@ def _known(
 
 
 def _priors(
-    metric: str, spec: DeviceSpec | None, traced: npt.NDArray[np.bool_], taught: bool
+    metric: str,
+    spec: DeviceSpec | None,
+    traced: npt.NDArray[np.bool_],
+    others: Distribution | None,
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
     better = starting_prior(metric, spec, kernels=True)
     if not isinstance(better, StepTimePrior):
         return [(better, np.ones_like(traced))]
-    if taught:
-        better = StepTimePrior.like_others(better.spec, known_devices())
+    if others is not None:
+        better = StepTimePrior.like_others(better.spec, others)
     graph = starting_prior(metric, spec, kernels=False)
     return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

@@ -25,6 +25,7 @@ from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
@@ -268,18 +269,26 @@ def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(trace
 
 @pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True), ("cpu-2t", False)])
 def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taught):
-    """Before any label as well; what CPUs differ by nobody has learned."""
+    """Before any label as well, and then from where labels of the source have its constants; what
+    CPUs differ by nobody has learned."""
     learner, configurations = traced
-    with requests_of(learner) as requests:
-        picks(learner, asked(device=device, candidates=[c.id for c in configurations], count=2))
-    workloads = learner._pool.workloads(device)
-    generator = np.random.default_rng([7, 2])
-    alone = PoolKnowledge.of(
-        workloads, ["step_time_ms", "memory_mib"], spec_of(device), generator, taught=taught
-    )
-    assert requests[0].taught is taught
-    (of_times, _), (expected, _) = requests[0].covariances, alone.covariances.values()
-    assert np.array_equal(of_times.features, expected.features)
+    workloads, metrics = learner._pool.workloads(device), ["step_time_ms", "memory_mib"]
+
+    def check(others):
+        with requests_of(learner) as requests:
+            picks(learner, asked(device=device, candidates=[c.id for c in configurations], count=2))
+        expected = PoolKnowledge.of(
+            workloads, metrics, spec_of(device), np.random.default_rng([7, 2]), others=others
+        )
+        assert requests[0].taught is taught
+        times, memory = (c.features for c in requests[0].covariances)
+        assert np.array_equal(times, expected.covariances["step_time_ms"].features)
+        assert np.array_equal(memory, expected.covariances["memory_mib"].features)
+
+    check(known_devices() if taught else None)
+    learner.fit(labels_of(configurations[:5], "a100"), lambda done, total: None)
+    source = learner._heads["a100"].of_kernels["step_time_ms"].prior
+    check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
 class Listening(FakeLearner):

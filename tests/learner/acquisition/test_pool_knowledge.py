@@ -62,18 +62,18 @@ def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(trac
 def test_on_a_second_device_the_doubt_is_how_devices_differ(traced):
     """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
     metrics = ("step_time_ms", "memory_mib")
-    plain, taught = known(traced, metrics), known(traced, metrics, taught=True)
+    plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
     moves = StepTimePrior.like_others(spec_of("a100"), known_devices()).sensitivities(traced)
 
     def left_of(known):
         features = known.covariances["step_time_ms"].features
         return np.linalg.norm(features @ features.T - moves @ moves.T) / np.linalg.norm(moves) ** 2
 
-    assert left_of(taught) < 0.2 < left_of(plain)
-    same = [k.covariances["memory_mib"].features for k in (plain, taught)]
+    assert left_of(second) < 0.2 < left_of(plain)
+    same = [k.covariances["memory_mib"].features for k in (plain, second)]
     assert np.array_equal(*same)
     untraced = [replace(w, kernels=None) for w in traced]
-    alone = [known(untraced, taught=taught) for taught in (False, True)]
+    alone = [known(untraced, others=others) for others in (None, known_devices())]
     assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
 
 
