@@ -240,6 +240,15 @@ def _tell(what: str, judged: Mapping[str, Mapping[str, Sequence[float]]]) -> Non
     sys.stderr.write(f"{what}: {json.dumps(last)}\n")
 
 
+def medians(judged: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Over seeds, as JSON."""
+    rows = {
+        key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
+        for key, row in judged.items()
+    }
+    return json.dumps(rows, indent=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="the folder with the published labels")
@@ -263,11 +272,7 @@ def main() -> None:
         judged = judge_devices(known, [*kernels, of_v100], wanted)
     else:
         judged = judge_v100(known, kernels, of_v100, options.seeds)
-    median = {
-        key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
-        for key, row in judged.items()
-    }
-    print(json.dumps(median, indent=1))
+    print(medians(judged))
 
 
 if __name__ == "__main__":
