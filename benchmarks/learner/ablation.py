@@ -28,8 +28,6 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 HELD = 1e-3
 """Factor on the spreads of constants that are left out."""
 FEW = 32
-ROWS = 250
-"""Of each sheet, drawn at random: fits take a second instead of three."""
 COLUMNS = ("3090 architectures", "3090 families", "4090, 0 labels", f"4090, {FEW} labels")
 
 
@@ -91,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=(1337, 1338))
     parser.add_argument("--groups", nargs="+", help="one run without all of these")
     options = parser.parse_args()
-    labels = [load(SOURCES[n], options.data, options.traces, ROWS)
+    labels = [load(SOURCES[n], options.data, options.traces, traced_only=True)
               for n in ("train", "infer-3090", "infer-4090")]  # fmt: skip
     print(f"{'':22}" + "".join(f"{name:>20}" for name in COLUMNS), flush=True)
     everything = judge(*labels, options.seeds)

@@ -27,7 +27,9 @@ from benchmarks.learner.step_time_nodes import (
     SHARE_OF_OTHERS,
     Steps,
     device_of,
+    judge_v100,
     learned_from,
+    medians,
     published_kernels,
     published_steps,
     timm_steps,
@@ -292,6 +294,9 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder with the published labels")
     parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
     parser.add_argument("--write", action="store_true", help="what is known, into the package")
+    parser.add_argument(
+        "--v100", type=int, nargs="+", help="with these seeds, as step_time_nodes.py judges it"
+    )
     options = parser.parse_args()
     nodes, traces = options.data / "nodes", options.traces
     known = [
@@ -304,6 +309,11 @@ def main() -> None:
         *(published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS),
         *(published_kernels(nodes, card, 1.0) for card in OTHER_KERNEL_CARDS),
     ]
+    if options.v100 is not None:
+        of_v100 = next(part for part in kernels if part.device == "v100")
+        others = [part for part in kernels if part.device != "v100"]
+        sys.stdout.write(f"{medians(judge_v100(known, others, of_v100, options.v100))}\n")
+        return
     sys.stdout.write(f"{HEADING}\n")
     errors = []
     for row in (*memory_errors(options.data), *step_time_errors(known, kernels)):

@@ -82,8 +82,8 @@ def published_steps(data: Path, traces: Path) -> list[Steps]:
                 continue
             workload = traced(label, traces)
             if workload is not None:
-                source = label.protocol.name, label.environment["run"]
-                rows[label.device, *source].append((label, workload))
+                key = label.device, label.protocol.name, str(label.environment["run"])
+                rows[key].append((label, workload))
     result = []
     for (device, source, run), labelled in rows.items():
         labels = [label for label, _ in labelled]
@@ -180,9 +180,9 @@ def judge_v100(
     judged: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         test = step_time.held_out(target.architectures, seed)
-        judged = set(target.architectures[test].tolist())
+        unseen = target.architectures[test]
         fit = learned_from(
-            [*(s.evidence.at(~np.isin(s.architectures, [*judged])) for s in others), *kernels]
+            [*(s.evidence.at(~np.isin(s.architectures, unseen)) for s in others), *kernels]
         )
         common = fit.of_another_device()
         a100 = replace(common, centre=fit.constants("a100"))
@@ -240,6 +240,15 @@ def _tell(what: str, judged: Mapping[str, Mapping[str, Sequence[float]]]) -> Non
     sys.stderr.write(f"{what}: {json.dumps(last)}\n")
 
 
+def medians(judged: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Over seeds, as JSON."""
+    rows = {
+        key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
+        for key, row in judged.items()
+    }
+    return json.dumps(rows, indent=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="the folder with the published labels")
@@ -263,11 +272,7 @@ def main() -> None:
         judged = judge_devices(known, [*kernels, of_v100], wanted)
     else:
         judged = judge_v100(known, kernels, of_v100, options.seeds)
-    median = {
-        key: {phase: round(float(np.median(values)), 1) for phase, values in row.items()}
-        for key, row in judged.items()
-    }
-    print(json.dumps(median, indent=1))
+    print(medians(judged))
 
 
 if __name__ == "__main__":

@@ -132,13 +132,11 @@ class Planner:
             for c, is_held_out in self.pool
             if not is_held_out and (c.id not in assigned or c.id in unsteady)
         ]
-        source = self._spec.devices.source
         return ChoiceRequest(
             device=device,
             count=min(count, len(candidates)),
             candidates=candidates,
             known=_taught(assigned.values()),
-            elsewhere=() if device == source else _taught(self._assigned(source).values()),
             unsteady=unsteady,
             capacity_mib=self._store.measurements.device_memory_mib(device)
             or expected_memory_mib(device),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +32,10 @@ from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
-from trappm.learner.physics.device_specs import has_kernels, known_spec
-from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import measured_evidence
+from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
+from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
+from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
@@ -157,12 +159,12 @@ class CampaignLearner:
         heads = self._heads.get(request.device) or self._heads.get(self._source)
         pool = self._pool
         # What is held out is left out here too: nothing is chosen to suit the evaluation set.
-        rows = pool.indices([*request.candidates, *request.known, *request.elsewhere])
-        rows = np.unique(rows)
+        rows = np.unique(pool.indices([*request.candidates, *request.known]))
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        knowledge = self._knowledge(card).of_rows(rows)
+        others = self._others(request.device, card, workloads)
+        knowledge = self._knowledge(card, others).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
             return np.searchsorted(rows, pool.indices(list(names)))
@@ -186,7 +188,7 @@ class CampaignLearner:
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),
             noise_factor=noise_factor,
-            elsewhere=at(request.elsewhere),
+            taught=others is not None,
         )
         strategy = self._strategy if heads is not None else cold_start(self._strategy)
         return [
@@ -194,7 +196,23 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _knowledge(self, card: str) -> PoolKnowledge:
+    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> Distribution | None:
+        """What other devices, and labels of the source, say of a target's step times.
+
+        None of the source itself, without kernels, which alone tell how devices differ, and of
+        CPUs: it is GPUs of which that is known.
+        """
+        if device == self._source or known_spec(card) in (None, CPU):
+            return None
+        if all(w.kernels is None for w in workloads):
+            return None
+        heads, known = self._heads.get(self._source), known_devices()
+        head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+        if head is None or not isinstance(head.prior, StepTimePrior):
+            return known
+        return replace(known, centre=head.prior.constants)
+
+    def _knowledge(self, card: str, others: Distribution | None) -> PoolKnowledge:
         """Of the metrics that labels have had so far; before any label, of time and memory."""
         known = {
             metric
@@ -202,12 +220,14 @@ class CampaignLearner:
             for metric, value in zip(METRICS, label.values, strict=True)
             if value is not None
         }
-        key = card, tuple(sorted(known or FIRST_METRICS))
-        if key not in self._known:
-            self._known[key] = PoolKnowledge.of(
-                self._pool.workloads(card), key[1], known_spec(card), self._generator(2)
-            )
-        return self._known[key]
+        metrics = tuple(sorted(known or FIRST_METRICS))
+        if others is None and (card, metrics) in self._known:
+            return self._known[card, metrics]
+        workloads, generator = self._pool.workloads(card), self._generator(2)
+        knowledge = PoolKnowledge.of(workloads, metrics, known_spec(card), generator, others=others)
+        if others is None:  # which change with the source's labels
+            self._known[card, metrics] = knowledge
+        return knowledge
 
     def _failure(
         self,

@@ -148,8 +148,6 @@ class ChoiceRequest:
     """Those that may be chosen."""
     known: Sequence[str]
     """Those that training on this device learns from, or will: measured, or to be measured."""
-    elsewhere: Sequence[str] = ()
-    """The same of the source, where this is the target."""
     unsteady: Mapping[str, int] = field(default_factory=dict)
     """Candidates that were given up as unstable, and how often each was tried."""
     capacity_mib: float | None = None

@@ -45,8 +45,6 @@ class Representation:
         known: IntArray,
         generator: np.random.Generator,
         *,
-        elsewhere: IntArray | None = None,
-        share: float = 0.0,
         noise_factor: Array | None = None,
     ) -> None:
         """
@@ -54,8 +52,6 @@ class Representation:
             points: of the pool (n, c).
             known: indices that are labelled or will be.
             generator: draws the targets of a large pool.
-            elsewhere: indices with a label of another device.
-            share: what such a label counts of one here.
             noise_factor: how many times the usual variance each measurement has (n): what is to be
                 measured so often adds the less.
         """
@@ -69,9 +65,6 @@ class Representation:
             likeness = matern32(targets[rows], points)
             if len(known):
                 served[rows] = likeness[:, known].max(axis=1)
-            if elsewhere is not None and len(elsewhere):
-                there = np.float32(share) * likeness[:, elsewhere].max(axis=1)
-                served[rows] = np.maximum(served[rows], there)
             self._gains += np.maximum(likeness - served[rows, None], 0.0).sum(axis=0)
             self._likeness[rows] = likeness
         self._served = served

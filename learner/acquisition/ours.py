@@ -15,9 +15,9 @@ decides. Four more things take part:
   nothing where it surely dies, all where it surely lives, and something between, so a borderline
   run is bought for what it teaches.
 - **Cost**: the reduction is divided by a power of the predicted time of measuring.
-- **Another device**: on the target a metric is the source's plus a difference. Labels of the source
-  make the common part known, and what is chosen is what the difference needs. Beside that they
-  stand for their neighbourhood there by the same share.
+- **Another device** has taught the most of it: what is left is how the constants of both differ,
+  and all workloads share these. So the reduction alone decides there; replayed on two pairs of
+  devices, the product with the part represented was no better (docs/acquisition.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.coverage import Representation
-from trappm.learner.acquisition.reduction import Array, IntArray, Knowledge
+from trappm.learner.acquisition.reduction import Array, Knowledge
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.similarity import embedding_features
 
@@ -45,9 +45,6 @@ FLOOR = 0.1
 number; with it the strategy was chosen on splits of seeds 100 to 119 (docs/acquisition.md)."""
 TINY = 1e-12
 """Keeps logarithms and quotients finite; smaller than any share that matters."""
-COMMON_SHARE = 0.8
-"""Of a metric's variance on the target: what it has in common with the source. A guess: transfer
-has not been replayed on recorded labels (docs/acquisition.md, "Not done")."""
 
 
 class _Belief(Protocol):
@@ -80,7 +77,8 @@ class PoolReduction:
             cost_power: 0 where labels are what is scarce, 1 where seconds are.
             own_covariance: use that of the heads where the request has one; otherwise always that
                 of embeddings and static features.
-            represents: whether it counts for how much of the pool a label stands, too.
+            represents: whether it counts for how much of the pool a label stands, too; on a device
+                that another one's labels have taught it does not.
         """
         self.name = name
         self._guarded = guarded
@@ -134,19 +132,15 @@ class PoolReduction:
             covariances = [_of_embeddings(request)]
         if covariances:
             narrowed = [Covariance(narrow(c.features), c.noise) for c in covariances]
-            if len(request.elsewhere):
-                narrowed = [with_source(c, request.elsewhere) for c in narrowed]
             parts["variance_reduction"] = [
                 Knowledge(c, request.known, request.noise_factor) for c in narrowed
             ]
-        if self._represents:
+        if self._represents and not (covariances and request.taught):
             parts["representation"] = [
                 Representation(
                     request.points,
                     request.known,
                     request.generator,
-                    elsewhere=request.elsewhere,
-                    share=COMMON_SHARE,
                     noise_factor=request.noise_factor,
                 )
             ]
@@ -170,22 +164,6 @@ def _amplitude(uncertainty: Array | None, n: int) -> np.ndarray[tuple[int], np.d
         return np.ones(n, dtype=np.float32)
     ratio = np.sqrt(uncertainty / np.median(uncertainty))
     return np.clip(ratio, *AMPLITUDE_RANGE).astype(np.float32)
-
-
-def with_source(covariance: Covariance, elsewhere: IntArray) -> Covariance:
-    """The target's covariance once the labels of the source are known.
-
-    Both devices share the variance `COMMON_SHARE` (intrinsic coregionalization, Bonilla et al.
-    2008): features of a target's row are (common, own), of a source's (common, 0). Conditioning on
-    the source's labels leaves A of the common part; both parts being multiples of the same row f,
-    the target's covariance is `f (share A + (1 - share) I) f'`, which is no wider than before.
-    """
-    seen = covariance.features[elsewhere].astype(np.float64)
-    identity = np.eye(seen.shape[1])
-    posterior = np.linalg.inv(identity + COMMON_SHARE * seen.T @ seen / covariance.noise)
-    root = np.linalg.cholesky(COMMON_SHARE * posterior + (1.0 - COMMON_SHARE) * identity)
-    features = covariance.features @ root.astype(np.float32)
-    return Covariance(features, covariance.noise)
 
 
 def taught_by_bounds(failure: Array) -> Array:

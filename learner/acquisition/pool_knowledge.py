@@ -2,6 +2,9 @@
 
 The covariance without labels is enough: which labels teach most hardly depends on their values
 (docs/acquisition.md), so it is computed once for a pool, and a strategy can begin without any.
+
+On a second device what is open is how it differs from the first one. How far constants go apart
+between devices is known from many, so the covariance of step times there is that of the difference.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from trappm.learner.acquisition.covariance import Covariance, narrow
 from trappm.learner.acquisition.joint import Joint, PoolPoints
 from trappm.learner.estimator import Estimate, Targets
 from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
@@ -43,6 +48,8 @@ class PoolKnowledge:
         metrics: Sequence[str],
         spec: DeviceSpec | None,
         generator: np.random.Generator,
+        *,
+        others: Distribution | None = None,
     ) -> PoolKnowledge:
         """Of these metrics, as far as a batch serves them.
 
@@ -51,11 +58,15 @@ class PoolKnowledge:
             metrics: that the device's labels have, or all.
             spec: of the device, if it is known.
             generator: draws landmarks.
+            others: what other devices say of the constants of step times, where one of them
+                teaches this one.
         """
         covariances, estimates = {}, {}
         for metric in METRICS:
             if metric in metrics:
-                covariances[metric], estimates[metric] = _known(metric, workloads, spec, generator)
+                covariances[metric], estimates[metric] = _known(
+                    metric, workloads, spec, generator, others
+                )
         return cls(covariances, estimates)
 
     def of_rows(self, rows: npt.NDArray[np.int64]) -> PoolKnowledge:
@@ -88,12 +99,13 @@ def _known(
     workloads: Sequence[Workload],
     spec: DeviceSpec | None,
     generator: np.random.Generator,
+    others: Distribution | None,
 ) -> tuple[Covariance, Estimate]:
     """Of one metric; workloads that different priors explain share no variance."""
     traced = np.array([w.kernels is not None for w in workloads], dtype=bool)
     nothing = Targets(np.zeros(0), np.zeros(0), ())
     parts, noise, width = [], 0.0, 0
-    for prior, rows in _priors(metric, spec, traced):
+    for prior, rows in _priors(metric, spec, traced, others):
         at = np.flatnonzero(rows)
         own = [workloads[i] for i in at.tolist()]
         model = Joint(prior, PoolPoints.of(prior, own)).fit([], nothing, generator)
@@ -111,11 +123,16 @@ def _known(
 
 
 def _priors(
-    metric: str, spec: DeviceSpec | None, traced: npt.NDArray[np.bool_]
+    metric: str,
+    spec: DeviceSpec | None,
+    traced: npt.NDArray[np.bool_],
+    others: Distribution | None,
 ) -> list[tuple[Prior, npt.NDArray[np.bool_]]]:
     """What explains a metric before labels do, and which workloads (n)."""
     better = starting_prior(metric, spec, kernels=True)
     if not isinstance(better, OF_KERNELS):
         return [(better, np.ones_like(traced))]
+    if others is not None and isinstance(better, StepTimePrior):
+        better = StepTimePrior.like_others(better.spec, others)
     graph = starting_prior(metric, spec, kernels=False)
     return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

@@ -64,8 +64,8 @@ class AcquisitionRequest:
     """Probability that a run dies of the device's memory (n)."""
     noise_factor: Array | None = None
     """How many times the usual variance a measurement has (n): more where runs were unstable."""
-    elsewhere: IntArray = field(default_factory=_none)
-    """Indices of configurations with labels of the source device, where this is the target."""
+    taught: bool = False
+    """Whether covariances are of what another device's labels leave open on this one."""
 
     def __post_init__(self) -> None:
         n = len(self.embeddings)
@@ -87,7 +87,7 @@ class AcquisitionRequest:
                 raise InputError(f"{name} has no number for configuration {row} of the pool")
         if self.log_values is not None and len(self.log_values) != len(self.labelled):
             raise InputError(f"{len(self.log_values)} values for {len(self.labelled)} labels")
-        for name in ("labelled", "pending", "candidates", "elsewhere"):
+        for name in ("labelled", "pending", "candidates"):
             indices = getattr(self, name)
             if len(indices) and not (indices.min() >= 0 and indices.max() < n):
                 raise InputError(f"{name} points outside the pool of {n} configurations")

@@ -214,15 +214,23 @@ class StepTimePrior:
         if not len(workloads):
             return np.zeros((0, len(self.constants)))
         _, jacobian = _linear(_chunks(workloads, self.spec), self.constants, self.spec)
-        values: Array = (jacobian * spreads(1.0)).numpy()
+        values: Array = (jacobian * self._spreads).numpy()
         return values
+
+    @property
+    def _spreads(self) -> Tensor:
+        """How uncertain each constant is before labels of this device (c)."""
+        if self.known is None:
+            return spreads(1.0)
+        return (self.known.device**2 + self.known.host**2).sqrt()
 
     def suited(self, workloads: Sequence[Workload], log_values: Array) -> Self:
         del workloads, log_values  # there is one variant only
         return self
 
     def moved(self, by: Array) -> Self:
-        return type(self)(self.spec, self.constants + torch.from_numpy(by) * spreads(1.0))
+        constants = self.constants + torch.from_numpy(by) * self._spreads
+        return type(self)(self.spec, constants, known=self.known, evidence=self.evidence)
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [0.0 if value is None else value for value in asdict(self.spec).values()]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from campaign_crew import (
     BUDGET,
-    SPEC,
     FakeLearner,
     FakeWorkers,
     campaign,
@@ -23,8 +22,10 @@ from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles.step_profiles import StepKey, trace_steps
 from trappm.cluster.workers.interfaces import Choice, ChoiceRequest, TrainingLabel
 from trappm.learner.acquisition import STRATEGIES
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.host import procfs
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
@@ -126,14 +127,6 @@ def test_what_was_unstable_waits_for_what_teaches_more(learner):
     ours = learner("ours")
     first = picks(ours, asked(count=1))[0]
     assert first not in picks(ours, asked(count=4, unsteady={first: 3}))
-
-
-def test_the_target_is_asked_what_the_source_has_not_told(learner):
-    ours = learner("ours")
-    alone = picks(ours, asked(count=6, device="v100"))
-    beside = picks(ours, asked(count=6, device="v100", elsewhere=alone))
-    assert alone != beside
-    assert picks(ours, asked(count=6, device="v100", elsewhere=alone, seed=(9,))) == beside
 
 
 @contextmanager
@@ -274,6 +267,30 @@ def test_what_is_chosen_first_and_later_goes_by_the_data_sheet_of_the_card(trace
     assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
+@pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True), ("cpu-2t", False)])
+def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taught):
+    """Before any label as well, and then from where labels of the source have its constants; what
+    CPUs differ by nobody has learned."""
+    learner, configurations = traced
+    workloads, metrics = learner._pool.workloads(device), ["step_time_ms", "memory_mib"]
+
+    def check(others):
+        with requests_of(learner) as requests:
+            picks(learner, asked(device=device, candidates=[c.id for c in configurations], count=2))
+        expected = PoolKnowledge.of(
+            workloads, metrics, spec_of(device), np.random.default_rng([7, 2]), others=others
+        )
+        assert requests[0].taught is taught
+        times, memory = (c.features for c in requests[0].covariances)
+        assert np.array_equal(times, expected.covariances["step_time_ms"].features)
+        assert np.array_equal(memory, expected.covariances["memory_mib"].features)
+
+    check(known_devices() if taught else None)
+    learner.fit(labels_of(configurations[:5], "a100"), lambda done, total: None)
+    source = learner._heads["a100"].of_kernels["step_time_ms"].prior
+    check(replace(known_devices(), centre=source.constants) if taught else None)
+
+
 class Listening(FakeLearner):
     def __init__(self):
         super().__init__()
@@ -322,14 +339,6 @@ def test_what_a_measurement_tells_of_the_memory_counts_more_than_the_name(store)
     workers = FakeWorkers(workers=[("w1", "a100"), ("w2", "v100")])
     campaign(store, workers, learner, devices={"source": "a100", "target": "v100"}).run()
     assert {r.device: r.capacity_mib for r in learner.asked} == {"a100": 38_000.0, "v100": 16_160.0}
-
-
-def test_the_target_is_told_what_the_source_measures(store):
-    learner = Listening()
-    run = campaign(store, FakeWorkers(), learner)
-    run.run()
-    for request in learner.asked:
-        assert bool(request.elsewhere) == (request.device == SPEC["devices"]["target"])
 
 
 class Unlucky(FakeWorkers):
@@ -419,10 +428,10 @@ def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     ]
     one.fit(labels, lambda done, total: None)
     assert set(picks(one, asked(known=known, candidates=rest))) <= set(rest)
-    target = picks(one, asked(device="v100", elsewhere=known))
+    target = picks(one, asked(device="v100"))
     labels += [replace(label, device="v100") for label in labels]
     one.fit(labels, lambda done, total: None)
     left = [name for name in IDS if name not in target]
-    again = picks(one, asked(device="v100", known=target, candidates=left, elsewhere=known))
+    again = picks(one, asked(device="v100", known=target, candidates=left))
     assert len(set(again)) == 4
     assert not set(again) & set(target)

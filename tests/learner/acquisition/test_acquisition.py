@@ -16,7 +16,7 @@ from trappm.learner.acquisition import (
 )
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
-from trappm.learner.acquisition.ours import COMMON_SHARE, taught_by_bounds, with_source
+from trappm.learner.acquisition.ours import taught_by_bounds
 from trappm.learner.acquisition.similarity import LANDMARKS, embedding_features
 from trappm.learner.bench.strategies import JUDGED, named_strategy
 from trappm.learner.stats.kernels import matern32
@@ -387,24 +387,14 @@ def test_what_was_unstable_is_measured_when_nothing_better_is_left():
     assert picks_of("ours", alone) == [best]
 
 
-def test_what_the_source_knows_is_not_what_the_target_needs_most():
-    covariance = of_metric(width=60)
-    asked = request(covariances=[covariance], labelled=nothing(), pending=nothing(), count=10)
-    alone = picks_of("ours", asked)
-    transferred = picks_of("ours", replace(asked, elsewhere=np.array(alone)))
-    assert len(set(alone) & set(transferred)) < 5
-
-
-def test_the_source_leaves_the_covariance_that_conditioning_leaves():
-    """Against the full matrix of source and target rows, the source's labels being known."""
-    covariance, elsewhere = of_metric(n=30), np.array([2, 5, 11, 12])
-    full = covariance.features.astype(np.float64) @ covariance.features.T
-    common = COMMON_SHARE * full
-    inner = common[np.ix_(elsewhere, elsewhere)] + covariance.noise * np.eye(len(elsewhere))
-    explained = common[:, elsewhere] @ np.linalg.solve(inner, common[elsewhere])
-    found = with_source(covariance, elsewhere).features
-    assert found.shape == covariance.features.shape
-    assert found @ found.T == pytest.approx(full - explained, abs=1e-3)
+def test_on_a_device_that_another_has_taught_the_reduction_alone_decides():
+    """What is left there is a difference, which the neighbourhood of a label says little of."""
+    asked = request(covariances=[of_metric()], labelled=nothing(), pending=nothing(), count=10)
+    taught = replace(asked, taught=True)
+    assert picks_of("ours", taught) == picks_of("variance-heads", asked) != picks_of("ours", asked)
+    networks = replace(taught, covariances=())
+    assert picks_of("ours", networks) == picks_of("facility", asked)
+    assert "representation" not in strategy_named("ours").select(taught)[0].reason
 
 
 def test_narrow_features_keep_most_of_the_covariance():
@@ -468,16 +458,6 @@ def test_what_a_label_stands_for_is_what_the_sum_over_the_pool_says(seed, known)
     assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_labels_of_the_source_stand_for_a_part_of_their_neighbourhood():
-    asked, nobody = request(n=40), np.zeros(0, np.int64)
-    alone, beside, here = (
-        Representation(asked.points, known, np.random.default_rng(0), elsewhere=other, share=0.8)
-        for known, other in ((nobody, nobody), (nobody, np.array([3])), (np.array([3]), nobody))
-    )
-    assert np.all(beside.gains() <= alone.gains())
-    assert here.gains()[3] < beside.gains()[3] < alone.gains()[3]
-
-
 def test_what_is_to_be_measured_often_stands_for_less():
     noise = np.ones(60)
     noise[4] = 4.0
@@ -529,10 +509,9 @@ def test_of_what_stands_for_nothing_more_the_more_instructive_comes_first():
     assert picks_of("ours", asked) == picks_of("variance-heads", asked)
 
 
-def test_ours_minds_the_source_and_the_noise_in_what_a_label_stands_for():
+def test_ours_minds_the_noise_in_what_a_label_stands_for():
     asked = request(covariances=(), labelled=nothing(), pending=nothing(), count=1)
     first = picks_of("ours", asked)
-    assert picks_of("ours", replace(asked, elsewhere=np.array(first))) != first
     noise = np.ones(60)
     noise[first] = 9.0
     assert picks_of("ours", replace(asked, noise_factor=noise)) != first

@@ -8,6 +8,8 @@ import pytest
 import trappm.profiler.models.zoo  # noqa: F401  (before timm)
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.static_profile import graph_template, kernel_profile
@@ -28,8 +30,9 @@ def traced():
     return found
 
 
-def known(workloads, metrics=("step_time_ms",)):
-    return PoolKnowledge.of(workloads, metrics, spec_of("a100"), np.random.default_rng(0))
+def known(workloads, metrics=("step_time_ms",), **options):
+    generator = np.random.default_rng(0)
+    return PoolKnowledge.of(workloads, metrics, spec_of("a100"), generator, **options)
 
 
 def test_kernels_say_what_a_step_takes(traced):
@@ -54,6 +57,24 @@ def test_a_part_without_kernels_tells_nothing_of_the_rest_and_keeps_its_own(trac
     assert said.estimates["step_time_ms"].median[:3] == pytest.approx(
         alone.estimates["step_time_ms"].median
     )
+
+
+def test_on_a_second_device_the_doubt_is_how_devices_differ(traced):
+    """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
+    metrics = ("step_time_ms", "memory_mib")
+    plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
+    moves = StepTimePrior.like_others(spec_of("a100"), known_devices()).sensitivities(traced)
+
+    def left_of(known):
+        features = known.covariances["step_time_ms"].features
+        return np.linalg.norm(features @ features.T - moves @ moves.T) / np.linalg.norm(moves) ** 2
+
+    assert left_of(second) < 0.2 < left_of(plain)
+    same = [k.covariances["memory_mib"].features for k in (plain, second)]
+    assert np.array_equal(*same)
+    untraced = [replace(w, kernels=None) for w in traced]
+    alone = [known(untraced, others=others) for others in (None, known_devices())]
+    assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
 
 
 def test_rows_of_the_pool_keep_what_is_known_of_them(traced):

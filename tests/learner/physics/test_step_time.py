@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec, spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.kernel_terms import PASSES, terms_of
 from trappm.learner.physics.kernel_times import group_rows, spreads
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -262,13 +263,26 @@ def test_features_are_finite_and_hold_shares_of_the_step():
     assert prior.log_values([]).shape == (0,)
 
 
-def test_sensitivities_are_derivatives_in_units_of_the_spread():
-    some, prior = networks(5), moved(StepTimePrior(A100), seed=2)
+@pytest.mark.parametrize(
+    "start", [StepTimePrior(A100), StepTimePrior.like_others(A100, known_devices())]
+)
+def test_sensitivities_are_derivatives_in_units_of_the_spread(start):
+    some, random = networks(5), np.random.default_rng(2).normal(size=len(start.constants))
+    prior = start.moved(0.3 * random)
     random = np.random.default_rng(0).normal(size=len(prior.constants))
     ahead, behind = (prior.moved(sign * 1e-5 * random).log_values(some) for sign in (1, -1))
     expected = prior.sensitivities(some) @ random
     np.testing.assert_allclose((ahead - behind) / 2e-5, expected, rtol=1e-5, atol=1e-7)
     assert prior.sensitivities([]).shape == (0, len(prior.constants))
+
+
+def test_what_other_devices_know_makes_a_constant_less_uncertain():
+    some, known = networks(5), known_devices()
+    prior = StepTimePrior.like_others(A100, known)
+    moves = prior.sensitivities(some)
+    plain = StepTimePrior(A100, known.centre).sensitivities(some)
+    assert (np.linalg.norm(moves, axis=1) < np.linalg.norm(plain, axis=1)).all()
+    assert prior.moved(np.ones(len(known.centre))).known is known
 
 
 def test_a_prior_survives_its_tensors():
