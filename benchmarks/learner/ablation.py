@@ -87,19 +87,23 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder with the labels")
     parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=(1337, 1338))
-    parser.add_argument("--groups", nargs="+", help="one run without all of these")
+    parser.add_argument("--groups", nargs="+", help="names with commas leave groups out together")
     options = parser.parse_args()
     labels = [load(SOURCES[n], options.data, options.traces, traced_only=True)
               for n in ("train", "infer-3090", "infer-4090")]  # fmt: skip
-    print(f"{'':22}" + "".join(f"{name:>20}" for name in COLUMNS), flush=True)
+    print(f"{'':46}" + "".join(f"{name:>20}" for name in COLUMNS), flush=True)
     everything = judge(*labels, options.seeds)
-    print(f"{'all':22}" + "".join(f"{value:20.2f}" for value in everything), flush=True)
-    ways = [options.groups] if options.groups else [[g.name] for g in GROUPS if not g.common]
+    print(f"{'all':46}" + "".join(f"{value:20.2f}" for value in everything), flush=True)
+    every = [group.name for group in GROUPS if not group.common]
+    ways = [names.split(",") for names in options.groups or every]
     for names in ways:
         with without(names):
             worth = judge(*labels, options.seeds) - everything
-        title = names[0] if len(names) == 1 else f"without {len(names)}"
-        print(f"{title:22}" + "".join(f"{value:+20.2f}" for value in worth), flush=True)
+        count = sum(rows.stop - rows.start for g, rows in group_rows() if g.name in names)
+        print(
+            f"{'+'.join(names)[:40]:42}{count:4}" + "".join(f"{value:+20.2f}" for value in worth),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
