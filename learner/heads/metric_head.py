@@ -161,7 +161,7 @@ class Ours:
         if start is not None and not isinstance(start, Head):
             raise InputError(f"a {type(start).__name__} is no head to start from")
         folds = grouped_folds(targets.groups, FOLDS, generator)
-        prior, unseen, start = self._fit_prior(workloads, targets, folds, start)
+        prior, unseen = self._fit_prior(workloads, targets, folds, start)
         # What the prior leaves; NaN for runs that died, of which only a bound is known.
         residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
         known = ~np.isnan(residuals)
@@ -197,36 +197,9 @@ class Ours:
         targets: Targets,
         folds: npt.NDArray[np.int64],
         start: Head[Prior] | None,
-    ) -> tuple[Prior, Array, Head[Prior] | None]:
-        """The prior of all labels, the logarithm of each by a prior without its fold (n), and the
-        start, if that is where it comes from.
-
-        Where the prior has several ways to start, the one with the least error out of folds is
-        taken; one of them is not to start from another device at all.
-        """
-        log_values = np.log(targets.values)
-        ways: list[tuple[Head[Prior] | None, Prior, float]] = [(None, self.prior, 1.0)]
-        if start is not None:
-            centre, tightness = self.prior.started_from(start.prior), self.prior.transfer_tightness
-            scratch = ways if len(tightness) > 1 else []
-            ways = [*((start, centre, factor) for factor in tightness), *scratch]
-        fits = [
-            (*self._refitted(workloads, targets, folds, centre, factor), origin)
-            for origin, centre, factor in ways
-        ]
-        if len(fits) == 1 or np.isnan(log_values).all():
-            return fits[0]
-        return min(fits, key=lambda fit: float(np.nanmean(np.abs(fit[1] - log_values))))
-
-    def _refitted(
-        self,
-        workloads: Sequence[Workload],
-        targets: Targets,
-        folds: npt.NDArray[np.int64],
-        centre: Prior,
-        tightness: float,
     ) -> tuple[Prior, Array]:
-        """A prior of all labels, and the logarithm of each by a prior without its fold (n)."""
+        """The prior of all labels, and the logarithm of each by a prior without its fold (n)."""
+        centre = self.prior if start is None else self.prior.started_from(start.prior)
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
         def refitted(rows: npt.NDArray[np.bool_], near: Prior | None = None) -> Prior:
@@ -234,7 +207,7 @@ class Ours:
                 [workloads[i] for i in np.flatnonzero(rows).tolist()],
                 log_values[rows],
                 log_above=log_above[rows],
-                tightness=tightness,
+                tightness=1.0 if start is None else centre.transfer_tightness,
                 near=near,
             )
 

@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 
 TRANSFER_TIGHTNESS = 0.15
-"""On a new device single constants of a prior move this much less than on an unknown one. What the
+"""On a new GPU single constants of a prior move this much less than on an unknown one. What the
 transfer from the RTX 3090 to the 4090 reaches, `benchmarks/learner/step_time.py` prints."""
 
 
@@ -28,9 +28,8 @@ class Prior(Protocol):
     """One metric's formula with its constants. Instances do not change."""
 
     @property
-    def transfer_tightness(self) -> tuple[float, ...]:
-        """How much less single constants may move on a new device; of several, cross-validation
-        chooses, and whether to start from the other device at all."""
+    def transfer_tightness(self) -> float:
+        """How much less single constants may move where they start from another device's."""
         ...
 
     @property

@@ -66,7 +66,7 @@ CHUNK = 500
 class StepTimePrior:
     """Simulated time of a step in ms: a `learner.physics.prior.Prior`. Instances do not change."""
 
-    transfer_tightness = (TRANSFER_TIGHTNESS,)
+    transfer_tightness = TRANSFER_TIGHTNESS
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float64]
 class TermPrior(ABC):
     """See `learner.physics.prior.Prior`. Instances do not change."""
 
-    transfer_tightness: tuple[float, ...] = (TRANSFER_TIGHTNESS,)
+    transfer_tightness: float = TRANSFER_TIGHTNESS
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
         """With the logarithms of the constants (k); by default those of the reference device."""

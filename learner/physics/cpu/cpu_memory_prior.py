@@ -53,6 +53,7 @@ class CpuMemoryPrior(TermPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
     feature_groups = MemoryPrior.feature_groups
+    transfer_tightness = 1.0
 
     def __init__(self, log_constants: Array | None = None) -> None:
         super().__init__(SPEC, log_constants)

@@ -81,7 +81,7 @@ SPEC = PriorSpec(
 class CpuTimePrior(TermPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
-    transfer_tightness = (0.4, 1.0)
+    transfer_tightness = 1.0
 
     def __init__(self, log_constants: Array | None = None) -> None:
         super().__init__(SPEC, log_constants)
