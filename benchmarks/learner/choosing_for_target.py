@@ -28,11 +28,11 @@ from trappm.learner.acquisition import AcquisitionRequest, Covariance, strategy_
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.bench.replay import Point
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.metric_head import TRANSFER_TIGHTNESS, Head, Ours
+from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import DeviceSpec, spec_of
 from trappm.learner.physics.devices.joint_fit import Distribution
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.prior import TRANSFER_TIGHTNESS, Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Phase
@@ -228,8 +228,6 @@ def table(runs: Sequence[Mapping[str, Sequence[float]]], test_share: float) -> s
     """Errors by way and budget, and labels to the errors of the uniform draw in percent."""
     lines = [f"way | {' | '.join(map(str, BUDGETS))} | area, % | labels, % | like {REACHED} | wins"]
     base = np.array([run[UNIFORM] for run in runs])
-    # Splits overlap: Nadeau and Bengio 2003, "Inference for the generalization error".
-    widened = np.sqrt(1 + len(runs) * test_share / (1 - test_share))
     for way in runs[0]:
         errors = np.array([run[way] for run in runs])
         cells = [way, *(f"{error:.2f}" for error in errors.mean(axis=0))]
@@ -237,9 +235,10 @@ def table(runs: Sequence[Mapping[str, Sequence[float]]], test_share: float) -> s
             places = np.log(BUDGETS)
             percent = 100 * (area(places, errors) / area(places, base) - 1)
             own, uniform = _points(errors), _points(base)
-            fewer, error = seconds_to_same_error(own, uniform), jackknife_error(own, uniform)
-            cells.append(f"{percent.mean():+.1f} ± {widened * (standard_error(percent) or 0):.1f}")
-            cells.append("-" if fewer is None else f"{fewer:+.0f} ± {widened * (error or 0):.0f}")
+            fewer = seconds_to_same_error(own, uniform)
+            error = jackknife_error(own, uniform, test_share)
+            cells.append(f"{percent.mean():+.1f} ± {standard_error(percent, test_share) or 0:.1f}")
+            cells.append("-" if fewer is None else f"{fewer:+.0f} ± {error or 0:.0f}")
             means = errors.mean(axis=0), base.mean(axis=0)
             cells.append(", ".join(labels_to(*means, budget) for budget in REACHED))
             cells.append(f"{int((percent < 0).sum())}/{len(runs)}")

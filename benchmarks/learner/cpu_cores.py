@@ -87,17 +87,18 @@ def _attempts(path: Path) -> list[Measurement]:
 def _passes(
     measurements: Sequence[Measurement],
 ) -> tuple[dict[Configuration, Measurement], dict[Configuration, Measurement]]:
-    """The first usable measurement of each configuration, and the first of the pass after it."""
+    """A measurement of each configuration, stable if there is one, and the next stable one."""
     first: dict[Configuration, Measurement] = {}
     again: dict[Configuration, Measurement] = {}
     for m in measurements:
-        if m.outcome not in (Outcome.OK, Outcome.UNSTABLE) or m.step is None:
-            continue
-        kept = first.setdefault(m.configuration, m)
-        if kept.outcome is Outcome.UNSTABLE and m.outcome is Outcome.OK:
-            first[m.configuration] = m
-        elif kept is not m:
-            again.setdefault(m.configuration, m)
+        if m.outcome is Outcome.OK:
+            if m.configuration in first:
+                again.setdefault(m.configuration, m)
+            else:
+                first[m.configuration] = m
+    for m in measurements:
+        if m.outcome is Outcome.UNSTABLE and m.step is not None:
+            first.setdefault(m.configuration, m)
     return first, again
 
 

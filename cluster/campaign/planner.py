@@ -67,8 +67,7 @@ class Planner:
     def make_steps(self, kept: StepCache, workers: Workers, news: News) -> dict[StepKey, bytes]:
         """Steps of the pool in settings of their own, traced where they are missing.
 
-        None without a known GPU: of CPUs kernels tell no more than the graph does
-        (docs/step_time.md).
+        None without a device that is known: nothing says how fast another runs its kernels.
         """
         for device in self._spec.devices.keys:
             if known_spec(self._card(device)) is None:

@@ -32,7 +32,7 @@ from trappm.learner.bench.errors import Accuracy, accuracy
 from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
-from trappm.learner.physics.device_specs import CPU, has_kernels, known_spec
+from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -199,10 +199,12 @@ class CampaignLearner:
     def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> Distribution | None:
         """What other devices, and labels of the source, say of a target's step times.
 
-        None of the source itself, without kernels, which alone tell how devices differ, and of
-        CPUs: it is GPUs of which that is known.
+        None of the source itself, without kernels, which alone tell how devices differ, and
+        unless both are known GPUs: it is these of which that is known.
         """
-        if device == self._source or known_spec(card) in (None, CPU):
+        cards = card, self._cards.get(self._source, self._source)
+        unknown = any(known_spec(name) in (None, CPU) for name in cards)
+        if device == self._source or unknown or not self._knows_physics:
             return None
         if all(w.kernels is None for w in workloads):
             return None
@@ -300,7 +302,7 @@ class CampaignLearner:
         card = self._cards[labels[0].device]
         workloads, spec = self._pool.workloads(card), known_spec(card)
         evidence: list[Evidence] = []
-        if spec is not None and has_kernels(card):
+        if spec not in (None, CPU):
             evidence = measured_evidence(spec, self._kernels.get(labels[0].device, ()))
         return train_heads(
             [workloads[i] for i in at],

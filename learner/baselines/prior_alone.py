@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.physics.prior import TRANSFER_TIGHTNESS, Prior
+from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -52,6 +52,6 @@ class PriorAlone:
             workloads,
             np.log(targets.values),
             log_above=np.log(targets.above),
-            tightness=1.0 if start is None else TRANSFER_TIGHTNESS,
+            tightness=1.0 if start is None else centre.transfer_tightness,
         )
         return PriorModel(fitted)

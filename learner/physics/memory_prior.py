@@ -5,9 +5,8 @@
 
 The sizes come from a training step replayed through CUDA's allocator, or, where none could be
 traced, roughly from the graph (`step_memory`). On a card that is simulated well, all
-constants are 1 and no label is needed; on a CPU they start from a small process without segments
-(`device_specs`), and labels move them. Published labels do not name the training loop that
-ran: it is taken to be the one that explains them best.
+constants are 1 and no label is needed. CPUs have a formula of their own (`cpu`). Published labels
+do not name the training loop that ran: it is taken to be the one that explains them best.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ class _Inquiry:
         for metric in METRICS:
             if getattr(figures, metric) is None:
                 reasons[metric] = self._no_head(metric)
-        if self._untraced is not None and self._trained.heads.needs_kernels:
+        if "step_time_ms" in reasons and self._untraced and self._trained.heads.needs_kernels:
             reasons["step_time_ms"] = f"its kernels cannot be traced: {self._untraced}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():

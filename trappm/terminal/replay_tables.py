@@ -130,11 +130,12 @@ def area(places: Array, values: Array) -> Array:
     return means
 
 
-OVERLAP = TEST_SHARE / (1 - TEST_SHARE)
-"""Labels that judge for each one that teaches, in a split."""
+def _overlap(test_share: float) -> float:
+    """Labels that judge for each one that teaches, in a split."""
+    return test_share / (1 - test_share)
 
 
-def standard_error(values: Array) -> float | None:
+def standard_error(values: Array, test_share: float = TEST_SHARE) -> float | None:
     """Of the mean over splits of one sheet; None of a single value, which does not show how values
     scatter.
 
@@ -142,7 +143,7 @@ def standard_error(values: Array) -> float | None:
     independent ones would (Nadeau and Bengio, Machine Learning 52, 2003, section 3).
     """
     n = len(values)
-    return float(np.std(values, ddof=1) * np.sqrt(1 / n + OVERLAP)) if n > 1 else None
+    return float(np.std(values, ddof=1) * np.sqrt(1 / n + _overlap(test_share))) if n > 1 else None
 
 
 def seconds_to_same_error(
@@ -170,7 +171,9 @@ def seconds_to_same_error(
 
 
 def jackknife_error(
-    own: Sequence[Sequence[Point]], base: Sequence[Sequence[Point]]
+    own: Sequence[Sequence[Point]],
+    base: Sequence[Sequence[Point]],
+    test_share: float = TEST_SHARE,
 ) -> float | None:
     """Standard error of `seconds_to_same_error`, which is not a mean of splits: from what it
     becomes without each of them (jackknife). None where one of those is not known."""
@@ -182,7 +185,7 @@ def jackknife_error(
     known = np.array([value for value in without if value is not None])
     if len(known) < max(n, 2):
         return None
-    return float(np.sqrt((n - 1) * known.var() * (1 + n * OVERLAP)))
+    return float(np.sqrt((n - 1) * known.var() * (1 + n * _overlap(test_share))))
 
 
 def labels_to(row: StrategyRow, target: float) -> float | None:

@@ -24,10 +24,11 @@ from torch import Tensor
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_terms import PRODUCTS, PriorSpec, TermSpec
 from trappm.learner.physics.memory_prior import MemoryPrior
-from trappm.learner.physics.step_memory import step_memory
+from trappm.learner.physics.step_memory import amp_factor, step_memory
 from trappm.learner.physics.term_prior import TermPrior
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
+from trappm.profiler.records import Phase
 
 Array = npt.NDArray[np.float64]
 
@@ -36,6 +37,8 @@ MIB = 2.0**20
 PRIMITIVE_MIB = 0.3
 """Of a product's shape: forward and both gradients."""
 LAYER_MIB = 0.04
+FORWARD_SHARE = 1 / 3
+"""Inference has neither gradient; nobody has labelled it yet."""
 
 SPEC = PriorSpec(
     (
@@ -96,10 +99,12 @@ def _terms(workload: Workload) -> list[float]:
         ]
     )
     largest = graph.parameters[multiplies].max(initial=0)
+    memory = step_memory(workload)
+    passes = FORWARD_SHARE if workload.phase is Phase.INFER else 1.0
     return [
         CPU.process_mib,
-        step_memory(workload).live_mib,
-        PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
-        LAYER_MIB * np.count_nonzero(graph.parameters),
+        amp_factor(workload, memory) * memory.live_mib,
+        passes * PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
+        passes * LAYER_MIB * np.count_nonzero(graph.parameters),
         BYTES_PER_ELEMENT * float(largest) / MIB,
     ]

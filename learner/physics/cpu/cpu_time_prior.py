@@ -141,14 +141,15 @@ def _terms(workload: Workload) -> list[float]:
             for chosen in (of_kind & forward, of_kind & ~forward)
         ]
     passes = 3 if trains else 1
+    updates = trains and workload.scope.updates
     return [
         MS_PER_STEP,
         MS_PER_CALL * float(counts[forward].sum()),
         MS_PER_CALL * float(counts[~forward].sum()),
-        MS_PER_UPDATE * (profile.parameter_tensors if trains else 0),
+        MS_PER_UPDATE * (profile.parameter_tensors if updates else 0),
         *products,
         MS_PER_BYTE * float(bytes_[table.kinds < PRODUCTS].sum()),
         MS_PER_BYTE * BYTES_PER_ELEMENT * passes * float(weights[of_weights].sum()),
         *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
-        MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * trains),
+        MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
     ]

@@ -138,16 +138,27 @@ def test_a_device_like_the_source_starts_from_it(labelled):
     assert 2 * after < scratch
 
 
-def test_a_source_that_misleads_is_forgotten(labelled):
-    """Labels move the constants of another kind of core as far as those of none."""
+def test_a_source_holds_nothing_back(labelled):
+    """Of a device that is unlike the source in one kind of kernel, labels teach as from scratch."""
     workloads, names = labelled
-    source = fit(workloads, names, far(1).log_values(workloads))
+    unlike = np.zeros(len(SPEC.terms))
+    unlike[[term.name for term in SPEC.terms].index("depthwise backward")] = 3.0
+    source = fit(workloads, names, CpuTimePrior(unlike).log_values(workloads))
     truth = CpuTimePrior().log_values(workloads)
-    before, after = (
-        np.abs(np.log(head.predict(workloads).median) - truth).mean()
-        for head in (source, fit(workloads, names, truth, source))
+    before = np.abs(np.log(source.predict(workloads).median) - truth).mean()
+    own = CpuTimePrior(unlike).refit(workloads, truth, tightness=CpuTimePrior.transfer_tightness)
+    held = CpuTimePrior(unlike).refit(workloads, truth, tightness=0.05)
+    after, tied = (np.abs(prior.log_values(workloads) - truth).mean() for prior in (own, held))
+    assert 3 * after < tied < before
+
+
+def test_inference_needs_less_beside_its_tensors(labelled):
+    train, infer = (
+        CpuMemoryPrior().terms([replace(labelled[0][0], phase=phase)])[0]
+        for phase in (Phase.TRAIN, Phase.INFER)
     )
-    assert 10 * after < before
+    np.testing.assert_allclose(infer[2:4], train[2:4] / 3)
+    assert infer[1] < train[1]
 
 
 def labels_of(workloads):

@@ -25,17 +25,20 @@ from trappm.terminal.snapshot_tables import differences, head_rows, print_manife
 ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308)
 
 
-NAMED = {"heads": 2, "errors": 2, "files": 1}
-"""Keys below these that are names: of a device and a phase, of a file."""
+NAMED = {"heads": 2, "errors": 2, "files": 1, "by_family": 1}
+"""So many keys below these are names: of a device and a phase, of a file, of a family."""
 
 
 def places(value):
     """The paths of values, one of each kind: heads of devices are alike, and items of lists."""
     kinds = {}
     for path in _places(value):
-        names = [key for key in path if isinstance(key, str)]
-        names[1 : 1 + NAMED.get(names[0], 0)] = []
-        kinds.setdefault((*names,), path)
+        kind = ["*" if isinstance(key, int) else key for key in path]
+        for at, key in enumerate(path):
+            if key in NAMED and (at == 0 or key == "by_family"):
+                names = kind[at + 1 : at + 1 + NAMED[key]]
+                kind[at + 1 : at + 1 + NAMED[key]] = ["*"] * len(names)
+        kinds.setdefault(tuple(kind), path)
     return kinds.values()
 
 

@@ -145,6 +145,13 @@ def test_strategies_are_compared_with_the_baseline_that_is_named(plan, tmp_path,
     assert "difference to ours" in capsys.readouterr().out
 
 
+def test_errors_count_that_splits_overlap():
+    """Three tenths judge in each split, so means of many splits scatter far more than 1/n."""
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    assert standard_error(values) == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 4 + 3 / 7))
+    assert standard_error(values[:1]) is None
+
+
 def test_the_error_of_seconds_is_that_of_a_mean_where_splits_differ_in_seconds_only():
     splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
     errors = 16.0, 8.0, 4.0
