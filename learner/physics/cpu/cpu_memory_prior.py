@@ -13,19 +13,16 @@ Chosen on 228 configurations on each of two and one thread (docs/accuracy.md, "C
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Self
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from trappm.learner.physics.cpu.cpu_prior import CpuPrior
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_terms import PRODUCTS, PriorSpec, TermSpec
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_memory import amp_factor, step_memory
-from trappm.learner.physics.term_prior import TermPrior
 from trappm.learner.workload import Workload
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Phase
@@ -52,59 +49,38 @@ SPEC = PriorSpec(
 )
 
 
-class CpuMemoryPrior(TermPrior):
+class CpuMemoryPrior(CpuPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
+    SPEC = SPEC
     feature_groups = MemoryPrior.feature_groups
-    transfer_tightness = 1.0
 
-    def __init__(self, log_constants: Array | None = None) -> None:
-        super().__init__(SPEC, log_constants)
-
-    def with_constants(self, log_constants: Array) -> Self:
-        return type(self)(log_constants)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        return cls(tensors["log_constants"].numpy())
-
-    def terms(self, workloads: Sequence[Workload]) -> Array:
-        """The terms of each workload in MiB (n, 5)."""
-        for workload in workloads:
-            if workload not in _KNOWN:
-                _KNOWN[workload] = _terms(workload)
-        rows = [_KNOWN[workload] for workload in workloads]
-        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+    @staticmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """In MiB (5)."""
+        graph = workload.graph
+        multiplies = np.isin(graph.operators, list(PRODUCTS))
+        shapes = np.column_stack(
+            [
+                graph.input_shapes[multiplies],
+                graph.output_shapes[multiplies],
+                graph.macs[multiplies],
+                graph.parameters[multiplies],
+            ]
+        )
+        largest = graph.parameters[multiplies].max(initial=0)
+        memory = step_memory(workload)
+        passes = FORWARD_SHARE if workload.phase is Phase.INFER else 1.0
+        return [
+            CPU.process_mib,
+            amp_factor(workload, memory) * memory.live_mib,
+            passes * PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
+            passes * LAYER_MIB * np.count_nonzero(graph.parameters),
+            BYTES_PER_ELEMENT * float(largest) / MIB,
+        ]
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Those of the simulated step, and this prior's size in place of a GPU's."""
         features = MemoryPrior.on(CPU).features(workloads)
         features[:, 0] = self.log_values(workloads)
         return features
-
-
-_KNOWN: WeakKeyDictionary[Workload, list[float]] = WeakKeyDictionary()
-"""A fit needs the same workloads many times."""
-
-
-def _terms(workload: Workload) -> list[float]:
-    graph = workload.graph
-    multiplies = np.isin(graph.operators, list(PRODUCTS))
-    shapes = np.column_stack(
-        [
-            graph.input_shapes[multiplies],
-            graph.output_shapes[multiplies],
-            graph.macs[multiplies],
-            graph.parameters[multiplies],
-        ]
-    )
-    largest = graph.parameters[multiplies].max(initial=0)
-    memory = step_memory(workload)
-    passes = FORWARD_SHARE if workload.phase is Phase.INFER else 1.0
-    return [
-        CPU.process_mib,
-        amp_factor(workload, memory) * memory.live_mib,
-        passes * PRIMITIVE_MIB * len(np.unique(shapes, axis=0)),
-        passes * LAYER_MIB * np.count_nonzero(graph.parameters),
-        BYTES_PER_ELEMENT * float(largest) / MIB,
-    ]

@@ -13,18 +13,15 @@ Chosen on 228 configurations on each of two and one thread (docs/accuracy.md, "C
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Self
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from trappm.learner.physics.cpu.cpu_prior import CpuPrior
 from trappm.learner.physics.graph_prior import settings_and_operators
 from trappm.learner.physics.graph_terms import PriorSpec, TermSpec
 from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
-from trappm.learner.physics.term_prior import TermPrior
 from trappm.learner.residual.graph_features import OPERATORS
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -78,78 +75,54 @@ SPEC = PriorSpec(
 )
 
 
-class CpuTimePrior(TermPrior):
+class CpuTimePrior(CpuPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
-    transfer_tightness = 1.0
+    SPEC = SPEC
+    feature_groups = (4, len(SPEC.terms), len(OPERATORS), 5)
 
-    def __init__(self, log_constants: Array | None = None) -> None:
-        super().__init__(SPEC, log_constants)
-
-    def with_constants(self, log_constants: Array) -> Self:
-        return type(self)(log_constants)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        return cls(tensors["log_constants"].numpy())
-
-    @property
-    def feature_groups(self) -> tuple[int, ...]:
-        return (4, len(SPEC.terms), len(OPERATORS), 5)
-
-    def terms(self, workloads: Sequence[Workload]) -> Array:
-        """The terms of each workload in ms of the reference core (n, 25).
+    @staticmethod
+    def terms_of(workload: Workload) -> list[float]:
+        """In ms of the reference core (25).
 
         Raises:
             InputError: a workload without kernels.
         """
-        for workload in workloads:
-            if workload not in _KNOWN:
-                _KNOWN[workload] = _terms(workload)
-        rows = [_KNOWN[workload] for workload in workloads]
-        return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
+        profile = workload.kernels
+        if profile is None:
+            raise InputError("a workload without kernels has no simulated step time")
+        kernels = profile.at(workload.batch_size, workload.phase)
+        table, sizes = kernels.table, kernels.sizes
+        counts = table.counts.astype(np.float64)
+        forward = table.passes == Pass.FORWARD
+        bytes_ = counts * (sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES])
+        flops = counts * sizes[:, Size.FLOPS]
+        # A convolution's or linear layer's weights, once forward and twice backward.
+        weights = counts * sizes[:, Size.COLUMNS] * sizes[:, Size.DEPTH] * sizes[:, Size.PRODUCTS]
+        of_weights = forward & (table.kinds <= KernelKind.LINEAR)
+        trains = workload.phase is Phase.TRAIN
+        products: list[float] = []
+        for kind in _MULTIPLY:
+            factor = SCATTERED if kind in (KernelKind.GROUPED, KernelKind.DEPTHWISE) else 1.0
+            of_kind = table.kinds == kind
+            products += [
+                MS_PER_FLOP * factor * float(flops[chosen].sum())
+                for chosen in (of_kind & forward, of_kind & ~forward)
+            ]
+        passes = 3 if trains else 1
+        updates = trains and workload.scope.updates
+        return [
+            MS_PER_STEP,
+            MS_PER_CALL * float(counts[forward].sum()),
+            MS_PER_CALL * float(counts[~forward].sum()),
+            MS_PER_UPDATE * (profile.parameter_tensors if updates else 0),
+            *products,
+            MS_PER_BYTE * float(bytes_[table.kinds < PRODUCTS].sum()),
+            MS_PER_BYTE * BYTES_PER_ELEMENT * passes * float(weights[of_weights].sum()),
+            *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
+            MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
+        ]
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
         return settings_and_operators(workloads, self.log_values(workloads), self.shares(workloads))
-
-
-_KNOWN: WeakKeyDictionary[Workload, list[float]] = WeakKeyDictionary()
-"""A fit needs the same workloads many times."""
-
-
-def _terms(workload: Workload) -> list[float]:
-    profile = workload.kernels
-    if profile is None:
-        raise InputError("a workload without kernels has no simulated step time")
-    kernels = profile.at(workload.batch_size, workload.phase)
-    table, sizes = kernels.table, kernels.sizes
-    counts = table.counts.astype(np.float64)
-    forward = table.passes == Pass.FORWARD
-    bytes_ = counts * (sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES])
-    flops = counts * sizes[:, Size.FLOPS]
-    # A convolution's or linear layer's weights, once forward and twice backward.
-    weights = counts * sizes[:, Size.COLUMNS] * sizes[:, Size.DEPTH] * sizes[:, Size.PRODUCTS]
-    of_weights = forward & (table.kinds <= KernelKind.LINEAR)
-    trains = workload.phase is Phase.TRAIN
-    products: list[float] = []
-    for kind in _MULTIPLY:
-        factor = SCATTERED if kind in (KernelKind.GROUPED, KernelKind.DEPTHWISE) else 1.0
-        of_kind = table.kinds == kind
-        products += [
-            MS_PER_FLOP * factor * float(flops[chosen].sum())
-            for chosen in (of_kind & forward, of_kind & ~forward)
-        ]
-    passes = 3 if trains else 1
-    updates = trains and workload.scope.updates
-    return [
-        MS_PER_STEP,
-        MS_PER_CALL * float(counts[forward].sum()),
-        MS_PER_CALL * float(counts[~forward].sum()),
-        MS_PER_UPDATE * (profile.parameter_tensors if updates else 0),
-        *products,
-        MS_PER_BYTE * float(bytes_[table.kinds < PRODUCTS].sum()),
-        MS_PER_BYTE * BYTES_PER_ELEMENT * passes * float(weights[of_weights].sum()),
-        *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
-        MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
-    ]
