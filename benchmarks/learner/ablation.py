@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from benchmarks.learner.step_time import SOURCES, Labels, errors, held_out, load
@@ -50,17 +51,21 @@ def without(names: Sequence[str]) -> Iterator[None]:
         step_time_prior.spreads = every
 
 
-def fitted(prior: StepTimePrior, labels: Labels, rows: np.ndarray, tightness: float = 1.0):
+def fitted(
+    prior: StepTimePrior, labels: Labels, rows: npt.NDArray[np.bool_], tightness: float = 1.0
+) -> StepTimePrior:
+    """The prior with constants of these rows (n)."""
     own = [labels.workloads[i] for i in np.flatnonzero(rows).tolist()]
     return prior.refit(own, np.log(labels.step_time_ms[rows]), tightness=tightness)
 
 
-def off(prior: StepTimePrior, labels: Labels, rows: np.ndarray) -> float:
+def off(prior: StepTimePrior, labels: Labels, rows: npt.NDArray[np.bool_]) -> float:
+    """Mean absolute percentage error on these rows (n)."""
     own = [labels.workloads[i] for i in np.flatnonzero(rows).tolist()]
     return errors(labels.step_time_ms[rows], prior.log_values(own))[0]
 
 
-def judge(train: Labels, old: Labels, new: Labels, seeds: Sequence[int]) -> np.ndarray:
+def judge(train: Labels, old: Labels, new: Labels, seeds: Sequence[int]) -> npt.NDArray[np.float64]:
     """Mean errors in percent by `COLUMNS`, over seeds."""
     rows = []
     for seed in seeds:
@@ -78,7 +83,8 @@ def judge(train: Labels, old: Labels, new: Labels, seeds: Sequence[int]) -> np.n
         some[np.random.default_rng(seed).permutation(np.flatnonzero(~test))[:FEW]] = True
         row.append(off(fitted(moved, new, some, TRANSFER_TIGHTNESS), new, test))
         rows.append(row)
-    return np.mean(rows, axis=0)
+    mean: npt.NDArray[np.float64] = np.mean(rows, axis=0)
+    return mean
 
 
 def main() -> None:

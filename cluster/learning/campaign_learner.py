@@ -203,10 +203,12 @@ class CampaignLearner:
         unless both are known GPUs: it is these of which that is known.
         """
         cards = card, self._cards.get(self._source, self._source)
-        unknown = any(known_spec(name) in (None, CPU) for name in cards)
-        if device == self._source or unknown or not self._knows_physics:
-            return None
-        if all(w.kernels is None for w in workloads):
+        if (
+            device == self._source
+            or not self._knows_physics
+            or any(known_spec(name) in (None, CPU) for name in cards)
+            or all(w.kernels is None for w in workloads)
+        ):
             return None
         heads, known = self._heads.get(self._source), known_devices()
         head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None

@@ -69,13 +69,13 @@ def settings_and_operators(workloads: Sequence[Workload], sizes: Array, shares: 
     rows = []
     for workload, size, parts in zip(workloads, sizes, shares, strict=True):
         graph = workload.graph
-        nodes = max(graph.node_count, 1)
+        nodes = graph.node_count
         image = float(np.prod(np.maximum(graph.input_shapes[0, 1:], 1))) if nodes else 1.0
         rows.append(
             [
                 size,
                 np.log(graph.batch_size),
-                np.log(nodes),
+                np.log(max(nodes, 1)),
                 np.log(image),
                 *parts,
                 *operator_shares(graph),

@@ -291,6 +291,18 @@ def test_on_the_target_is_chosen_what_tells_how_gpus_differ(traced, device, taug
     check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
+@pytest.mark.parametrize("source", ["cpu-2t", "nobodys"])
+def test_a_source_that_is_no_known_gpu_has_taught_a_gpu_nothing(traced, source):
+    learner, configurations = traced
+    learner._source = source
+    for labels in ([], labels_of(configurations[:5], source)):
+        if labels:
+            learner.fit(labels, lambda done, total: None)
+        with requests_of(learner) as requests:
+            picks(learner, asked(device="v100", candidates=[c.id for c in configurations], count=2))
+        assert not requests[0].taught
+
+
 class Listening(FakeLearner):
     def __init__(self):
         super().__init__()

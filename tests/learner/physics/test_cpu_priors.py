@@ -12,10 +12,11 @@ from trappm.learner.networks.presets import preset_named
 from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
 from trappm.learner.physics.cpu.cpu_time_prior import SPEC, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, spec_of
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import METRICS, Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.static_profile import static_profile
 
 MODELS = (
@@ -53,6 +54,13 @@ def test_features_are_finite_and_as_wide_as_their_groups(prior, labelled):
     assert features.shape == (len(labelled[0]), sum(prior.feature_groups))
     assert np.isfinite(features).all()
     assert prior.features([]).shape == (0, sum(prior.feature_groups))
+
+
+def test_a_graph_without_nodes_has_features(labelled):
+    """What ONNX leaves of a module that only passes its input on."""
+    empty = replace(labelled[0][0], graph=Graph.empty(2))
+    for prior in (*PRIORS, GraphPrior("step_time_ms")):
+        assert np.isfinite(prior.features([empty])).all()
 
 
 @pytest.mark.parametrize("prior", PRIORS)
