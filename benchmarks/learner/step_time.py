@@ -88,19 +88,11 @@ class Labels:
         return np.array([family_of(name) for name in self.architectures.tolist()])
 
 
-def load(
-    source: Source,
-    data: Path,
-    traces: Path,
-    most: int | None = None,
-    *,
-    traced_only: bool = False,
-) -> Labels:
+def load(source: Source, data: Path, traces: Path, most: int | None = None) -> Labels:
     """The labels of one file whose models timm can build and PyTorch trace today.
 
     Args:
         most: so many rows, drawn at random; by default all.
-        traced_only: those whose kernels are in `traces` already.
     """
     attention = "fused" if source.fused_attention else "unfused"
     folder = traces / f"{source.memory_format}-{attention}"
@@ -114,8 +106,6 @@ def load(
     names: list[str] = []
     for row in sheet.to_dict("records"):
         name, size = str(row["architecture"]), int(row[f"{phase}_img_size"])
-        if traced_only and not (folder / f"{name}@{size}").exists():
-            continue
         kernels = _kernels(source, name, size, folder, labels)
         if kernels is None:
             continue

@@ -29,7 +29,7 @@ from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.kernel_times import starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior, with_later_groups
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.residual.residual import Residual
 from trappm.learner.stats.calibration import Calibration
 from trappm.learner.tensors import with_prefix
@@ -143,11 +143,9 @@ class OtherDevices:
 
 
 def _constants(values: Tensor) -> Tensor:
-    """Of today's formula."""
-    whole = with_later_groups(values.double())
-    if whole.shape != starting_constants().shape or not whole.isfinite().all():
+    if values.shape != starting_constants().shape or not values.isfinite().all():
         raise ValueError(f"constants of shape {tuple(values.shape)}, or not finite")
-    return whole
+    return values.double()
 
 
 def write(others: OtherDevices, sources: Sequence[Mapping[str, object]], path: Path = FILE) -> None:

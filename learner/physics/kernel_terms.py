@@ -107,7 +107,7 @@ class Products:
     like: Tensor
     """Kind and pass whose shapes it behaves like; itself but for `_like_forward`."""
     detail: Tensor
-    """Detail and pass, of the same."""
+    """Class among those of its kind, such as a window of 3 with a stride."""
     peak: Tensor
     """Which `Peak` bounds it."""
     last: Tensor
@@ -279,7 +279,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
         "count": table.counts[chosen].astype(np.float64),
         "base": kinds * PASSES + passes,
         "like": kinds * PASSES + behaves,
-        "detail": detail * PASSES + behaves,
+        "detail": detail,
         "peak": np.select([half, tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
         "full": (~half & ~tf32).astype(np.float64),

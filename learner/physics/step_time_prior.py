@@ -24,7 +24,7 @@ from trappm.learner.physics.devices.joint_fit import (
     Evidence,
     JointFit,
 )
-from trappm.learner.physics.kernel_terms import Array, Peak, Terms, terms_of
+from trappm.learner.physics.kernel_terms import Array, Terms, terms_of
 from trappm.learner.physics.kernel_times import (
     SHARE_GROUPS,
     Lookup,
@@ -239,7 +239,7 @@ class StepTimePrior:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        constants, spec = _of_today(tensors["constants"], tensors["spec"].tolist())
+        constants, spec = tensors["constants"], tensors["spec"].tolist()
         if constants.shape != starting_constants().shape or len(spec) != len(fields(DeviceSpec)):
             raise ValueError(
                 f"{tuple(constants.shape)} constants and {len(spec)} numbers of a spec"
@@ -253,29 +253,6 @@ class StepTimePrior:
             launch, dispatch, process, fragments, tf32 or None,
         )  # fmt: skip
         return cls(read, constants.double())
-
-
-def _of_today(constants: Tensor, spec: list[float]) -> tuple[Tensor, list[float]]:
-    """The same of an older snapshot: groups that came later are as before any label.
-
-    Before TF32 had a peak, convolutions went by that of fp32; all other groups begin where they
-    change nothing.
-    """
-    rows = {g.name: r for g, r in group_rows()}
-    if len(spec) == len(fields(DeviceSpec)) - 1 and constants.shape == (rows["tf32_peak"].start,):
-        constants, spec = torch.cat([constants, constants[Peak.FULL : Peak.FULL + 1]]), [*spec, 0.0]
-    return with_later_groups(constants), spec
-
-
-def with_later_groups(constants: Tensor) -> Tensor:
-    """Constants of an older formula, with those of groups that came later as before any label.
-
-    What ends within a group, or before TF32 had a peak, stays as it is.
-    """
-    starting, rows = starting_constants(), {g.name: r for g, r in group_rows()}
-    if constants.shape in {(r.stop,) for r in rows.values() if r.start >= rows["tf32_peak"].start}:
-        return torch.cat([constants, starting[len(constants) :].to(constants)])
-    return constants
 
 
 def _chunks(workloads: Sequence[Workload], spec: DeviceSpec) -> Iterator[Terms]:

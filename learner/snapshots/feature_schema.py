@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from itertools import takewhile
 
 from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
 from trappm.learner.physics.memory_prior import FEATURE_GROUPS
@@ -26,8 +25,7 @@ def feature_schema() -> dict[str, str]:
         "kernels": (
             [kind.name for kind in KernelKind],
             [size.name for size in Size],
-            # Groups from this one on came later: snapshots of before are read without them.
-            [(g.name, g.shape) for g in takewhile(lambda g: g.name != "tf32_peak", GROUPS)],
+            [(group.name, group.shape) for group in GROUPS],
             SHARE_GROUPS,
         ),
     }
