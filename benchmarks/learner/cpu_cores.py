@@ -1,10 +1,11 @@
 """How far heads of CPU cores are off, on the whole pool of the preset `laptop` (docs/accuracy.md).
 
     PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20]
+        [--source intel-xeon/cpu-2t] [--target intel-xeon/cpu-1t]
 
-Every configuration of the pool was measured on two threads and on one, and some again half an hour
-later (`examples/data/cpu`). Each split holds a fifth of the architectures out. As a campaign
-does, it draws 40 labels of `cpu-2t` and few of `cpu-1t` from the rest; all of the held out are
+Every configuration of the pool was measured on two threads and on one of two hosts, and some once
+more later (`examples/data/cpu`). Each split holds a fifth of the architectures out. As a campaign
+does, it draws 40 labels of the source and few of the target from the rest; all of the held out are
 judged: the median and, in brackets, the mean over splits of the mean absolute percentage error.
 """
 
@@ -33,7 +34,12 @@ from trappm.store.exchange.files import read_file
 
 Array = npt.NDArray[np.float64]
 
-SOURCE, TARGET = "cpu-2t", "cpu-1t"
+DEVICES = (
+    "intel-xeon/cpu-2t",
+    "intel-xeon/cpu-1t",
+    "amd-epyc/cpu-2t",
+    "amd-epyc/cpu-1t",
+)
 METRICS = ("step_time_ms", "memory_mib")
 SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40)
 HELD_OUT = 0.2
@@ -58,14 +64,15 @@ class Pool:
         return np.array([_value(self.first[device][c], metric) for c in self.configurations])
 
 
-def load() -> Pool:
-    """The sheets of both devices, with every model traced."""
+def load(devices: Sequence[str]) -> Pool:
+    """The configurations that all these devices have labels of, with every model traced."""
     first: dict[str, dict[Configuration, Measurement]] = {}
     again: dict[str, dict[Configuration, Measurement]] = {}
-    for device in (SOURCE, TARGET):
+    for device in devices:
         first[device], again[device] = _passes(our_labels(f"cpu/{device}.jsonl.xz", _attempts))
     configurations = sorted(
-        first[SOURCE], key=lambda c: (c.architecture, c.input_size, c.batch_size)
+        set.intersection(*(set(of_device) for of_device in first.values())),
+        key=lambda c: (c.architecture, c.input_size, c.batch_size),
     )
     profiles = {}
     for c in configurations:
@@ -119,18 +126,23 @@ def repeats(pool: Pool, device: str, metric: str) -> str:
     return f"{len(pairs)} again: {100 * (common - 1):+.1f} % in common, {apart:.1f} % beside it"
 
 
-def errors(pool: Pool, metric: str, prior: Prior, splits: int) -> dict[str, list[float]]:
+def errors(
+    pool: Pool, pair: tuple[str, str], metric: str, prior: Prior, splits: int
+) -> dict[str, list[float]]:
     """Errors in percent over splits, by what was learned from."""
     off_by: dict[str, list[float]] = {}
     for seed in range(splits):
-        for name, off in _errors_of_split(pool, metric, prior, seed).items():
+        for name, off in _errors_of_split(pool, pair, metric, prior, seed).items():
             off_by.setdefault(name, []).append(off)
     return off_by
 
 
-def _errors_of_split(pool: Pool, metric: str, prior: Prior, seed: int) -> dict[str, float]:
+def _errors_of_split(
+    pool: Pool, pair: tuple[str, str], metric: str, prior: Prior, seed: int
+) -> dict[str, float]:
+    of_source, of_target = pair
     names = np.array([c.architecture for c in pool.configurations])
-    values = {device: pool.values(device, metric) for device in (SOURCE, TARGET)}
+    values = {device: pool.values(device, metric) for device in pair}
     generator = np.random.default_rng(seed)
     distinct = np.unique(names)
     held_out = generator.permutation(distinct)[: round(HELD_OUT * len(distinct))]
@@ -147,12 +159,16 @@ def _errors_of_split(pool: Pool, metric: str, prior: Prior, seed: int) -> dict[s
         median = head.predict(to_judge).median
         return float(100 * np.abs(median / values[device][judged] - 1).mean())
 
-    source = fit(generator.permutation(rest)[:SOURCE_LABELS], SOURCE, None)
+    source = fit(generator.permutation(rest)[:SOURCE_LABELS], of_source, None)
     order = generator.permutation(rest)
-    result = {f"{SOURCE}, {SOURCE_LABELS} labels": off(source, SOURCE)}
+    result = {
+        f"{of_source}, {SOURCE_LABELS} labels": off(source, of_source),
+        f"{of_target}, 0, after the source": off(source, of_target),
+    }
     for n in TARGET_LABELS:
-        result[f"{TARGET}, {n}, from scratch"] = off(fit(order[:n], TARGET, None), TARGET)
-        result[f"{TARGET}, {n}, after {SOURCE}"] = off(fit(order[:n], TARGET, source), TARGET)
+        own, moved = fit(order[:n], of_target, None), fit(order[:n], of_target, source)
+        result[f"{of_target}, {n}, from scratch"] = off(own, of_target)
+        result[f"{of_target}, {n}, after the source"] = off(moved, of_target)
     return result
 
 
@@ -160,16 +176,19 @@ def main() -> None:
     """Prints a table for each metric."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--splits", type=int, default=20)
-    splits = parser.parse_args().splits
-    pool = load()
+    parser.add_argument("--source", choices=DEVICES, default=DEVICES[0])
+    parser.add_argument("--target", choices=DEVICES, default=DEVICES[1])
+    options = parser.parse_args()
+    pair, splits = (options.source, options.target), options.splits
+    pool = load(pair)
     for metric in METRICS:
         print(f"\n{metric}, {len(pool.configurations)} configurations on each device")
-        for device in (SOURCE, TARGET):
+        for device in pair:
             print(f"  {device}, {repeats(pool, device, metric)}")
-        today = errors(pool, metric, starting_prior(metric, CPU, kernels=True), splits)
-        before = errors(pool, metric, BEFORE[metric], splits)
+        today = errors(pool, pair, metric, starting_prior(metric, CPU, kernels=True), splits)
+        before = errors(pool, pair, metric, BEFORE[metric], splits)
         for name, off in today.items():
-            print(f"  {name:30} {_cell(off)}   not for CPUs: {_cell(before[name])}", flush=True)
+            print(f"  {name:42} {_cell(off)}   not for CPUs: {_cell(before[name])}", flush=True)
 
 
 def _cell(off: Sequence[float]) -> str:

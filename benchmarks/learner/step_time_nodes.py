@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.learner import step_time
-from trappm.experiments.default_snapshot import neusight_kernels
+from trappm.experiments.shipped_sheets import neusight_kernels
 from trappm.learner.physics.device_specs import known_spec, spec_of
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.devices.known_devices import write

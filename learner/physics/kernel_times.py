@@ -78,13 +78,17 @@ GROUPS = (
     Group("slowdown_pass", (PRODUCTS, PASSES), 0.0, 0.28),
     Group("slowdown_last", (PRODUCTS,), -0.1, 0.35),
     Group("slowdown_last_pass", (PRODUCTS, PASSES), 0.0, 0.28),
-    Group("detail", (DETAIL_COUNT,), 0.0, 0.7),
-    Group("detail_last", (DETAIL_COUNT,), 0.0, 0.6),
-    Group("traffic", (PRODUCTS,), 0.0, 0.45),
+    Group("detail", (DETAIL_COUNT,), 0.0, 0.56),
+    Group("detail_last", (DETAIL_COUNT,), 0.0, 0.42),
+    Group("traffic", (PRODUCTS,), 0.0, 0.35),
+    Group("traffic_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.35),
     Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 0.7),
     Group("reorder", (PRODUCTS, PASSES), -1.0, 0.7),
-    Group("columns", (PRODUCTS,), 2.5, 0.85),
-    Group("depth", (PRODUCTS,), 3.5, 0.85),
+    Group("columns", (PRODUCTS,), 2.5, 0.7),
+    Group("columns_pass", (PRODUCTS, PASSES), 0.0, 0.49),
+    Group("depth", (PRODUCTS,), 3.5, 0.7),
+    Group("depth_pass", (PRODUCTS, PASSES), 0.0, 0.49),
     Group("pixels", (PRODUCTS, PASSES), 1.5, 0.84),
     Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
     Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.35),
@@ -298,14 +302,16 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         + terms.full * (pick("slowdown_full", kinds) + pick("slowdown_full_pass", terms.base))
         + terms.full * pick("detail_full", terms.detail)
         + terms.last * pick("detail_last", terms.detail)
-        + narrow(pick("columns", kinds), terms.columns)
-        + narrow(pick("depth", kinds), terms.depth)
+        + narrow(pick("columns", kinds) + pick("columns_pass"), terms.columns)
+        + narrow(pick("depth", kinds) + pick("depth_pass"), terms.depth)
         + narrow(pick("pixels"), terms.pixels)
         - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
         + misaligned("even", "odd")
     )
     traffic = _slower(
         pick("traffic", kinds)
+        + pick("traffic_pass")
+        + terms.last * pick("traffic_last")
         + narrow(pick("traffic_columns"), terms.narrowest)
         + misaligned("traffic_even", "traffic_odd")
     )

@@ -25,7 +25,7 @@ from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
-from trappm.learner.physics.device_specs import known_spec
+from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.snapshots.feature_schema import feature_schema
 from trappm.learner.snapshots.manifest import (
     FORMAT,
@@ -147,6 +147,8 @@ class Snapshot:
         key, own = self._key(device, phase), self._labelled(device, phase)
         labelled = () if own is None else own.heads.metrics
         bases = {} if key == device else dict.fromkeys(labelled, f"labels of {key}")
+        if known_spec(device) is CPU and self.manifest.campaign is None:
+            return dict.fromkeys(labelled, _OTHER_CORES)
         for metric in self.trained(device, phase).heads.metrics:
             if metric == "memory_mib" and metric not in labelled:
                 bases[metric] = "the simulated step alone"
@@ -189,6 +191,7 @@ class Snapshot:
             raise _misfit(self.id, error) from error
 
 
+_OTHER_CORES = "cores of other machines (a campaign learns yours)"
 _BASES = {
     Basis.STEPS: "few published steps of this card and other cards' labels",
     Basis.KERNELS: "kernels of this card and other cards' labels",

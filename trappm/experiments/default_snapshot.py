@@ -4,7 +4,8 @@
 
 So a prediction needs no campaign: memory of training on an A100 (GPUMemNet), training steps on an
 RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both in fp32 on a V100
-(pycls, pytorch-gpu-benchmark, with NeuSight's kernels). Heads are judged on
+(pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100 and of CPU cores
+of two hosts. Heads are judged on
 architectures held out, then trained on all labels. Profiles that are missing are made once and
 kept in TRAPPM_HOME, as `trappm evaluate` does; the labels themselves are never kept. The same
 labels, versions and seed give the same heads.
@@ -17,7 +18,7 @@ import copy
 import os
 import shutil
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,14 @@ from trappm.cluster.profiles.step_profiles import StepCache
 from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_usable
 from trappm.experiments.labelled_workloads import step_keys
-from trappm.experiments.shipped_sheets import KERNELS, KERNELS_FILE, SHEETS, Sheet
+from trappm.experiments.shipped_sheets import (
+    HOSTS_APART,
+    KERNELS_FILE,
+    SEED,
+    SHEETS,
+    Sheet,
+    neusight_kernels,
+)
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.scores import Score, score
@@ -40,14 +48,11 @@ from trappm.learner.heads.predictions import StepSettings, TrainedHeads
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import (
-    LEARNED_FROM,
-    kernel_evidence,
-    known_devices,
-)
+from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.known_power import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.starting_prior import starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import Snapshot, SnapshotInfo, load_snapshot, save_snapshot
@@ -55,14 +60,11 @@ from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.records import METRICS, Graph, Measurement, Phase
+from trappm.profiler.records import METRICS, Graph, Measurement, Phase, is_cpu_device
 from trappm.profiler.records.step_scope import StepScope
 from trappm.store import Home
 from trappm.store.kernels.neusight import SOURCE as NEUSIGHT
-from trappm.store.kernels.neusight import read_neusight
 
-SEED = 1337
 HELD_OUT = 0.2
 SPLIT = (
     "a fifth of the architectures held out, seed 1337; then trained on all labels. Step times of "
@@ -97,23 +99,16 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
-    prior: Prior
     with opened_workbench(sheet.metric, processes=processes, usable=usable, watch=_show) as bench:
-        if sheet.metric == "memory_mib":
-            samples, prior = bench.prepared(measurements).samples, MemoryPrior()
-            # Else its constants start from this very sheet, not from those of today's software.
-            if sheet.measured:
-                prior = MemoryPrior.on(spec_of(sheet.device))
+        if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
+            samples = bench.prepared(measurements).samples
         else:
             samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
-            prior = StepTimePrior(spec_of(sheet.device))
-            if kernels is not None or sheet.measured:
-                own = () if kernels is None else (kernels,)
-                prior = StepTimePrior.like_others(prior.spec, known_devices(), own)
+    prior = _prior(sheet, kernels)
     test = _held_out(samples)
     what = f"{sheet.metric} of {sheet.device}"
     _show(0, 2, f"judging {what}")
-    judged = _fit(prior, samples, np.flatnonzero(~test))
+    judged = _fit(sheet, prior, samples, np.flatnonzero(~test))
     phases = np.array([workload.phase for workload in samples.workloads])
     errors = {
         phase: score(samples, rows, judged.predict(samples.at(rows)))
@@ -122,33 +117,26 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     }
     accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
     _show(1, 2, f"training {what}: held-out errors {accuracy}")
-    head = _fit(prior, samples, np.arange(len(samples)))
+    head = _fit(sheet, prior, samples, np.arange(len(samples)))
     return Trained(sheet, head, errors, measurements, files, kernels)
 
 
+def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
+    """What is known of a sheet's device without its labels."""
+    spec = spec_of(sheet.device)
+    if sheet.metric == "memory_mib" and not sheet.measured:
+        return MemoryPrior()  # its constants start from this very sheet, of other software
+    prior = starting_prior(sheet.metric, spec, kernels=True)
+    if isinstance(prior, StepTimePrior) and (kernels is not None or sheet.measured):
+        own = () if kernels is None else (kernels,)
+        return StepTimePrior.like_others(spec, known_devices(), own)
+    return prior
+
+
 def _source(measurement: Measurement) -> str:
-    """Who published it; our own labels name nobody."""
-    return str(measurement.environment.get("source", "trappm, one day of a GPU"))
-
-
-def neusight_kernels(path: Path, card: str) -> Evidence:
-    """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
-    for row in read_neusight(path):
-        if row.device == card and row.time_ms is not None:
-            times_ms[row.call.operator].append((row.call, row.time_ms))
-    generator = np.random.default_rng(SEED)
-    drawn = [
-        times_ms[name][i]
-        for name, count in KERNELS.items()
-        for i in generator.permutation(len(times_ms[name]))[:count]
-    ]
-    # TF32 was switched off.
-    return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)
+    """Who published it; our own labels name the device that they are of."""
+    own = f"trappm, {measurement.environment.get('device_name')}"
+    return str(measurement.environment.get("source", own))
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,8 +315,15 @@ def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return chosen
 
 
-def _fit(prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Head[Prior]:
-    return Ours(prior).fit(samples.at(rows), samples.targets(rows), np.random.default_rng(SEED))
+def _fit(
+    sheet: Sheet, prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]
+) -> Head[Prior]:
+    generator = np.random.default_rng(SEED)
+    head = Ours(prior).fit(samples.at(rows), samples.targets(rows), generator)
+    if is_cpu_device(sheet.device) and sheet.metric == "step_time_ms":
+        noise = float(np.hypot(head.residual.noise, HOSTS_APART))
+        return replace(head, residual=replace(head.residual, noise=noise))
+    return head
 
 
 def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:

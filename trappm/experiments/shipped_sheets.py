@@ -1,16 +1,27 @@
-"""The published sheets that the snapshot which ships with the package is trained on."""
+"""The sheets that the snapshot which ships with the package is trained on."""
 
 from __future__ import annotations
 
 import lzma
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from trappm.experiments.label_files import read_labels
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.joint_fit import Evidence
+from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.records import Measurement, Phase
+from trappm.store.kernels.neusight import read_neusight
+
+SEED = 1337
+"""Of all that is drawn."""
 
 OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
 """Labels that we measured; not part of a wheel."""
@@ -70,7 +81,16 @@ def our_labels(
 
 BOTH = (Phase.TRAIN, Phase.INFER)
 H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
-H100_METRICS = ("step_time_ms", "memory_mib")
+OUR_METRICS = ("step_time_ms", "memory_mib")
+HOSTS_APART = 0.5
+"""Deviation of the logarithm of step times between CPUs of as many threads: the two that we
+measured are a factor of HOSTS apart, and the next one may be as far from their middle."""
+
+
+def cpu_files(device: str) -> tuple[str, ...]:
+    return tuple(f"cpu/{host}/{device}.jsonl.xz" for host in ("amd-epyc", "intel-xeon"))
+
+
 SHEETS = (
     Sheet(
         ("a100_40gb_train_memory.csv",),
@@ -90,9 +110,34 @@ SHEETS = (
         keys=("v100-16gb", "v100-dgxs-16gb"),
         kernels="v100-pcie-32gb",
     ),
-    *(Sheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in H100_METRICS),
+    *(Sheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in OUR_METRICS),
+    *(
+        Sheet(cpu_files(device), device, (Phase.TRAIN,), metric, measured=True)
+        for device in ("cpu-2t", "cpu-1t")
+        for metric in OUR_METRICS
+    ),
 )
 KERNELS_FILE = "nodes/neusight_kernels_fp32_v100_a100.csv.gz"
 KERNELS = {"conv2d": 100, "linear": 24, "matmul": 16, "layer-norm": 10, "softmax": 10, "add": 10,
            "add-scalar": 8, "relu": 10, "gelu": 6}  # fmt: skip
 """So many of each operator: a minute of measuring."""
+
+
+def neusight_kernels(path: Path, card: str) -> Evidence:
+    """Kernels of a card that NeuSight timed, drawn at random: `KERNELS` of each operator.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
+    for row in read_neusight(path):
+        if row.device == card and row.time_ms is not None:
+            times_ms[row.call.operator].append((row.call, row.time_ms))
+    generator = np.random.default_rng(SEED)
+    drawn = [
+        times_ms[name][i]
+        for name, count in KERNELS.items()
+        for i in generator.permutation(len(times_ms[name]))[:count]
+    ]
+    # TF32 was switched off.
+    return kernel_evidence(card, "neusight", replace(spec_of(card), tf32_tflops=None), drawn)
