@@ -34,7 +34,7 @@ FIELDS = {"campaign": "test", "errors": {"cpu-2t": {}}, "label_counts": {"measur
 def content(zoo, measure, small):
     workloads, groups = zoo.workloads(np.arange(0, 96, 7))
     graphs = [workload.graph for workload in workloads]
-    preset = replace(small, head=replace(small.head, epochs=5, members=2))
+    preset = replace(small, head=replace(small.head, steps=5))
     settings = StepSettings(Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST, Optimizer.ADAM)
     heads = {
         device: {
