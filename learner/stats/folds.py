@@ -1,11 +1,46 @@
-"""Folds that never divide an architecture: its batch sizes are near-copies of each other."""
+"""What is held out together, and folds that never divide it.
+
+Batch sizes of an architecture are near-copies of each other, and some architectures have two names
+(timm's beit and beitv2 differ in how weights were trained): who holds one of them out and learns
+from the other has held nothing out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+
+from trappm.profiler.records import Graph
+from trappm.profiler.records.content_hash import graph_hash
+
+_HASHES: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
+
+
+def layers_hash(graph: Graph) -> str:
+    """Equal for graphs of the same layers, at whatever batch and input size.
+
+    It goes by operators, edges and weights. Strides and padding stay out: what differs in these
+    alone is a near-copy, too.
+    """
+    if graph not in _HASHES:
+        _HASHES[graph] = graph_hash(graph.operators, graph.edges, graph.parameters[:, None])
+    return _HASHES[graph]
+
+
+def content_groups(architectures: Sequence[str], graphs: Sequence[Graph]) -> list[str]:
+    """What each of n labels is held out with: the first name of all that have the same layers.
+
+    Args:
+        architectures: of each label (n).
+        graphs: of each label (n); the first of each architecture is looked at.
+    """
+    graph_of = dict(zip(reversed(architectures), reversed(graphs), strict=True))
+    first: dict[str, str] = {}
+    group = {name: first.setdefault(layers_hash(graph_of[name]), name) for name in sorted(graph_of)}
+    return [group[name] for name in architectures]
 
 
 def grouped_folds(
