@@ -115,7 +115,7 @@ class EncodedPool:
     def groups(self) -> list[str]:
         """With whom each configuration is held out (n): twins under two names are one."""
         names = [c.architecture for c in self.configurations]
-        return content_groups(names, [w.graph for w in self._workloads])
+        return content_groups(names, self._workloads)
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -80,7 +80,7 @@ class Samples:
     @cached_property
     def groups(self) -> list[str]:
         """With whom each is held out: batch sizes and twins of an architecture are near-copies."""
-        return content_groups(self.architectures, [w.graph for w in self.workloads])
+        return content_groups(self.architectures, self.workloads)
 
     @property
     def families(self) -> npt.NDArray[np.str_]:

@@ -7,12 +7,14 @@ from the other has held nothing out.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 from trappm.profiler.records.content_hash import graph_hash
 
@@ -30,17 +32,29 @@ def layers_hash(graph: Graph) -> str:
     return _HASHES[graph]
 
 
-def content_groups(architectures: Sequence[str], graphs: Sequence[Graph]) -> list[str]:
-    """What each of n labels is held out with: the first name of all that have the same layers.
+def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) -> list[str]:
+    """What each of n labels is held out with: the first name of all that have the same content.
 
     Args:
         architectures: of each label (n).
-        graphs: of each label (n); the first of each architecture is looked at.
+        workloads: of each label (n); the first of each architecture is looked at.
     """
-    graph_of = dict(zip(reversed(architectures), reversed(graphs), strict=True))
+    workload_of = dict(zip(reversed(architectures), reversed(workloads), strict=True))
     first: dict[str, str] = {}
-    group = {name: first.setdefault(layers_hash(graph_of[name]), name) for name in sorted(graph_of)}
+    group = {
+        name: first.setdefault(_content(workload) or name, name)
+        for name, workload in sorted(workload_of.items(), key=lambda item: item[0])
+    }
     return [group[name] for name in architectures]
+
+
+def _content(workload: Workload) -> str | None:
+    """A hash of the layers, or of the kernels where nothing else is known of them."""
+    if workload.graph.node_count:
+        return layers_hash(workload.graph)
+    if workload.kernels is not None:
+        return hashlib.sha256(workload.kernels.to_bytes()).hexdigest()
+    return None
 
 
 def grouped_folds(

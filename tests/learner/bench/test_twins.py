@@ -9,8 +9,8 @@ from trappm.learner.bench.errors import split_architectures
 from trappm.learner.stats.folds import content_groups, grouped_folds
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.records import Configuration, Graph
+from trappm.profiler.static_profile import graph_template, kernel_profile
 
 TWINS = [
     ("beit_base_patch16_224", "beitv2_base_patch16_224"),
@@ -24,9 +24,20 @@ TWINS = [
 )
 def test_names_of_timm_are_one_by_their_layers_at_any_batch_size(first, second, one):
     graphs = [graph_template(first, 224).at(8), graph_template(second, 224).at(32)]
-    groups = content_groups([first, second], graphs)
+    pair = [Workload(graph=graph) for graph in graphs]
+    groups = content_groups([first, second], pair)
     assert groups == ([first, first] if one else [first, second])
-    assert content_groups([second, first], graphs[::-1]) == groups[::-1]
+    assert content_groups([second, first], pair[::-1]) == groups[::-1]
+
+
+def test_without_graphs_they_are_one_by_their_kernels_and_else_by_name():
+    first, again, other = (
+        kernel_profile(name, 224) for name in ("resnet10t", "resnet10t", "resnet14t")
+    )
+    made = [Workload(graph=Graph.empty(4), kernels=kernels) for kernels in (first, again, other)]
+    assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]
+    nothing = [Workload(graph=Graph.empty(1))] * 3
+    assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
 
 
 # The layers are those of the numbers: a ViT is a DeiT, of another family.

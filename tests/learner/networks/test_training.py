@@ -66,8 +66,8 @@ def test_what_began_better_than_it_ended_stays_as_it_began(data):
 
 def test_a_difference_within_its_standard_error_is_no_reason_to_stop():
     best = np.array([1.0, 2.0, 3.0, 4.0])
-    assert not surely_worse(best + [0.5, -0.4, 0.1, -0.1], best)
-    assert surely_worse(best + [0.5, 0.4, 0.6, 0.5], best)
+    assert not surely_worse(best + np.array([0.5, -0.4, 0.1, -0.1]), best)
+    assert surely_worse(best + np.array([0.5, 0.4, 0.6, 0.5]), best)
     assert surely_worse(np.array([1.1]), np.array([1.0]))
     assert surely_worse(np.full(4, np.nan), best)
 
