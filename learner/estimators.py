@@ -57,6 +57,8 @@ _SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
     "relative": lambda head: replace(head, loss="relative-squared"),
 }
 """What could be chosen otherwise than the paper did, each alone."""
+MASKED = "graphmae"
+"""The encoder of `learner.networks.graphmae` in place of the paper's."""
 
 
 def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
@@ -66,7 +68,10 @@ def _published(preset: str, switch: str) -> Callable[[Surroundings], Estimator]:
         name = f"trappm-{preset}-{switch}" if switch else f"trappm-{preset}"
         chosen = PRESETS[preset]
         head = _SWITCHES[switch](chosen.head) if switch in _SWITCHES else chosen.head
-        return TrappmAsPublished(name, head, given.make_encoder(chosen.encoder, switch != "random"))
+        encoder = chosen.encoder
+        if switch == MASKED:  # its decoder is one layer more
+            encoder = replace(encoder, masked=True, widths=encoder.widths[:-1])
+        return TrappmAsPublished(name, head, given.make_encoder(encoder, switch != "random"))
 
     return make
 
@@ -126,7 +131,7 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     **{
         f"trappm-{preset}-{switch}": _published(preset, switch)
         for preset in PRESETS
-        for switch in _SWITCHES
+        for switch in (*_SWITCHES, MASKED)
     },
 }
 
@@ -136,7 +141,9 @@ OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
 _BY_SKLEARN = frozenset({"mlp", "xgboost"})
 """Those that scikit-learn, or its interface to XGBoost, stands behind."""
 
-SWITCHED = frozenset(f"trappm-{preset}-{switch}" for preset in PRESETS for switch in _SWITCHES)
+SWITCHED = frozenset(
+    f"trappm-{preset}-{switch}" for preset in PRESETS for switch in (*_SWITCHES, MASKED)
+)
 """The paper's with one choice made otherwise; these are judged where they are named."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)

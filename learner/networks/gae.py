@@ -8,7 +8,7 @@ sum of a graph's node embeddings is the embedding of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,6 +32,7 @@ from trappm.learner.networks.distinct import (
     classes_of,
     weighted_batch_norm,
 )
+from trappm.learner.networks.graphmae import GinNetwork, MaskedAutoencoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.networks.training import train
@@ -75,12 +76,17 @@ class EncoderNetwork(nn.Module):
         return x
 
 
+def encoder_network(preset: EncoderPreset) -> EncoderNetwork | GinNetwork:
+    """An untrained one of this preset."""
+    return GinNetwork(preset) if preset.masked else EncoderNetwork(preset)
+
+
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """A trained, frozen encoder with the scale of its inputs."""
 
     preset: EncoderPreset
-    network: EncoderNetwork
+    network: EncoderNetwork | GinNetwork
     scaler: Scaler
 
     @property
@@ -112,7 +118,7 @@ class Encoder:
     def from_tensors(cls, preset: EncoderPreset, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or RuntimeError for tensors that are not those of this preset."""
         with torch.device("meta"):  # no memory for weights that are replaced at once
-            network = EncoderNetwork(preset)
+            network = encoder_network(preset)
         network.load_state_dict(with_prefix(tensors, "network."), assign=True)
         return cls(
             preset, network.eval().requires_grad_(False), Scaler.from_tensors(tensors, "scaler")
@@ -147,14 +153,9 @@ def train_encoder(
     names = [str(i) if groups is None else groups[i] for i in rows]
     held_out = grouped_folds(names, HELD_OUT_FOLDS, generator) == 0
     with torch_seeded(generator):
-        network = EncoderNetwork(preset)
-
-        def loss(batch: Batch) -> Tensor:
-            classes = network.classes(batch)
-            return reconstruction_loss(network(classes), classes.places, batch)
-
+        learner, network, loss = _learner(preset)
         train(
-            network,
+            learner,
             loss,
             # A single graph has none beside it to be judged by.
             [d for d, out in zip(data, held_out, strict=True) if not out or len(data) == 1],
@@ -167,6 +168,22 @@ def train_encoder(
             on_step=on_progress,
         )
     return Encoder(preset, network, scaler)
+
+
+def _learner(
+    preset: EncoderPreset,
+) -> tuple[nn.Module, EncoderNetwork | GinNetwork, Callable[[Batch], Tensor]]:
+    """What is trained, the encoder in it, and the loss of a batch."""
+    if preset.masked:
+        whole = MaskedAutoencoder(preset)
+        return whole, whole.encoder, whole.loss
+    network = EncoderNetwork(preset)
+
+    def loss(batch: Batch) -> Tensor:
+        classes = network.classes(batch)
+        return reconstruction_loss(network(classes), classes.places, batch)
+
+    return network, network, loss
 
 
 def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:

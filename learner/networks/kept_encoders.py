@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trappm.learner.networks.gae import Encoder, train_encoder
-from trappm.learner.networks.presets import LAPTOP, EncoderPreset
+from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.published import random_encoder
 from trappm.profiler.records import Graph
 
@@ -47,7 +47,7 @@ def make_encoder(
     """
     generator = np.random.default_rng(seed)
     named = dict(zip(graphs, architectures, strict=True))
-    if preset == LAPTOP.encoder:
+    if preset.one_batch_size:
         named = _one_of_each(named, generator)
     graphs = list(named)
     if not pretrained:

@@ -20,13 +20,17 @@ class EncoderPreset:
     """The graph autoencoder: SAGEConv layers, each with batch norm, ReLU and dropout."""
 
     widths: tuple[int, ...]
-    """Output width of each SAGEConv layer; the last is the width of the embedding."""
+    """Output width of each layer; the last is the width of the embedding."""
     dropout: float
     learning_rate: float
     steps: int
     """At most: `learner.networks.training` ends where more do not help."""
     batch_nodes: int
     """Graphs are batched until they have this many nodes together, which bounds the memory."""
+    one_batch_size: bool = False
+    """Learn from one batch size of each architecture, since the others are near-copies."""
+    masked: bool = False
+    """Learn to guess masked features instead, with GIN layers (`learner.networks.graphmae`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ LAPTOP = LearnerPreset(
         learning_rate=3e-3,
         steps=2_000,
         batch_nodes=4_096,
+        one_batch_size=True,
     ),
     head=HeadPreset(
         widths=(32, 32),
