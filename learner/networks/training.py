@@ -4,8 +4,8 @@ Epochs say nothing of how far a training has come: of twenty graphs, which fit i
 epoch is a single step. So steps are counted, and the step size falls to zero over them along a half
 cosine, so that the end does not depend on the luck of the last batch. Whether so many are too many
 is asked of graphs that no step has seen. These are few, and the least of many noisy errors comes
-too early, so later weights stand unless they are surely worse: by more than one standard error of
-the difference, as trees are pruned (Breiman et al. 1984, section 3.4.3).
+too early, so later weights stand unless they are surely worse: by more than two standard errors of
+the difference (of one, as trees are pruned, a bad draw of what is held out still ended training).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LOOK_EVERY = 20
 PATIENCE = 10
 """Looks in a row that are surely worse than the best before training ends."""
 PARTS = 16
-"""Of what is held out, whose losses tell how sure a difference is. Round numbers, all three."""
+"""Of what is held out, whose losses tell how sure a difference is."""
+SURE = 2.0
+"""Standard errors. Round numbers, all four."""
 
 
 def train(
@@ -86,11 +88,11 @@ def train(
 
 
 def surely_worse(now: npt.NDArray[np.float64], best: npt.NDArray[np.float64]) -> bool:
-    """Whether losses of k parts lie above others by more than the standard error of that."""
+    """Whether losses of k parts lie above others by more than `SURE` standard errors of that."""
     gaps = now - best
     error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
     # What is no number is worse than anything.
-    return not gaps.mean() <= error
+    return not gaps.mean() <= SURE * error
 
 
 def _endless(

@@ -54,7 +54,7 @@ def test_few_graphs_get_as_many_steps_as_many_do(data, batch_nodes):
 def test_training_ends_where_what_is_held_out_is_surely_done_worse(data):
     """On the way to a slope of one, it passes the half that holds of what it does not see."""
     slope, taken = trained(data(1.0), data(0.5), 4_000)
-    assert slope == pytest.approx(0.5, abs=0.1)
+    assert slope == pytest.approx(0.5, abs=0.15)
     assert taken[-2] < 2_000, "it did not stop early"
     assert taken[-1] == 4_000
 
