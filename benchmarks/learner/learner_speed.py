@@ -127,7 +127,10 @@ def main() -> None:
     distinct = [len(layer.counts) / batch.num_nodes for layer in classes_of(batch, 4).layers]
     print("distinct nodes by layer: " + ", ".join(f"{100 * share:.0f} %" for share in distinct))
 
-    one = replace(preset.encoder, epochs=1)
+    def epoch(batch_nodes: int) -> int:
+        return max(1, round(nodes * len(graphs) / batch_nodes))
+
+    one = replace(preset.encoder, steps=epoch(preset.encoder.batch_nodes))
     train_encoder(graphs[:4], one, generator)  # what loads on first use does not count
     random = random_encoder(graphs, preset.encoder, generator)
     workloads = [Workload(graph=graph) for graph in graphs]
@@ -136,14 +139,12 @@ def main() -> None:
         above=np.full(len(graphs), np.nan),
         groups=[str(i) for i in range(len(graphs))],
     )
-    quick = replace(preset, head=replace(preset.head, epochs=1))
-    published = TrappmAsPublished(quick, random)
+    steps = epoch(preset.head.batch_nodes)
+    published = TrappmAsPublished("once", replace(preset.head, steps=steps), random)
     embedding_s = cpu_seconds(lambda: published.embed(graphs))
     model = published.fit(workloads, targets, generator)
     epochs = 3
-    longer = TrappmAsPublished(
-        replace(preset, head=replace(preset.head, epochs=1 + epochs)), random
-    )
+    longer = TrappmAsPublished("longer", replace(preset.head, steps=(1 + epochs) * steps), random)
     longer.embed(graphs)
     once_s = cpu_seconds(lambda: published.fit(workloads, targets, generator))
     more_s = cpu_seconds(lambda: longer.fit(workloads, targets, generator))

@@ -312,7 +312,7 @@ class CampaignLearner:
             above=_bounds(labels),
             spec=spec,
             evidence=evidence,
-            groups=[self._pool.configurations[i].architecture for i in at],
+            groups=[self._pool.groups[i] for i in at],
             preset=self._preset.head,
             generator=self._generator(1),
             init=init,

@@ -16,6 +16,7 @@ from trappm.learner.networks.gae import Encoder
 from trappm.learner.networks.kept_encoders import make_encoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.physics.device_specs import has_kernels
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.progress import OnProgress
@@ -109,6 +110,12 @@ class EncodedPool:
     @cached_property
     def families(self) -> list[str]:
         return [family_of(c.architecture) for c in self.configurations]
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """With whom each configuration is held out (n): twins under two names are one."""
+        names = [c.architecture for c in self.configurations]
+        return content_groups(names, self._workloads)
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -24,8 +24,17 @@ import numpy.typing as npt
 from trappm.learner.acquisition.covariance import Covariance, FloatArray, narrow
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.physics.prior import Prior
+from trappm.learner.stats.calibration import COVERAGE
 from trappm.learner.stats.kernels import Coordinates, matern32, nystroem_root
-from trappm.learner.stats.student_t import SolvedLabels, inverted, losses, solve
+from trappm.learner.stats.student_t import (
+    SolvedLabels,
+    backward_solved,
+    cholesky,
+    forward_solved,
+    half_widths,
+    losses,
+    solve,
+)
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
@@ -39,9 +48,6 @@ AMPLITUDES = (0.03, 0.08, 0.16, 0.3)
 """Deviations of the residual that are tried, in the logarithm."""
 LINEAR_SHARE = 0.4
 """Deviation of the residual's linear part over that of its smooth part."""
-HALF_INTERVAL = 1.9
-"""Half the width of a 90 % interval in deviations: between 1.64 of a normal distribution and 2.13
-of Student's t with 4 degrees of freedom."""
 FIRST_NOISE = 0.08
 """Deviation of an error before any label: the second of `AMPLITUDES`; labels soon replace it."""
 LEAST_NOISE = 0.004
@@ -124,13 +130,13 @@ class JointModel:
         middle += across @ self.labels.weights
         across += moves @ self.sensitivities.T
         own = (moves**2).sum(axis=1) + self.smooth.variances(points)
-        explained = np.einsum("nm,mk,nk->n", across, self.labels.inverse, across)
-        variance = np.maximum(own - explained, 0.0)
+        variance = np.maximum(own - self.labels.explained(across), 0.0)
         deviation = np.sqrt(variance + self.labels.noise**2)
+        half_width = half_widths(variance, self.labels.noise, COVERAGE)
         return Estimate(
             median=np.exp(middle),
-            low=np.exp(middle - HALF_INTERVAL * deviation),
-            high=np.exp(middle + HALF_INTERVAL * deviation),
+            low=np.exp(middle - half_width),
+            high=np.exp(middle + half_width),
             log_std=deviation,
             log_std_of_mean=np.sqrt(variance),
         )
@@ -238,8 +244,9 @@ def _choose(
     candidates = [_Smooth(r, a) for a in AMPLITUDES for r in RELEVANCES]
     totals = []
     for candidate in candidates:
-        inverse = inverted(prior + candidate.between(points, points))
-        solved = SolvedLabels(inverse @ values, inverse, labels.precision, labels.noise)
+        factor = cholesky(prior + candidate.between(points, points))
+        weights = backward_solved(factor, forward_solved(factor, values))
+        solved = SolvedLabels(weights, factor, labels.precision, labels.noise)
         totals.append(_unseen_loss(solved, groups))
     return candidates[int(np.argmin(totals))]
 
@@ -250,8 +257,8 @@ def _unseen_loss(labels: SolvedLabels, groups: Sequence[str]) -> float:
     total = 0.0
     for name in np.unique(names):
         own = np.flatnonzero(names == name)
-        block = inverted(labels.inverse[np.ix_(own, own)])
-        variance = np.maximum(np.diag(block) - 1.0 / labels.precision[own], 0.0)
+        errors, spread = labels.unseen(own)
+        variance = np.maximum(spread - 1.0 / labels.precision[own], 0.0)
         scale = np.sqrt(variance + labels.noise**2)
-        total += float(losses(block @ labels.weights[own], scale).sum())
+        total += float(losses(errors, scale).sum())
     return total

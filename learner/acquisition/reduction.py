@@ -6,7 +6,9 @@ the posterior covariance. After each pick C is downdated, so a batch is diverse,
 architecture do not crowd it, and what is pending counts as known: which labels come back matters to
 the mean only.
 
-With features F of p columns (C = F A F^T) everything is kept in p x p and n: no n x n matrix.
+With features F of p columns (C = F A F^T) everything is kept in p x p and n: no n x n matrix. What
+is known at first is taken into the features, so that A begins as the identity and nothing has to be
+inverted.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.acquisition.covariance import ROWS_AT_ONCE, Covariance, FloatArray
+from trappm.learner.stats.student_t import backward_solved, cholesky
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -30,20 +33,22 @@ class Knowledge:
             known: indices that are labelled or will be.
             noise_factor: how many times the usual variance each measurement has (n).
         """
-        self._features: FloatArray = np.ascontiguousarray(covariance.features, dtype=np.float32)
-        n, p = self._features.shape
+        features: FloatArray = np.ascontiguousarray(covariance.features, dtype=np.float32)
+        n, p = features.shape
         self._noise = np.full(n, covariance.noise) * (1.0 if noise_factor is None else noise_factor)
         self._gram: Array = np.zeros((p, p))
         for start in range(0, n, ROWS_AT_ONCE):
-            rows = self._features[start : start + ROWS_AT_ONCE]
+            rows = features[start : start + ROWS_AT_ONCE]
             self._gram += rows.T @ rows
         self.total = max(float(np.trace(self._gram)), 1e-12)
         """Sum of the variances without any label."""
-        seen = self._features[known].astype(np.float64)
-        weighted = seen / self._noise[known, None]
-        self._inner: Array = np.asarray(
-            np.linalg.inv(np.eye(p) + seen.T @ weighted), np.float64
-        )  # A
+        if len(known):
+            seen = features[known].astype(np.float64)
+            factor = cholesky(np.eye(p) + seen.T @ (seen / self._noise[known, None]))
+            root = backward_solved(factor, np.eye(p))  # whose square is the covariance of weights
+            features, self._gram = features @ root.astype(np.float32), root.T @ self._gram @ root
+        self._features = features
+        self._inner: Array = np.eye(p)  # A
         self.variance = self._squares(self._inner)
         """C_jj (n)."""
         self._power = self._squares(np.asarray(self._inner @ self._gram @ self._inner))

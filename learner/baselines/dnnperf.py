@@ -23,7 +23,7 @@ from torch_geometric.utils import scatter, softmax
 from trappm.learner.baselines.sizes import LAPTOP_SIZE, Size
 from trappm.learner.networks.dataset import log_static_features
 from trappm.learner.networks.distinct import Layer, classes_of
-from trappm.learner.networks.estimator import NetworkEstimator, squared_log
+from trappm.learner.networks.estimator import NetworkEstimator
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS
 from trappm.profiler.records import SHAPE_LENGTH
 
@@ -85,8 +85,7 @@ class DnnPerfNetwork(nn.Module):
 def dnnperf(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
     return NetworkEstimator(
         name="dnnperf",
-        network=lambda width: DnnPerfNetwork(width, size.width),
+        network=lambda width, _nodes: DnnPerfNetwork(width, size.width),
         vector=log_static_features,
-        loss=squared_log,
         training=size.training,
     )

@@ -58,8 +58,8 @@ class FakeTensor:
         Raises:
             InputError: also where a workload has no estimate.
         """
-        chosen, values = labelled(workloads, targets)
-        terms = _terms(self.estimates_mib, chosen)
+        rows, values = labelled(workloads, targets)
+        terms = _terms(self.estimates_mib, [workloads[i] for i in rows])
         weight = 1 / values
         # Iteratively reweighted least squares towards the least absolute relative error.
         for _ in range(_ROUNDS):

@@ -11,6 +11,7 @@ enter here through the MACs and parameters that follow from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from torch_geometric.data import Batch
 from trappm.learner.baselines.sizes import LAPTOP_SIZE, Size
 from trappm.learner.networks.dataset import FloatArray, log_static_features
 from trappm.learner.networks.distinct import DistinctSAGEConv, classes_of
-from trappm.learner.networks.estimator import NetworkEstimator, relative_squared
+from trappm.learner.networks.estimator import NetworkEstimator
+from trappm.learner.workload import Workload
 from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
-from trappm.profiler.records import Graph
 
 DROPOUT = 0.05
 _KEPT = [STATIC_FEATURES.index(n) for n in ("batch_size", "macs", "parameters", "memory_bytes")]
@@ -59,13 +60,12 @@ class SageNetwork(nn.Module):
 def nnlqp(size: Size = LAPTOP_SIZE) -> NetworkEstimator:
     return NetworkEstimator(
         name="nnlqp",
-        network=lambda width: SageNetwork(width, size.width, layers=2, hidden_layers=2),
+        network=lambda width, _nodes: SageNetwork(width, size.width, layers=2, hidden_layers=2),
         vector=_static,
-        loss=relative_squared,
-        training=size.training,
+        training=replace(size.training, loss="relative-squared"),
     )
 
 
-def _static(graphs: Sequence[Graph]) -> FloatArray:
-    chosen: FloatArray = np.ascontiguousarray(log_static_features(graphs)[:, _KEPT])
+def _static(workloads: Sequence[Workload]) -> FloatArray:
+    chosen: FloatArray = np.ascontiguousarray(log_static_features(workloads)[:, _KEPT])
     return chosen

@@ -37,7 +37,7 @@ class TabularModel:
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         if len(workloads) == 0:
             return Estimate(np.zeros(0))
-        features = self.scaler.apply(log_static_features([w.graph for w in workloads]))
+        features = self.scaler.apply(log_static_features(workloads))
         units = np.asarray(self.regression.predict(features), dtype=np.float64)
         return Estimate(np.exp(self.centre + self.scale * units))
 
@@ -61,8 +61,9 @@ class TabularEstimator:
         """As `learner.estimator.Estimator`; it has no weights to start from."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
-        chosen, values = labelled(workloads, targets)
-        features = log_static_features([w.graph for w in chosen])
+        rows, values = labelled(workloads, targets)
+        chosen = [workloads[i] for i in rows]
+        features = log_static_features(chosen)
         scaler, logs = Scaler.fit(features), np.log(values)
         centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
         regression = self.regression(int(generator.integers(2**31)))

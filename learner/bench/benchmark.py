@@ -13,6 +13,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from trappm.learner.bench.errors import split_architectures
 from trappm.learner.bench.kept_runs import KeptRuns
 from trappm.learner.estimator import Estimate, Estimator, Model, Targets
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
@@ -75,13 +77,18 @@ class Samples:
     def architectures(self) -> list[str]:
         return [c.architecture for c in self.configurations]
 
+    @cached_property
+    def groups(self) -> list[str]:
+        """With whom each is held out: batch sizes and twins of an architecture are near-copies."""
+        return content_groups(self.architectures, self.workloads)
+
     @property
     def families(self) -> npt.NDArray[np.str_]:
         return np.array([family_of(name) for name in self.architectures], dtype=np.str_)
 
     def targets(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Targets:
-        names = self.architectures
-        return Targets(self.values[rows], self.above[rows], [names[i] for i in rows])
+        groups = self.groups
+        return Targets(self.values[rows], self.above[rows], [groups[i] for i in rows])
 
     def at(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Workload]:
         return [self.workloads[i] for i in rows]
@@ -145,18 +152,25 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
             raise InputError("leaving families out needs two of three or more architectures each")
         for family in large:
             test = families == family
-            yield Split(kind, seeds[0], ~test, test)
+            yield Split(kind, seeds[0], _apart(samples, test), test)
         return
     for seed in seeds:
         test = _held_out(samples, kind, np.random.default_rng(seed))
-        if not test.any() or test.all():
+        train = ~test if kind is SplitKind.CONFIGURATIONS else _apart(samples, test)
+        if not test.any() or not train.any():
             raise InputError(f"{len(samples)} labels are too few to hold {kind} out")
-        yield Split(kind, seed, ~test, test)
+        yield Split(kind, seed, train, test)
+
+
+def _apart(samples: Samples, test: Rows) -> Rows:
+    """The rows to learn from: all others, but no twin of one that is held out (a ViT is a DeiT)."""
+    groups = np.array(samples.groups)
+    return ~np.isin(groups, groups[test])
 
 
 def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
     if kind is SplitKind.ARCHITECTURES:
-        names = split_architectures(samples.configurations, TEST_SHARE, generator)
+        names = split_architectures(samples.configurations, TEST_SHARE, generator, samples.groups)
         return np.array([name in names for name in samples.architectures])
     families = samples.families
     test = np.zeros(len(samples), dtype=bool)

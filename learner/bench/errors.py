@@ -6,7 +6,7 @@ Batch variants of one architecture are near-copies, so a test set must hold whol
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -85,20 +85,29 @@ def kendall_tau(first: Array, second: Array) -> float | None:
 
 
 def split_architectures(
-    configurations: Iterable[Configuration], share: float, generator: np.random.Generator
+    configurations: Sequence[Configuration],
+    share: float,
+    generator: np.random.Generator,
+    groups: Sequence[str] | None = None,
 ) -> set[str]:
     """The architectures to hold out: about `share` of all, drawn uniformly within each family.
 
     Each family gives its share, rounded at random so that the sum comes out right on average, but
     never its only architecture, of which nothing could be learned then. At least one architecture
-    is held out, and at least one is not.
+    is held out, and at least one is not. Where `groups` say with whom each configuration is held
+    out (`learner.stats.folds.content_groups`), twins under two names count as one, and both names
+    are returned.
 
     Raises:
         InputError: the share is not between 0 and 1, or there are fewer than two architectures.
     """
     if not 0 < share < 1:
         raise InputError(f"the share held out is {share}; it must be between 0 and 1")
-    architectures = sorted({c.architecture for c in configurations})
+    names = [c.architecture for c in configurations]
+    members_of: dict[str, set[str]] = defaultdict(set)
+    for name, group in zip(names, names if groups is None else groups, strict=True):
+        members_of[group].add(name)
+    architectures = sorted(members_of)
     if len(architectures) < 2:
         raise InputError("holding architectures out needs two or more of them")
     families: dict[str, list[str]] = defaultdict(list)
@@ -116,7 +125,7 @@ def split_architectures(
     if not held_out:
         spare = [a for members in families.values() if len(members) > 1 for a in members]
         held_out.add(str(generator.choice(spare or architectures)))
-    return held_out
+    return {name for group in held_out for name in members_of[group]}
 
 
 def projected(

@@ -83,7 +83,9 @@ def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> It
             strategy; or no label that was held out has a value.
     """
     samples, chooser = bench.samples, named_strategy(strategy)
-    held_out = split_architectures(samples.configurations, TEST_SHARE, np.random.default_rng(seed))
+    held_out = split_architectures(
+        samples.configurations, TEST_SHARE, np.random.default_rng(seed), samples.groups
+    )
     test = np.array([name in held_out for name in samples.architectures])
     pool = np.flatnonzero(~test)
     if len(pool) < max(budgets):

@@ -104,7 +104,7 @@ def run_trials(tuning: Tuning, total: int, on_trial: OnTrial) -> StudyReport:
     optuna.storages.fail_stale_trials(study)
     rows = _training_rows(tuning.samples)
     folds = grouped_folds(
-        [tuning.samples.architectures[i] for i in rows], FOLDS, np.random.default_rng(tuning.seed)
+        [tuning.samples.groups[i] for i in rows], FOLDS, np.random.default_rng(tuning.seed)
     )
 
     def objective(trial: Trial) -> float:
@@ -253,7 +253,6 @@ def _training(trial: Trial) -> dict[str, Any]:
     return {
         "learning_rate": trial.suggest_float("learning_rate", 3e-4, 3e-2, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-6, 1e-1, log=True),
-        "epochs": trial.suggest_int("epochs", 10, 200, log=True),
         "width": trial.suggest_categorical("width", [16, 32, 64, 128, 512]),
     }
 
@@ -262,7 +261,6 @@ def _shipped(training: Training, width: int) -> dict[str, Any]:
     return {
         "learning_rate": training.learning_rate,
         "weight_decay": max(training.weight_decay, 1e-6),
-        "epochs": training.epochs,
         "width": width,
     }
 
@@ -281,7 +279,7 @@ def _published(preset: LearnerPreset) -> Space:
         head: HeadPreset = replace(
             preset.head, widths=(width, width), hidden=(width, width), **fields
         )
-        return TrappmAsPublished(replace(preset, head=head), encoder)
+        return TrappmAsPublished(f"trappm-{preset.name}", head, encoder)
 
     shipped = _shipped(preset.head, preset.head.widths[0]) | {"dropout": preset.head.dropout}
     return Space(shipped, suggest, make)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from trappm.learner.networks.distinct import node_keys
+from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
 from trappm.profiler.records import Graph
@@ -63,10 +64,10 @@ class Scaler:
         return cls(tensors[f"{prefix}.mean"].numpy(), tensors[f"{prefix}.deviation"].numpy())
 
 
-def log_static_features(graphs: Sequence[Graph]) -> FloatArray:
+def log_static_features(workloads: Sequence[Workload]) -> FloatArray:
     """log(1 + x) of the six static features of each graph (n, 6), not scaled."""
-    rows = [np.log1p(static_features(graph)) for graph in graphs]
-    return np.array(rows, dtype=np.float32).reshape(len(graphs), 6)
+    rows = [np.log1p(static_features(workload.graph)) for workload in workloads]
+    return np.array(rows, dtype=np.float32).reshape(len(workloads), 6)
 
 
 def fit_node_scaler(graphs: Sequence[Graph]) -> Scaler:
@@ -150,14 +151,6 @@ def batches(data: Sequence[Data], max_nodes: int, order: Sequence[int]) -> Itera
         yield Batch.from_data_list(waiting)
 
 
-def to_inputs(
-    graphs: Sequence[Graph], embeddings: FloatArray, nodes: Scaler, vector: Scaler
-) -> list[Data]:
-    """What a head sees of each graph: its nodes, and its embedding joined with static features."""
-    vectors = vector.apply(join_vectors(graphs, embeddings))
-    return [to_data(graph, nodes, vector=row) for graph, row in zip(graphs, vectors, strict=True)]
-
-
-def join_vectors(graphs: Sequence[Graph], embeddings: FloatArray) -> FloatArray:
+def join_vectors(workloads: Sequence[Workload], embeddings: FloatArray) -> FloatArray:
     """Embedding and logarithms of the static features side by side (n, width + 6), not scaled."""
-    return np.hstack([embeddings, log_static_features(graphs)])
+    return np.hstack([embeddings, log_static_features(workloads)])

@@ -89,11 +89,22 @@ class Classes:
 def classes_of(batch: Batch, depth: int) -> Classes:
     """The distinct nodes of a batch of `to_data` for a network of so many layers.
 
+    They are kept as long as the batch, which small training sets are one of.
+
     Raises:
         ValueError: the depth is above MAX_DEPTH.
     """
     if not 0 <= depth <= MAX_DEPTH:
         raise ValueError(f"keys reach to depth {MAX_DEPTH}, not {depth}")
+    if "classes_by_depth" not in batch:
+        batch.classes_by_depth = {}
+    by_depth: dict[int, Classes] = batch.classes_by_depth
+    if depth not in by_depth:
+        by_depth[depth] = _classes_of(batch, depth)
+    return by_depth[depth]
+
+
+def _classes_of(batch: Batch, depth: int) -> Classes:
     keys = batch.keys_by_depth.numpy()
     producers, consumers = batch.edge_index.numpy()
     _, first, place = np.unique(keys[:, 0], return_index=True, return_inverse=True)

@@ -1,40 +1,56 @@
-"""An estimator around any network over graphs: one training loop for the paper's and the baselines.
+"""An estimator around any network over graphs: one training for the paper's and the baselines.
 
-    log y = centre + scale * network(graph, vector)
+    log y = centre + scale * mean over members of network(graph, vector)
 
 What differs between methods is the network, the vector of whole-graph features that joins it, and
-the loss; all of them learn the logarithm, with features scaled over the training set.
+the loss; all of them learn the logarithm, with features scaled over the training set. Each network
+is blind to one fold of the architectures, by which its training is judged (`training`), and whose
+errors tell how wide an interval must be. Several of them are a deep ensemble (Lakshminarayanan et
+al. 2017).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from trappm.learner.estimator import Estimate, Model, Targets
-from trappm.learner.networks.dataset import FloatArray, Scaler, fit_node_scaler, to_data
+from trappm.learner.networks.dataset import (
+    FloatArray,
+    Scaler,
+    batches,
+    fit_node_scaler,
+    to_data,
+)
 from trappm.learner.networks.presets import Training
 from trappm.learner.networks.randomness import torch_seeded
-from trappm.learner.networks.regressor import OnEpoch, last_layer, network_outputs, train_network
+from trappm.learner.networks.training import train
+from trappm.learner.stats.calibration import Calibration
+from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.student_t import robust_deviation
+from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Graph
+from trappm.profiler.progress import OnProgress
 
 Array = npt.NDArray[np.float64]
-LogLoss = Callable[[Tensor], Tensor]
-"""A number from log(prediction / measured) of each sample (k)."""
-Vector = Callable[[Sequence[Graph]], FloatArray]
-"""Features of whole graphs (n, v), not scaled."""
+IntArray = npt.NDArray[np.int64]
+Vector = Callable[[Sequence[Workload]], FloatArray]
+"""Features of whole workloads (n, v), not scaled."""
 
 LEAST_LABELS = 2
 """A round number: of one label there is no spread."""
+FOLDS = 5
+"""Of architectures; each network is blind to one."""
+LEAST_SCALE, LEAST_NOISE = 0.02, 0.005
+"""Of the logarithm: labels that hardly differ make no unit, and few errors no certainty."""
 
 
 def squared_log(log_ratio: Tensor) -> Tensor:
@@ -57,48 +73,129 @@ def huber_log(log_ratio: Tensor) -> Tensor:
     return nn.functional.huber_loss(log_ratio, torch.zeros_like(log_ratio), delta=0.1)
 
 
+LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "squared-log": squared_log,
+    "relative-squared": relative_squared,
+    "huber-log": huber_log,
+}
+"""A number from log(prediction / measured) of each sample (k)."""
+
+
 @dataclass(frozen=True, eq=False)
 class NetworkModel:
-    """A trained network with the scales of its inputs and output."""
+    """Trained networks with the scales of their inputs and output, for one metric."""
 
-    network: nn.Module
+    networks: tuple[nn.Module, ...]
     vector: Vector
     node_scaler: Scaler
     vector_scaler: Scaler
     centre: float
     """Mean and deviation of log(value) over the training set."""
     scale: float
+    noise: float
+    """Deviation of the errors of log(value) on architectures that a network was blind to."""
+    calibration: Calibration
+    """Of these errors, in units of `noise`."""
     batch_nodes: int
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        if not len(workloads):
-            return Estimate(np.zeros(0))
-        outputs = network_outputs(self.network, self._data(workloads), self.batch_nodes)[:, 0]
-        return Estimate(np.exp(self.centre + self.scale * outputs))
+        """Raises InputError for workloads whose vectors are not as wide as those learned from."""
+        logs = self._logs(self._data(workloads))
+        middle, disagreement = logs.mean(axis=0), logs.std(axis=0)
+        deviation = np.hypot(self.noise, disagreement)
+        low, high = self.calibration.interval()
+        return Estimate(
+            median=np.exp(middle),
+            low=np.exp(middle + low * deviation),
+            high=np.exp(middle + high * deviation),
+            log_std=deviation,
+            log_std_of_mean=disagreement,
+        )
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Of the output by the weights of the last layer (n, width)."""
-        return last_layer(self.network, self._data(workloads), self.batch_nodes)
+        """Of the outputs by the weights of the networks' last layers (n, networks x width)."""
+        data = self._data(workloads)
+        rows = [_last_layer(network, data, self.batch_nodes) for network in self.networks]
+        return np.hstack(rows) / np.float32(len(rows) ** 0.5)
+
+    def _logs(self, data: Sequence[Data]) -> Array:
+        """log(value) according to each network (networks, n)."""
+        rows = [_outputs(network, data, self.batch_nodes) for network in self.networks]
+        return self.centre + self.scale * np.stack(rows)
 
     def _data(self, workloads: Sequence[Workload]) -> list[Data]:
-        graphs = [workload.graph for workload in workloads]
-        vectors = self.vector_scaler.apply(self.vector(graphs))
+        if not len(workloads):
+            return []
+        vectors = self.vector(workloads)
+        if vectors.shape[1:] != self.vector_scaler.mean.shape:
+            raise InputError(
+                f"vectors of graphs have shape {vectors.shape}; the networks were trained on "
+                f"{len(self.vector_scaler.mean)} columns, so take the encoder that they came with"
+            )
         return [
-            to_data(g, self.node_scaler, vector=v) for g, v in zip(graphs, vectors, strict=True)
+            to_data(w.graph, self.node_scaler, vector=v)
+            for w, v in zip(workloads, self.vector_scaler.apply(vectors), strict=True)
         ]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything learned, by name."""
+        numbers = {"centre": self.centre, "scale": self.scale, "noise": self.noise}
+        return {
+            **self.node_scaler.tensors("nodes"),
+            **self.vector_scaler.tensors("vector"),
+            **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()},
+            **{f"calibration.{k}": v for k, v in self.calibration.tensors().items()},
+            **{
+                f"network{number}.{name}": value
+                for number, network in enumerate(self.networks)
+                for name, value in network.state_dict().items()
+            },
+        }
+
+    @classmethod
+    def from_tensors(
+        cls,
+        network: Callable[[int], nn.Module],
+        vector: Vector,
+        training: Training,
+        tensors: Mapping[str, Tensor],
+    ) -> Self:
+        """With networks for this width of the vector.
+
+        Raises:
+            KeyError, ValueError, RuntimeError: tensors that are not those of such networks.
+        """
+        vector_scaler = Scaler.from_tensors(tensors, "vector")
+        networks: list[nn.Module] = []
+        while state := with_prefix(tensors, f"network{len(networks)}."):
+            with torch.device("meta"):  # no memory for weights that are replaced at once
+                empty = network(len(vector_scaler.mean))
+            empty.load_state_dict(state, assign=True)
+            networks.append(empty.eval().requires_grad_(False))
+        if not networks:
+            raise ValueError("there are no networks")
+        return cls(
+            networks=tuple(networks),
+            vector=vector,
+            node_scaler=Scaler.from_tensors(tensors, "nodes"),
+            vector_scaler=vector_scaler,
+            **{name: float(tensors[name]) for name in ("centre", "scale", "noise")},
+            calibration=Calibration.from_tensors(with_prefix(tensors, "calibration.")),
+            batch_nodes=training.batch_nodes,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkEstimator:
-    """Trains a network of its own for each metric and device."""
+    """Trains networks of its own for each metric and device."""
 
     name: str
-    network: Callable[[int], nn.Module]
-    """Makes one for this width of the vector; from a batch of graphs to (graphs, 1)."""
+    network: Callable[[int, float], nn.Module]
+    """Makes one for this width of the vector and mean number of nodes; from a batch of graphs to
+    (graphs, 1)."""
     vector: Vector
-    loss: LogLoss
     training: Training
-    on_epoch: OnEpoch = lambda done, total: None
+    on_step: OnProgress = lambda done, total: None
     least_labels: ClassVar[int] = LEAST_LABELS
 
     def fit(
@@ -109,12 +206,14 @@ class NetworkEstimator:
         start: Model | None = None,
     ) -> NetworkModel:
         """As `learner.estimator.Estimator`; labels of which only a bound is known are left out."""
-        chosen, values = labelled(workloads, targets)
+        rows, values = labelled(workloads, targets)
+        chosen = [workloads[i] for i in rows]
+        groups = [targets.groups[i] for i in rows]
         graphs = [workload.graph for workload in chosen]
-        logs, vectors = np.log(values), self.vector(graphs)
+        logs, vectors = np.log(values), self.vector(chosen)
         if start is None:
             node_scaler, vector_scaler = fit_node_scaler(graphs), Scaler.fit(vectors)
-            centre, scale = float(logs.mean()), max(float(logs.std()), 0.02)
+            centre, scale = float(logs.mean()), max(float(logs.std()), LEAST_SCALE)
         elif isinstance(start, NetworkModel):
             node_scaler, vector_scaler = start.node_scaler, start.vector_scaler
             # How much faster or larger the new device is altogether needs no network.
@@ -122,39 +221,82 @@ class NetworkEstimator:
             centre, scale = start.centre + float(level), start.scale
         else:
             raise InputError(f"{self.name} cannot start from the weights of another method")
-        units = (logs - centre) / scale
+        units = ((logs - centre) / scale)[:, None]
         data = [
             to_data(graph, node_scaler, vector=vector, target=unit)
-            for graph, vector, unit in zip(
-                graphs, vector_scaler.apply(vectors), units[:, None], strict=True
-            )
+            for graph, vector, unit in zip(graphs, vector_scaler.apply(vectors), units, strict=True)
         ]
+        mean_nodes = float(np.mean([graph.node_count for graph in graphs]))
+        folds = grouped_folds(groups, FOLDS, generator)
+        count = min(self.training.members, int(folds.max()) + 1)
+        networks, errors = [], np.full(len(data), np.nan)
         with torch_seeded(generator):
-            network = self.network(vectors.shape[1])
-            if isinstance(start, NetworkModel):
-                network.load_state_dict(start.network.state_dict())
-            train_network(
-                network,
-                data,
-                training=self.training,
-                fine_tune=start is not None,
-                generator=generator,
-                on_epoch=self.on_epoch,
-                loss=lambda output, target: self.loss(scale * (output - target)),
-            )
+            for number in range(count):
+                network = self.network(vectors.shape[1], mean_nodes)
+                if isinstance(start, NetworkModel):
+                    source = start.networks[number % len(start.networks)]
+                    network.load_state_dict(source.state_dict())
+                unseen = folds == number
+                self._train(
+                    network, data, unseen, scale, start is not None, generator,
+                    lambda done, total, n=number: self.on_step(  # type: ignore[misc]
+                        n * total + done, count * total
+                    ),
+                )  # fmt: skip
+                outputs = _outputs(network, _of(data, unseen), self.training.batch_nodes)
+                errors[unseen] = scale * (units[unseen, 0] - outputs)
+                networks.append(network)
+        judged = np.flatnonzero(~np.isnan(errors)).tolist()
+        noise = max(robust_deviation(errors[judged]), LEAST_NOISE)
         return NetworkModel(
-            network=network,
+            networks=tuple(networks),
             vector=self.vector,
             node_scaler=node_scaler,
             vector_scaler=vector_scaler,
             centre=centre,
             scale=scale,
+            noise=noise,
+            calibration=Calibration.fit(
+                errors[judged], np.full(len(judged), noise), [groups[i] for i in judged]
+            ),
             batch_nodes=self.training.batch_nodes,
         )
 
+    def _train(
+        self,
+        network: nn.Module,
+        data: Sequence[Data],
+        unseen: npt.NDArray[np.bool_],
+        scale: float,
+        fine_tune: bool,
+        generator: np.random.Generator,
+        on_step: OnProgress,
+    ) -> None:
+        how = self.training
+        loss_of = LOSSES[how.loss]
 
-def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[Workload], Array]:
-    """The workloads with a value, and the values: what methods learn from that know no bounds.
+        def loss(batch: Batch) -> Tensor:
+            outputs = network(batch)
+            if outputs.shape != batch.y.shape:
+                raise AssertionError(f"outputs {outputs.shape} against labels {batch.y.shape}")
+            return loss_of(scale * (outputs - batch.y))
+
+        train(
+            network,
+            loss,
+            _of(data, ~unseen),
+            _of(data, unseen),
+            steps=how.steps,
+            learning_rate=how.fine_tune_learning_rate if fine_tune else how.learning_rate,
+            weight_decay=how.weight_decay,
+            batch_nodes=how.batch_nodes,
+            generator=generator,
+            on_step=on_step,
+        )
+
+
+def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int], Array]:
+    """The rows with a value, and the values: what methods learn from that know no bounds.
 
     Raises:
         InputError: too few, shapes that differ, or values that are not positive.
@@ -167,4 +309,32 @@ def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[Work
         raise InputError(f"{len(known)} labels are too few to learn from; give {LEAST_LABELS}")
     if not np.all((values > 0) & np.isfinite(values)):
         raise InputError("a label is zero, negative or infinite")
-    return [workloads[i] for i in known], values
+    return known, values
+
+
+def _of(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:
+    return [data[i] for i in np.flatnonzero(rows).tolist()]
+
+
+def _last_layer(network: nn.Module, data: Sequence[Data], max_nodes: int) -> FloatArray:
+    """What the last linear layer of a frozen network sees of these graphs (n, width).
+
+    These are the output's derivatives by that layer's weights.
+    """
+    seen: list[Tensor] = []
+    last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+    hook = last.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
+    try:
+        _outputs(network, data, max_nodes)
+    finally:
+        hook.remove()
+    return torch.cat(seen).numpy()
+
+
+def _outputs(network: nn.Module, data: Sequence[Data], max_nodes: int) -> Array:
+    """Outputs of a frozen network for these graphs (n)."""
+    with torch.no_grad():
+        outputs: list[Any] = [
+            network(batch).numpy()[:, 0] for batch in batches(data, max_nodes, range(len(data)))
+        ]
+    return np.concatenate([np.zeros(0), *outputs])

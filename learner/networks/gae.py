@@ -8,7 +8,7 @@ sum of a graph's node embeddings is the embedding of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,13 +32,19 @@ from trappm.learner.networks.distinct import (
     classes_of,
     weighted_batch_norm,
 )
+from trappm.learner.networks.graphmae import GinNetwork, MaskedAutoencoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.randomness import torch_seeded
+from trappm.learner.networks.training import train
+from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import Graph
+
+HELD_OUT_FOLDS = 10
+"""Of the architectures; one of them tells when training is over. A round number."""
 
 
 class EncoderNetwork(nn.Module):
@@ -70,12 +76,17 @@ class EncoderNetwork(nn.Module):
         return x
 
 
+def encoder_network(preset: EncoderPreset) -> EncoderNetwork | GinNetwork:
+    """An untrained one of this preset."""
+    return GinNetwork(preset) if preset.masked else EncoderNetwork(preset)
+
+
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """A trained, frozen encoder with the scale of its inputs."""
 
     preset: EncoderPreset
-    network: EncoderNetwork
+    network: EncoderNetwork | GinNetwork
     scaler: Scaler
 
     @property
@@ -107,7 +118,7 @@ class Encoder:
     def from_tensors(cls, preset: EncoderPreset, tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or RuntimeError for tensors that are not those of this preset."""
         with torch.device("meta"):  # no memory for weights that are replaced at once
-            network = EncoderNetwork(preset)
+            network = encoder_network(preset)
         network.load_state_dict(with_prefix(tensors, "network."), assign=True)
         return cls(
             preset, network.eval().requires_grad_(False), Scaler.from_tensors(tensors, "scaler")
@@ -119,31 +130,60 @@ def train_encoder(
     preset: EncoderPreset,
     generator: np.random.Generator,
     on_progress: OnProgress = lambda done, total: None,
+    groups: Sequence[str] | None = None,
 ) -> Encoder:
     """Trains the autoencoder on these graphs and returns its frozen encoder.
+
+    Args:
+        graphs: without labels (n).
+        preset: its sizes and training.
+        generator: all randomness comes from it.
+        on_progress: called with steps done and steps at most.
+        groups: the architecture of each graph (n), by default all different; a fold of them is held
+            out, to see when training is over.
 
     Raises:
         InputError: there are no graphs, or none has an edge.
     """
-    if not any(graph.edge_count for graph in graphs):
+    rows = [i for i, graph in enumerate(graphs) if graph.edge_count]
+    if not rows:
         raise InputError("the encoder learns from edges, and there are no graphs with any")
     scaler = fit_node_scaler(graphs)
-    data = [to_data(graph, scaler) for graph in graphs]
+    data = [to_data(graphs[i], scaler) for i in rows]
+    names = [str(i) if groups is None else groups[i] for i in rows]
+    held_out = grouped_folds(names, HELD_OUT_FOLDS, generator) == 0
     with torch_seeded(generator):
-        network = EncoderNetwork(preset).train()
-        optimizer = torch.optim.Adam(network.parameters(), lr=preset.learning_rate)
-        for epoch in range(preset.epochs):
-            order = generator.permutation(len(data)).tolist()
-            for batch in batches(data, preset.batch_nodes, order):
-                if not batch.edge_index.shape[1]:
-                    continue
-                optimizer.zero_grad()
-                classes = network.classes(batch)
-                loss = reconstruction_loss(network(classes), classes.places, batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            on_progress(epoch + 1, preset.epochs)
-    return Encoder(preset, network.eval().requires_grad_(False), scaler)
+        learner, network, loss = _learner(preset)
+        train(
+            learner,
+            loss,
+            # A single graph has none beside it to be judged by.
+            [d for d, out in zip(data, held_out, strict=True) if not out or len(data) == 1],
+            [d for d, out in zip(data, held_out, strict=True) if out],
+            steps=preset.steps,
+            learning_rate=preset.learning_rate,
+            weight_decay=0.0,
+            batch_nodes=preset.batch_nodes,
+            generator=generator,
+            on_step=on_progress,
+        )
+    return Encoder(preset, network, scaler)
+
+
+def _learner(
+    preset: EncoderPreset,
+) -> tuple[nn.Module, EncoderNetwork | GinNetwork, Callable[[Batch], Tensor]]:
+    """What is trained, the encoder in it, and the loss of a batch."""
+    if preset.masked:
+        whole = MaskedAutoencoder(preset)
+        return whole, whole.encoder, whole.loss
+    network = EncoderNetwork(preset)
+
+    def loss(batch: Batch) -> Tensor:
+        classes = network.classes(batch)
+        return reconstruction_loss(network(classes), classes.places, batch)
+
+    return network, network, loss
 
 
 def reconstruction_loss(rows: Tensor, places: Tensor, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ near-copies; the paper's learns from all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trappm.learner.networks.gae import Encoder, train_encoder
-from trappm.learner.networks.presets import LAPTOP, EncoderPreset
+from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.published import random_encoder
 from trappm.profiler.records import Graph
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when training changes, so that no older encoder is taken for a new one."""
 
 
@@ -43,20 +43,20 @@ def make_encoder(
         pretrained: False for one that learned nothing.
         seed: of everything random.
         cache: the folder of those trained before.
-        on_progress: called after each epoch.
+        on_progress: called with steps done and steps at most.
     """
     generator = np.random.default_rng(seed)
-    if preset == LAPTOP.encoder:
-        graphs = _one_of_each(graphs, architectures, generator)
-    else:
-        graphs = list(dict.fromkeys(graphs))
+    named = dict(zip(graphs, architectures, strict=True))
+    if preset.one_batch_size:
+        named = _one_of_each(named, generator)
+    graphs = list(named)
     if not pretrained:
         return random_encoder(graphs, preset, generator)
     path = cache / f"encoder-{_name(graphs, preset, seed)}.safetensors"
     try:
         return Encoder.from_tensors(preset, load_file(path))
     except (OSError, SafetensorError, KeyError, RuntimeError):
-        encoder = train_encoder(graphs, preset, generator, on_progress)
+        encoder = train_encoder(graphs, preset, generator, on_progress, list(named.values()))
     cache.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     save_file({k: v.contiguous() for k, v in encoder.tensors().items()}, part)
@@ -65,15 +65,15 @@ def make_encoder(
 
 
 def _one_of_each(
-    graphs: Sequence[Graph], architectures: Sequence[str], generator: np.random.Generator
-) -> list[Graph]:
-    by_name: dict[str, dict[Graph, None]] = {}
-    for name, graph in zip(architectures, graphs, strict=True):
-        by_name.setdefault(name, {})[graph] = None
-    return [
-        list(variants)[int(generator.integers(len(variants)))]
-        for _, variants in sorted(by_name.items())
-    ]
+    architectures: Mapping[Graph, str], generator: np.random.Generator
+) -> dict[Graph, str]:
+    variants: dict[str, list[Graph]] = {}
+    for graph, name in architectures.items():
+        variants.setdefault(name, []).append(graph)
+    return {
+        graphs[int(generator.integers(len(graphs)))]: name
+        for name, graphs in sorted(variants.items())
+    }
 
 
 def _name(graphs: Sequence[Graph], preset: EncoderPreset, seed: int) -> str:

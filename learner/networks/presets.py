@@ -1,8 +1,10 @@
 """Sizes and training settings of the networks: the paper's, and one for a laptop core.
 
-`paper` is the architecture of the TraPPM paper (graph autoencoder and regressor). Two settings in
-it are not the paper's: the ensemble, since a single head cannot say how sure it is, and the loss,
-which is relative because the errors that are reported are percentages.
+`paper` is what the TraPPM paper describes: graph autoencoder, one regressor for each metric, and a
+squared error. Two things in it are not the paper's: the error is that of the logarithm, because
+the errors that are reported are percentages, and training goes on for as many steps as help on
+architectures held out instead of a number of epochs. What else could be chosen is a switch, which
+the bench judges by itself (`learner.estimators`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ class EncoderPreset:
     """The graph autoencoder: SAGEConv layers, each with batch norm, ReLU and dropout."""
 
     widths: tuple[int, ...]
-    """Output width of each SAGEConv layer; the last is the width of the embedding."""
+    """Output width of each layer; the last is the width of the embedding."""
     dropout: float
     learning_rate: float
-    epochs: int
+    steps: int
+    """At most: `learner.networks.training` ends where more do not help."""
     batch_nodes: int
     """Graphs are batched until they have this many nodes together, which bounds the memory."""
+    one_batch_size: bool = False
+    """Learn from one batch size of each architecture, since the others are near-copies."""
+    masked: bool = False
+    """Learn to guess masked features instead, with GIN layers (`learner.networks.graphmae`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +39,28 @@ class Training:
 
     learning_rate: float
     weight_decay: float
-    epochs: int
-    fine_tune_epochs: int
     fine_tune_learning_rate: float
+    steps: int
+    """At most, as for the encoder."""
     batch_nodes: int
     """As for the encoder."""
+    loss: str = "squared-log"
+    """One of `learner.networks.estimator.LOSSES`."""
+    members: int = 1
+    """Networks, each blind to a fold of the architectures; the prediction is their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPreset(Training):
-    """The heads: SAGEConv layers, sum pool, then fully connected layers, for each ensemble member.
-
-    A member never sees one of the `members` folds of the architectures; what it predicts there
-    tells how far the heads can be trusted.
-    """
+    """The heads: SAGEConv layers, sum pool, then fully connected layers."""
 
     widths: tuple[int, ...]
     """Output width of each SAGEConv layer."""
     hidden: tuple[int, ...]
     """Output width of each fully connected layer before the linear one."""
     dropout: float
-    members: int
     physical_prior: bool
-    """Learn what is left after the physical prior; without it, after the mean."""
+    """Whether a campaign's heads are those of physics (`learner.heads.metric_head`) instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ PAPER = LearnerPreset(
         widths=(1024, 512, 512, 512),
         dropout=0.5,
         learning_rate=5e-4,
-        epochs=400,
+        steps=4_000,
         batch_nodes=16_384,
     ),
     head=HeadPreset(
@@ -81,10 +87,8 @@ PAPER = LearnerPreset(
         dropout=0.05,
         learning_rate=1e-3,
         weight_decay=0.0,
-        epochs=100,
-        fine_tune_epochs=100,
+        steps=3_000,
         fine_tune_learning_rate=1e-4,
-        members=5,
         batch_nodes=16_384,
         physical_prior=False,
     ),
@@ -97,8 +101,9 @@ LAPTOP = LearnerPreset(
         widths=(64, 32, 32, 32),
         dropout=0.1,
         learning_rate=3e-3,
-        epochs=60,
+        steps=2_000,
         batch_nodes=4_096,
+        one_batch_size=True,
     ),
     head=HeadPreset(
         widths=(32, 32),
@@ -106,10 +111,8 @@ LAPTOP = LearnerPreset(
         dropout=0.0,
         learning_rate=1e-2,
         weight_decay=1e-2,
-        epochs=40,
-        fine_tune_epochs=20,
+        steps=2_000,
         fine_tune_learning_rate=1e-3,
-        members=5,
         batch_nodes=16_384,
         physical_prior=True,
     ),

@@ -96,7 +96,7 @@ class PresetEntry(_Part):
 
     name: _Short
     encoder: dict[str, bool | _Number | Annotated[list[int], Field(max_length=32)]]
-    head: dict[str, bool | _Number | Annotated[list[int], Field(max_length=32)]]
+    head: dict[str, bool | _Number | _Short | Annotated[list[int], Field(max_length=32)]]
 
 
 class _Labels(_Part):

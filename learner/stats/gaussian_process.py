@@ -22,6 +22,8 @@ from torch import Tensor
 from trappm.learner.stats.kernels import Coordinates, matern32, nystroem_root
 from trappm.learner.stats.student_t import (
     DEGREES_OF_FREEDOM,
+    backward_solved,
+    cholesky,
     fitted_scale,
     losses,
     precisions,
@@ -273,10 +275,7 @@ def _posterior(labels: _Labels) -> _Posterior:
 
 def _inverse_root(matrix: Array) -> Array:
     """Of a positive definite matrix, r with `r @ r.T` its inverse."""
-    factor = torch.linalg.cholesky(torch.from_numpy(matrix))
-    identity = torch.eye(len(matrix), dtype=torch.float64)
-    root: Array = torch.linalg.solve_triangular(factor, identity, upper=False).T.numpy()
-    return root
+    return backward_solved(cholesky(matrix), np.eye(len(matrix)))
 
 
 def _above(bounds: Array, means: Array, noise: float) -> tuple[Array, Array]:
@@ -359,8 +358,7 @@ def _unseen_loss(
             steps=TUNING_ITERATIONS,
             least_noise=LEAST_NOISE / unit,
         )
-        explained = np.einsum("ij,jk,ik->i", cross, solved.inverse, cross)
-        variance = np.maximum(variances(points[out], at) - explained, 0.0)
+        variance = np.maximum(variances(points[out], at) - solved.explained(cross), 0.0)
         scale = np.sqrt(variance + solved.noise**2)
         total += float(losses(values[out] - cross @ solved.weights, scale).sum())
     return total

@@ -9,6 +9,7 @@ the expected square of an error also holds the variance of the process itself (T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ DEGREES_OF_FREEDOM = 4.0
 """Fixed, as Lange, Little and Taylor (1989) advise where few errors could tell them."""
 PSEUDO_LABELS = 2.0
 """So many labels' worth of belief stand behind the guess of a scale."""
+GAMMA_NODES = 60
+"""Of the quadrature over precisions, which is then right to three digits."""
 TO_NORMAL = 1.4826
 """Deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
 
@@ -60,12 +63,29 @@ class SolvedLabels:
 
     weights: Array
     """The inverse covariance times the labels (n)."""
-    inverse: Array
-    """Of the labels' covariance with their noise (n, n)."""
+    factor: Array
+    """Of the labels' covariance with their noise, by Cholesky: lower triangular (n, n)."""
     precision: Array
     """Of each label's noise (n)."""
     noise: float
     """Scale of the noise."""
+
+    def explained(self, across: Array) -> Array:
+        """The variance that labels take away of m points with these covariances (m, n): (m)."""
+        squares: Array = (forward_solved(self.factor, across.T) ** 2).sum(axis=0)
+        return squares
+
+    def unseen(self, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Errors and variances of some labels by the others alone (k) each, noise included.
+
+        These are blocks of the inverse (Rasmussen and Williams 2006, section 5.4.2), solved from
+        its factor: the k columns of it, and the block of k.
+        """
+        columns = forward_solved(self.factor, np.eye(len(self.factor))[:, rows])
+        block = cholesky(columns.T @ columns)
+        errors = backward_solved(block, forward_solved(block, self.weights[rows]))
+        spread: Array = (forward_solved(block, np.eye(len(rows))) ** 2).sum(axis=0)
+        return errors, spread
 
 
 def solve(
@@ -83,25 +103,71 @@ def solve(
         covariance: of the labels without noise (n, n).
         values: the labels (n).
         noise: the scale to start from.
-        steps: of reweighting; each is one inversion.
+        steps: of reweighting; each is one factorisation.
         least_noise: a smaller scale is not believed.
         guess: of the scale, worth `PSEUDO_LABELS`; by default that of the step before.
     """
     precision = np.full(len(values), 1.0 / noise**2)
-    weights, inverse = values, covariance
+    weights, factor = values, covariance
     for _ in range(steps):
-        inverse = inverted(covariance + np.diag(1.0 / precision))
-        weights = inverse @ values
-        # Errors of the fit and their variance (Rasmussen and Williams 2006, section 5.4.2).
+        factor = cholesky(covariance + np.diag(1.0 / precision))
+        weights = backward_solved(factor, forward_solved(factor, values))
+        # Errors of the fit and their variance, which is what is left of the process.
         squares = (weights / precision) ** 2
-        squares += (1.0 - np.diag(inverse) / precision) / precision
+        left = np.diag(covariance) - (forward_solved(factor, covariance) ** 2).sum(axis=0)
+        squares += np.maximum(left, 0.0)
         noise = fitted_scale(squares, noise, guess=guess or noise, lowest=least_noise)
         precision = precisions(squares, noise)
-    return SolvedLabels(weights, inverse, precision, noise)
+    return SolvedLabels(weights, factor, precision, noise)
 
 
-def inverted(matrix: Array) -> Array:
-    """The inverse of a positive definite matrix."""
-    factor = torch.linalg.cholesky(torch.from_numpy(matrix))
-    inverse: Array = torch.cholesky_inverse(factor).numpy()
-    return inverse
+def cholesky(matrix: Array) -> Array:
+    """The lower factor of a positive definite matrix."""
+    factor: Array = torch.linalg.cholesky(torch.from_numpy(matrix)).numpy()
+    return factor
+
+
+def forward_solved(factor: Array, right: Array) -> Array:
+    """x with `factor @ x = right`, for right sides (n) or (n, m)."""
+    return _triangular(factor, right, upper=False)
+
+
+def backward_solved(factor: Array, right: Array) -> Array:
+    """x with `factor.T @ x = right`, for right sides (n) or (n, m)."""
+    return _triangular(factor.T, right, upper=True)
+
+
+def _triangular(factor: Array, right: Array, *, upper: bool) -> Array:
+    columns = torch.from_numpy(right if right.ndim == 2 else right[:, None])
+    solved = torch.linalg.solve_triangular(torch.from_numpy(factor), columns, upper=upper)
+    shaped: Array = solved.numpy().reshape(right.shape)
+    return shaped
+
+
+def half_widths(variances: Array, scale: float, coverage: float) -> Array:
+    """Half the width of the interval that so large a share of new values lies in (n).
+
+    A new value is a normal one of this variance (n) with a Student-t error of this scale: normal
+    where the process knows little, and with heavy tails where only the error is left.
+    """
+    deviation = np.sqrt(variances + scale**2)
+    widths: Array = deviation * np.interp((scale / deviation) ** 2, *_half_widths(coverage))
+    return widths
+
+
+@cache
+def _half_widths(coverage: float) -> tuple[Array, Array]:
+    """Of sums of variance 1 before tails, by the share of it that is the error's: (33) each."""
+    shares = np.linspace(0.0, 1.0, 33)
+    # A Student-t error is a normal one of a precision that is gamma distributed.
+    nodes, weights = np.polynomial.laguerre.laggauss(GAMMA_NODES)
+    weights = weights * nodes ** (DEGREES_OF_FREEDOM / 2 - 1)
+    precision = nodes / (DEGREES_OF_FREEDOM / 2)
+    deviations = torch.from_numpy(np.sqrt(1.0 - shares[:, None] + shares[:, None] / precision))
+    low, high = np.full(len(shares), 0.0), np.full(len(shares), 100.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = torch.special.erf(torch.from_numpy(middle)[:, None] / (2**0.5 * deviations))
+        enough = (inside.numpy() * weights).sum(axis=1) / weights.sum() > coverage
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return shares, high

@@ -45,7 +45,7 @@ class Learner(CampaignLearner):
 
 def main() -> None:
     # Where points lie does not matter here, so the encoder hardly learns.
-    PRESETS["laptop"] = replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
+    PRESETS["laptop"] = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     laptop = load_preset("laptop").model_dump(mode="json") | {
         "evaluation": {"source": 8, "target": 4, "architecture_share": 0.2},
         "initial": {"source": 50, "target": 6},

@@ -17,8 +17,8 @@ torch.set_num_threads(1)
 
 SMALL = replace(
     LAPTOP,
-    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), epochs=80, batch_nodes=1024),
-    head=replace(LAPTOP.head, widths=(16, 16), hidden=(16, 16), members=4),
+    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=600, batch_nodes=1024),
+    head=replace(LAPTOP.head, widths=(16, 16), hidden=(16, 16), steps=400),
 )
 
 

@@ -306,7 +306,7 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
 
 
 def _held_out(samples: Samples) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    names = np.array(samples.architectures)
+    names = np.array(samples.groups)
     chosen = np.zeros(len(names), dtype=np.bool_)
     for name in np.random.default_rng(SEED).permutation(np.unique(names)):
         if chosen.mean() >= HELD_OUT:

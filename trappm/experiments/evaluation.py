@@ -22,7 +22,7 @@ from trappm.learner.bench.benchmark import PAPER_SEEDS, Plan, Run, Samples, Spli
 from trappm.learner.bench.kept_runs import KeptRuns
 from trappm.learner.bench.scores import score, summarize
 from trappm.learner.estimator import Estimator, Model
-from trappm.learner.estimators import ESTIMATORS
+from trappm.learner.estimators import ESTIMATORS, SWITCHED
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch
 from trappm.profiler.records import Measurement
@@ -180,7 +180,8 @@ def _estimators(request: Request, bench: Workbench, prepared: Prepared) -> list[
         estimated = request.metric == "memory_mib" and prepared.estimates_mib.keys() >= {
             *prepared.samples.workloads
         }
-        names = [n for n in ESTIMATORS if "paper" not in n and (estimated or n != "faketensor")]
+        left_out = SWITCHED if estimated else SWITCHED | {"faketensor"}
+        names = [n for n in ESTIMATORS if "paper" not in n and n not in left_out]
     return [bench.estimator(name, prepared, request.size) for name in names]
 
 

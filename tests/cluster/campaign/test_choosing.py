@@ -68,7 +68,7 @@ def learner(tmp_path_factory):
     """By strategy; the encoder hardly learns, and is trained once."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
 
         def made(strategy: str) -> CampaignLearner:
             one = CampaignLearner(
@@ -105,7 +105,7 @@ def test_ours_begins_with_different_architectures(learner):
 def test_runs_that_surely_die_of_the_memory_are_not_bought_even_before_one_has(
     tmp_path, monkeypatch
 ):
-    encoder = replace(LAPTOP.encoder, epochs=1)
+    encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
     ours = CampaignLearner(preset="laptop", strategy="ours", source="a100", seed=7, cache=tmp_path)
     huge = [
@@ -153,7 +153,7 @@ def test_nothing_is_chosen_for_what_is_held_out(learner):
 def test_purely_learned_heads_are_chosen_for_without_physics(
     tmp_path, monkeypatch, preset, covariances
 ):
-    encoder = replace(LAPTOP.encoder, epochs=1)
+    encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, preset, replace(PRESETS[preset], encoder=encoder))
     one = CampaignLearner(preset=preset, strategy="ours", source="a100", seed=7, cache=tmp_path)
     one.set_pool(POOL, lambda done, total: None)
@@ -169,7 +169,7 @@ SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 def traced(tmp_path, monkeypatch):
     """A learner of a pool in two precisions, and the pool."""
     monkeypatch.setitem(
-        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
+        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     )
     profile = static_profile("test_resnet", 64)
     configurations = [
@@ -401,7 +401,7 @@ def test_what_crashed_is_not_chosen_again(store):
 def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path, monkeypatch):
     """Embeddings know graphs only; what a label stands for knows how the step is run, too."""
     monkeypatch.setitem(
-        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1))
+        PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
     )
     learner = CampaignLearner(
         preset="laptop", strategy="facility", source="a100", seed=7, cache=tmp_path
@@ -424,10 +424,8 @@ def test_purely_learned_heads_choose_before_labels_with_them_and_for_the_target(
     tmp_path, monkeypatch, strategy
 ):
     paper = PRESETS["paper"]
-    head = replace(
-        paper.head, widths=(8, 8), hidden=(8, 8), members=2, epochs=3, fine_tune_epochs=2
-    )
-    encoder = replace(LAPTOP.encoder, epochs=1)
+    head = replace(paper.head, widths=(8, 8), hidden=(8, 8), members=2, steps=3)
+    encoder = replace(LAPTOP.encoder, steps=1)
     monkeypatch.setitem(PRESETS, "paper", replace(paper, encoder=encoder, head=head))
     one = CampaignLearner(preset="paper", strategy=strategy, source="a100", seed=7, cache=tmp_path)
     one.set_pool(POOL, lambda done, total: None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from workload_samples import one_layer
 
 from trappm.learner.bench.benchmark import Plan, Samples, SplitKind, run_plan, splits_of
 from trappm.learner.bench.kept_runs import KeptRuns
@@ -30,7 +31,8 @@ def samples(batches=(1, 2, 4), values=None, zoo=None, **fields):
         for batch in batches
     ]
     n = len(configurations)
-    graphs = [None] * n if zoo is None else zoo.graphs[:n]
+    made = [one_layer(NAMES.index(c.architecture), c.batch_size) for c in configurations]
+    graphs = made if zoo is None else zoo.graphs[:n]
     values = np.arange(1.0, n + 1) if values is None else values
     given = {
         "above": np.full(n, np.nan),

@@ -140,7 +140,7 @@ def test_from_eight_labels_transfer_beats_training_from_scratch(trained, zoo, me
 
 
 def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):
-    networks = replace(small, head=replace(small.head, physical_prior=False, epochs=1))
+    networks = replace(small, head=replace(small.head, physical_prior=False, steps=1))
     with pytest.raises(InputError, match="another preset"):
         train(zoo, np.arange(8), measure(zoo.graphs), networks, init=trained[0])
     other = train(zoo, np.arange(8), measure(zoo.graphs), networks)

@@ -17,14 +17,14 @@ from trappm.learner.networks.dataset import batches, to_data
 from trappm.profiler.errors import InputError
 
 QUICK = replace(
-    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, epochs=100, batch_nodes=1024)
+    LAPTOP_SIZE, width=16, training=replace(LAPTOP_SIZE.training, steps=800, batch_nodes=1024)
 )
 NETWORKS = {"nnlqp": nnlqp, "dippm": dippm, "dnnperf": dnnperf}
 
 
-def estimator(name, epochs=100):
+def estimator(name, steps=800):
     if name in NETWORKS:
-        return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, epochs=epochs)))
+        return NETWORKS[name](replace(QUICK, training=replace(QUICK.training, steps=steps)))
     return {"mlp": mlp, "xgboost": xgboost}[name]()
 
 
@@ -71,23 +71,23 @@ def test_labels_without_a_value_are_left_out_and_the_same_seed_says_the_same(nam
 def test_dnnperf_over_distinct_nodes_equals_dnnperf_over_all(zoo, monkeypatch):
     """Attention sees predecessors only, so equal nodes stay equal."""
     torch.manual_seed(0)
-    network = dnnperf(QUICK).network(2).eval()
+    network = dnnperf(QUICK).network(2, 1.0).eval()
     data = [to_data(graph, zoo.encoder.scaler, vector=np.ones(2)) for graph in zoo.graphs[-6:]]
-    batch = next(batches(data, 10**9, range(6)))
+    batch, apart = (next(batches(data, 10**9, range(6))) for _ in range(2))
     merged = network(batch)
     count = batch.keys_by_depth.shape[0]
-    batch.keys_by_depth = torch.arange(count)[:, None].expand(-1, batch.keys_by_depth.shape[1])
-    torch.testing.assert_close(network(batch), merged, rtol=1e-4, atol=1e-5)
+    apart.keys_by_depth = torch.arange(count)[:, None].expand(-1, batch.keys_by_depth.shape[1])
+    torch.testing.assert_close(network(apart), merged, rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_sizes():
-    network = nnlqp(PAPER_SIZE).network(4)
+    network = nnlqp(PAPER_SIZE).network(4, 1.0)
     assert [(c.in_channels, c.out_channels) for c in network.convolutions] == [
         (113, 512),
         (512, 512),
     ]
     assert network.layers[0].in_features == 516
-    network = dippm(PAPER_SIZE).network(5)
+    network = dippm(PAPER_SIZE).network(5, 1.0)
     assert len(network.convolutions) == len(network.layers) == 3
 
 

@@ -35,14 +35,15 @@ def test_the_paper_preset_has_the_papers_layers():
     assert sizes == [(113, 1024), (1024, 512), (512, 512), (512, 512)]
     assert [n.num_features for n in network.norms] == [1024, 512, 512, 512]
     assert network.dropout.p == 0.5
-    assert (PAPER.encoder.learning_rate, PAPER.encoder.epochs) == (5e-4, 400)
+    assert PAPER.encoder.learning_rate == 5e-4
 
-    head = HeadNetwork(PAPER.head, embedding_width=512, outputs=3)
+    head = HeadNetwork(PAPER.head, 512 + 6)
     assert [(c.in_channels, c.out_channels) for c in head.convolutions] == [(113, 512), (512, 512)]
     assert head.layers[0].in_features == 1030
     assert len(head.layers) == 2
     assert head.dropout.p == 0.05
-    assert (PAPER.head.learning_rate, PAPER.head.epochs) == (1e-3, 100)
+    assert (PAPER.head.learning_rate, PAPER.head.members) == (1e-3, 1)
+    assert PAPER.head.loss == "squared-log"
 
 
 def test_presets_go_by_name():
@@ -98,7 +99,7 @@ def test_negatives_are_pairs_of_one_graph_that_no_edge_joins(zoo):
 
 
 def test_same_seed_same_encoder_and_another_seed_another(zoo, small):
-    preset = replace(small.encoder, epochs=2)
+    preset = replace(small.encoder, steps=2)
 
     def weights(seed):
         encoder = train_encoder(zoo.graphs[:12], preset, np.random.default_rng(seed))
@@ -112,7 +113,7 @@ def test_training_leaves_the_global_random_state_alone(zoo, small):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    train_encoder(zoo.graphs[:6], replace(small.encoder, epochs=1), np.random.default_rng(0))
+    train_encoder(zoo.graphs[:6], replace(small.encoder, steps=1), np.random.default_rng(0))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -147,8 +148,8 @@ def test_tensors_hold_the_whole_encoder(zoo, small):
 
 def test_progress_is_told_and_graphs_without_edges_are_refused(zoo, small):
     seen = []
-    preset = replace(small.encoder, epochs=3)
+    preset = replace(small.encoder, steps=50)
     train_encoder(zoo.graphs[:4], preset, np.random.default_rng(0), lambda *p: seen.append(p))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(20, 50), (40, 50), (50, 50), (50, 50)]
     with pytest.raises(InputError, match="no graphs"):
         train_encoder([], preset, np.random.default_rng(0))

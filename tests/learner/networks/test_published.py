@@ -15,8 +15,7 @@ from trappm.profiler.errors import InputError
 
 @pytest.fixture(scope="module")
 def published(zoo, small):
-    head = replace(small.head, epochs=120, fine_tune_epochs=40)
-    return TrappmAsPublished(replace(small, head=head), zoo.encoder)
+    return TrappmAsPublished("trappm-small", small.head, zoo.encoder)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_no_sample_is_lost_and_order_does_not_matter(zoo, model):
 
 
 def test_each_graph_is_embedded_once(zoo, small, monkeypatch):
-    published = TrappmAsPublished(small, zoo.encoder)
+    published = TrappmAsPublished("trappm-small", small.head, zoo.encoder)
     seen = []
     embed = type(zoo.encoder).embed
     monkeypatch.setattr(
@@ -83,7 +82,7 @@ def test_each_graph_is_embedded_once(zoo, small, monkeypatch):
 
 def test_same_seed_same_predictions(zoo, small, split):
     train, test, values = split
-    quick = TrappmAsPublished(replace(small, head=replace(small.head, epochs=2)), zoo.encoder)
+    quick = TrappmAsPublished("trappm-small", replace(small.head, steps=2), zoo.encoder)
 
     def predictions(seed):
         model = quick.fit(
@@ -124,13 +123,11 @@ def test_what_it_cannot_learn_from_is_told(zoo, published, split):
 
 def test_the_paper_joins_1030_numbers(zoo):
     encoder = random_encoder(zoo.graphs[:4], PAPER.encoder, np.random.default_rng(0))
-    quick = replace(PAPER, head=replace(PAPER.head, epochs=1))
-    published = TrappmAsPublished(quick, encoder)
-    assert published.name == "trappm-paper"
+    published = TrappmAsPublished("trappm-paper", replace(PAPER.head, steps=1), encoder)
     model = published.fit(
         workloads(zoo)[:4], targets([1.0, 2.0, 3.0, 4.0], "abcd"), np.random.default_rng(0)
     )
-    assert model.network.joined_width == 1030
+    assert [network.joined_width for network in model.networks] == [1030]
 
 
 def test_a_random_encoder_is_frozen_and_follows_the_seed(zoo, small):

@@ -36,7 +36,7 @@ pool:
 def hasty():
     """The laptop preset with an encoder that hardly learns: where points lie does not matter."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
         yield
 
 

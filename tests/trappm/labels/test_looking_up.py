@@ -61,8 +61,8 @@ def snapshot(graph, tmp_path_factory):
     graphs = [graph.at(batch_size) for batch_size in (1, 2, 3, 4, 6, 8)]
     preset = replace(
         LAPTOP,
-        encoder=replace(LAPTOP.encoder, widths=(8, 8, 8, 8), epochs=2),
-        head=replace(LAPTOP.head, widths=(8, 8), hidden=(8, 8), members=2, epochs=2),
+        encoder=replace(LAPTOP.encoder, widths=(8, 8, 8, 8), steps=2),
+        head=replace(LAPTOP.head, widths=(8, 8), hidden=(8, 8), steps=2),
     )
     encoder = train_encoder(graphs, preset.encoder, np.random.default_rng(0))
     values = np.array([(10.0 * g.batch_size, 100.0 + g.batch_size, np.nan) for g in graphs])

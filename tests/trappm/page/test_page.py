@@ -39,7 +39,7 @@ def home(tmp_path_factory):
     """A campaign that runs; its encoder hardly learns, since where points lie does not matter."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, epochs=1)))
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
         patch.setenv("TRAPPM_HOME", str(folder))
         home, campaign = samples.build_home(folder)
         with Store.open(home.database_url) as store, ownership(store, campaign):
