@@ -255,7 +255,7 @@ class _Inquiry:
             snapshot=self._snapshot.id,
             run=run,
             missing=missing,
-            remarks=tuple(self._remarks()),
+            remarks=tuple(self._remarks(figures)),
             simulated_memory=self._simulated_memory(),
             memory_source=self._profile.step_source,
             memory_remark=self._profile.step_refusal or self._profile.step_remark or self._untraced,
@@ -292,6 +292,7 @@ class _Inquiry:
             samples_per_s=samples_per_s,
             intervals=intervals,
             unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
+            beyond_labels=output.beyond_labels(row),
         )
 
     def _power(self, figures: Figures) -> costs.Power:
@@ -350,9 +351,9 @@ class _Inquiry:
     def _no_head(self, metric: str) -> str:
         return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
-    def _remarks(self) -> list[str]:
+    def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
-        remarks = remarks_on(self.device, self.card, bases, self._settings.precision)
+        remarks = remarks_on(figures, self.device, self.card, bases, self._settings.precision)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
         if labelled and self._settings not in labelled:
             given, usual = (", ".join(row) for row in (self._settings, labelled[0]))
