@@ -7,7 +7,7 @@ training follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.records import METRICS, Precision
 
 if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import StepSettings
     from trappm.learner.physics.power.step_power import Interval, Thrift
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
     from trappm.profiler.static_profile import StepSource
@@ -162,10 +163,15 @@ class Prediction:
 
 
 def remarks_on(
-    figures: Figures, device: str, card: str, bases: Mapping[str, str], precision: Precision
+    figures: Figures,
+    device: str,
+    card: str,
+    bases: Mapping[str, str],
+    settings: StepSettings,
+    labelled: Sequence[StepSettings],
 ) -> list[str]:
     """How far the figures are from labels, what they rest on where there are none, and what the
-    card cannot do."""
+    card cannot do; `labelled` are the settings of labels, the most frequent first."""
     remarks = [
         f"{metric}: no label was of anything like this model, so trust it less"
         for metric in figures.unfamiliar
@@ -183,8 +189,11 @@ def remarks_on(
         by_basis.setdefault(basis, []).append(metric)
     remarks += [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
     listed = card_of(card)
-    if precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
+    if settings.precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
         remarks.append(f"{device} has no bf16 of its own, and is slower in it than this")
+    if labelled and settings not in labelled:
+        given, usual = (", ".join(row) for row in (settings, labelled[0]))
+        remarks.append(f"no label had these settings ({given}), most had: {usual}")
     return remarks
 
 

@@ -53,8 +53,6 @@ def print_prediction(prediction: Prediction) -> None:
             f"{memory.reserved_mib:,.0f} reserved, "
             f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
         )
-    if prediction.memory_remark is not None:
-        out.print(prediction.memory_remark, style="dim", markup=False)
     out.print(f"snapshot {prediction.snapshot}", style="dim")
 
 
