@@ -45,6 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
 	  $(BIN)/python -m pip install -c constraints.txt setuptools | $(PROGRESS); \
 	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]' | $(PROGRESS)
+	@$(BIN)/python -m trappm.profiler.models.torchvision_shim
 	@mv $(UNFINISHED) $(INSTALLED)
 
 campaign: $(INSTALLED) ## run a whole labelling campaign on this machine (ARGS='--help' for options)

@@ -43,6 +43,8 @@ class Estimate:
     """The part of it that more labels can remove."""
     outside: npt.NDArray[np.bool_] | None = None
     """Whether the workload is unlike everything that the model was fitted on."""
+    labels_end: Array | None = None
+    """The least or largest label, where the median lies far beyond it; NaN elsewhere."""
 
 
 class Model(Protocol):

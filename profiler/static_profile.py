@@ -209,7 +209,7 @@ def file_profile(path: Path, input_size: int | None = None) -> StaticProfile:
         step=step,
         step_refusal=None,
         step_source=StepSource.REBUILT,
-        step_remark=_NO_NORM if _may_be_folded(graph) else None,
+        step_remark=_remark(graph, module.restored_norms),
     )
 
 
@@ -223,10 +223,11 @@ def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, S
         InputError: `input_size` contradicts the file.
         UnsupportedModelError: valid ONNX that no module can be made of.
     """
+    from trappm.profiler.onnx_files.folded_norms import with_norms
     from trappm.profiler.onnx_files.module import RebuiltModule
     from trappm.profiler.onnx_files.opening import image_sizes, load_checked
 
-    model = load_checked(path)
+    model = with_norms(load_checked(path))
     try:
         module = RebuiltModule(model, str(path))
     except UnsupportedModelError as error:
@@ -235,16 +236,24 @@ def rebuilt(path: Path, input_size: int | None = None) -> tuple[RebuiltModule, S
     return module, Sample(sizes, module.image_type), model.image_shape[0]
 
 
-def _may_be_folded(graph: GraphTemplate) -> bool:
-    """Convolutions without any normalisation are what folding leaves behind."""
+def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
+    """What a file does not say of the training step: norms that its exporter folded."""
+    if restored_norms:
+        return (
+            f"{restored_norms} batch norms that the exporter folded into convolutions "
+            "are put back, as training needs them"
+        )
     kinds = set(graph.operators)
-    return "Conv" in kinds and not any(kind.endswith("Normalization") for kind in kinds)
+    if "Conv" in kinds and not any(kind.endswith("Normalization") for kind in kinds):
+        return _NO_NORM
+    return None
 
 
 _NO_NORM = (
-    "no BatchNormalization in the file; if the exporter folded it into convolutions, training the "
-    "model needs more memory than this"
+    "no BatchNormalization in the file; if the exporter folded it into convolutions, training "
+    "needs more memory than this: export again with torch.onnx.export(..., optimize=False)"
 )
+"""PyTorch's exporter folds whatever else it is called with."""
 
 
 def _without_step(graph: GraphTemplate, error: TrappmError) -> StaticProfile:

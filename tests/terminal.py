@@ -27,10 +27,15 @@ class Terminal:
     """
 
     def __init__(
-        self, command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path | None = None
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        columns: int = COLUMNS,
     ) -> None:
         ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
 
         def take_the_terminal() -> None:
             os.setsid()
@@ -46,7 +51,7 @@ class Terminal:
         os.close(theirs)
         self._ours = ours
         self.raw = ""
-        self._screen = pyte.HistoryScreen(COLUMNS, LINES, history=100_000)
+        self._screen = pyte.HistoryScreen(columns, LINES, history=100_000)
         self._stream = pyte.ByteStream(self._screen)
         self._frames: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

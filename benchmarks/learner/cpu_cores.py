@@ -1,19 +1,23 @@
 """How far heads of CPU cores are off, on the whole pool of the preset `laptop` (docs/accuracy.md).
 
-    PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20]
+    PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20] [--beyond]
         [--source intel-xeon/cpu-2t] [--target intel-xeon/cpu-1t]
 
 Every configuration of the pool was measured on two threads and on one of two hosts, and some once
 more later (`examples/data/cpu`). Each split holds a fifth of the architectures out. As a campaign
 does, it draws 40 labels of the source and few of the target from the rest; all of the held out are
 judged: the median and, in brackets, the mean over splits of the mean absolute percentage error.
+With `--beyond` heads learn from the least labels of two thirds of the architectures, and what
+intervals of the others cover is told by how far beyond these labels the answer lies: widened for
+that distance as heads do it, and as they would be without.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +47,10 @@ DEVICES = (
 METRICS = ("step_time_ms", "memory_mib")
 SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40)
 HELD_OUT = 0.2
+LEAST_SHARES = (0.06, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75)
+"""Of all labels, from the least: what heads that are judged beyond them learn from."""
+BEYOND = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, np.inf)
+"""Times the largest label: between neighbouring ones what is covered is told."""
 BEFORE: Mapping[str, Prior] = {
     "step_time_ms": GraphPrior("step_time_ms"),
     "memory_mib": MemoryPrior.on(CPU),
@@ -172,15 +180,60 @@ def _errors_of_split(
     return result
 
 
+def coverage_beyond(pool: Pool, devices: Sequence[str], metric: str, splits: int) -> Array:
+    """Times the largest label of each answer, whether its interval held, and would have (n, 3)."""
+    prior = starting_prior(metric, CPU, kernels=True)
+    names = np.array([c.architecture for c in pool.configurations])
+    rows = []
+    for device, seed, share in itertools.product(devices, range(splits), LEAST_SHARES):
+        values, generator = pool.values(device, metric), np.random.default_rng(seed)
+        least = values <= np.quantile(values, share)
+        distinct = np.unique(names[least])
+        kept = generator.permutation(distinct)[: max(3, 2 * len(distinct) // 3)]
+        own = generator.permutation(np.flatnonzero(least & np.isin(names, kept)))[:SOURCE_LABELS]
+        if len(own) < SOURCE_LABELS // 4:
+            continue
+        targets = Targets(values[own], np.full(len(own), np.nan), names[own].tolist())
+        workloads = [pool.workloads[i] for i in own.tolist()]
+        head = Ours(prior).fit(workloads, targets, np.random.default_rng(seed))
+        judged = np.flatnonzero(~np.isin(names, kept))
+        of_judged, measured = [pool.workloads[i] for i in judged.tolist()], values[judged]
+        held = [
+            (e.low <= measured) & (measured <= e.high)
+            for e in (h.predict(of_judged) for h in (head, replace(head, labelled=None)))
+        ]
+        times = head.predict(of_judged).median / values[own].max()
+        rows.append(np.column_stack([times, *held]))
+    return np.vstack(rows)
+
+
+def print_beyond(pool: Pool, devices: Sequence[str], splits: int) -> None:
+    """Prints what intervals cover by distance, for each metric."""
+    for metric in METRICS:
+        print(f"\n{metric}: answers this many times the largest label, and what intervals cover")
+        rows = coverage_beyond(pool, devices, metric, splits)
+        for start, end in itertools.pairwise(BEYOND):
+            there = rows[(rows[:, 0] >= start) & (rows[:, 0] < end)]
+            widened, without = 100 * there[:, 1:].mean(axis=0)
+            print(
+                f"  {start:4g} to {end:4g}: {len(there):5} answers, {widened:3.0f} %, "
+                f"not widened {without:3.0f} %"
+            )
+
+
 def main() -> None:
     """Prints a table for each metric."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--source", choices=DEVICES, default=DEVICES[0])
     parser.add_argument("--target", choices=DEVICES, default=DEVICES[1])
+    parser.add_argument("--beyond", action="store_true", help="tell what intervals cover far off")
     options = parser.parse_args()
     pair, splits = (options.source, options.target), options.splits
     pool = load(pair)
+    if options.beyond:
+        print_beyond(pool, pair, splits)
+        return
     for metric in METRICS:
         print(f"\n{metric}, {len(pool.configurations)} configurations on each device")
         for device in pair:

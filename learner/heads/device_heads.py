@@ -111,6 +111,7 @@ class Heads:
             log_std=column("log_std"),
             disagreement=column("log_std_of_mean"),
             outside=column("outside", bool),
+            labels_end=column("labels_end"),
         )
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
@@ -146,7 +147,15 @@ class Heads:
             return by_head[0][1].predict(workloads)
         parts = [(rows, h.predict([workloads[i] for i in rows.tolist()])) for rows, h in by_head]
         joined: dict[str, Any] = {}
-        for name in ("median", "low", "high", "log_std", "log_std_of_mean", "outside"):
+        for name in (
+            "median",
+            "low",
+            "high",
+            "log_std",
+            "log_std_of_mean",
+            "outside",
+            "labels_end",
+        ):
             joined[name] = np.zeros(len(workloads), dtype=getattr(parts[0][1], name).dtype)
             for rows, estimate in parts:
                 joined[name][rows] = getattr(estimate, name)

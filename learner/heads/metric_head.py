@@ -24,6 +24,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.stats.calibration import Calibration, Familiarity
 from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.labelled_range import LabelledRange
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -54,17 +55,21 @@ class Head(Generic[P]):
     source: Head[P] | None = None
     """Of another device, where its residual is believed."""
     source_share: float = 0.0
+    labelled: LabelledRange | None = None
+    """None without labels, and for snapshots from before it was kept."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         middle, deviation, outside = self._logs(workloads)
+        stated, median = self._stated(deviation, middle), np.exp(middle)
         low, high = self.calibration.interval()
         return Estimate(
-            median=np.exp(middle),
-            low=np.exp(middle + low * deviation),
-            high=np.exp(middle + high * deviation),
-            log_std=deviation,
+            median=median,
+            low=np.exp(middle + low * stated),
+            high=np.exp(middle + high * stated),
+            log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,
+            labels_end=self._labels_end(median),
         )
 
     def exceeding(self, workloads: Sequence[Workload], limit: float) -> Array:
@@ -73,7 +78,8 @@ class Head(Generic[P]):
         Of memory and a device's capacity: the probability of running out of memory.
         """
         middle, deviation, _ = self._logs(workloads)
-        return self.calibration.exceeding((np.log(limit) - middle) / deviation)
+        stated = self._stated(deviation, middle)
+        return self.calibration.exceeding((np.log(limit) - middle) / stated)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
         """Of the predicted logarithm by the prior's constants, as they are by now, in units of how
@@ -101,6 +107,15 @@ class Head(Generic[P]):
         widened = self.familiarity.widened(deviation, distance)
         return middle, widened, self.familiarity.outside(distance)
 
+    def _stated(self, deviation: Array, middle: Array) -> Array:
+        """Deviations (n) with what the distance of n values from the labels adds."""
+        return deviation if self.labelled is None else self.labelled.widened(deviation, middle)
+
+    def _labels_end(self, median: Array) -> Array:
+        if self.labelled is None:
+            return np.full(len(median), np.nan)
+        return self.labelled.end_before(median)
+
     def _learned(self, workloads: Sequence[Workload], features: Array) -> tuple[Array, Array]:
         added, deviation = self.residual.predict(features)
         if self.source is not None:
@@ -118,6 +133,8 @@ class Head(Generic[P]):
             parts["familiarity"] = self.familiarity
         if self.source is not None:
             parts["source"] = self.source
+        if self.labelled is not None:
+            parts["labelled"] = self.labelled
         tensors = {f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()}
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
@@ -125,6 +142,7 @@ class Head(Generic[P]):
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or ValueError for tensors that are not those of such a head."""
         familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
+        labelled = with_prefix(tensors, "labelled.")
         return cls(
             prior.from_tensors(with_prefix(tensors, "prior.")),
             Residual.from_tensors(with_prefix(tensors, "residual.")),
@@ -132,6 +150,7 @@ class Head(Generic[P]):
             Familiarity.from_tensors(familiarity) if familiarity else None,
             cls.from_tensors(prior, source) if source else None,
             float(tensors["source_share"]),
+            LabelledRange.from_tensors(labelled) if labelled else None,
         )
 
 
@@ -189,7 +208,8 @@ class Ours:
                 errors, deviations, folds, targets.groups, known
             )
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
-        return Head(prior, residual, calibration, familiarity, source, share)
+        labelled = LabelledRange.of(targets)
+        return Head(prior, residual, calibration, familiarity, source, share, labelled)
 
     def _fit_prior(
         self,

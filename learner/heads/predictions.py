@@ -33,6 +33,16 @@ class Predictions:
     """Deviation of log(value) that more labels can remove."""
     outside: npt.NDArray[np.bool_]
     """Whether the workload is unlike everything that the head was trained on."""
+    labels_end: Array | None = None
+    """The least or largest label, where the median lies far beyond it, and NaN elsewhere; None of
+    heads that do not keep it."""
+
+    def beyond_labels(self, row: int) -> dict[str, float]:
+        """For each metric of a workload that lies far beyond all labels: the nearest of these."""
+        if self.labels_end is None:
+            return {}
+        ends = zip(self.metrics, self.labels_end[row].tolist(), strict=True)
+        return {metric: end for metric, end in ends if not np.isnan(end)}
 
 
 class DeviceHeads(Protocol):

@@ -2,16 +2,22 @@
 
 The torchvision on PyPI carries an extension built against CUDA. Where that cannot be loaded, its
 operators are unknown and `import torchvision` raises "operator torchvision::nms does not exist".
-No image classifier calls them; declaring their schemas is enough for the import.
+No image classifier calls them; declaring their schemas is enough for the import. TraPPM does so
+before it imports timm; for everybody else's scripts in an environment where it is needed,
+`python -m trappm.profiler.models.torchvision_shim` has Python do so (`make install` calls it).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
+import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -28,6 +34,8 @@ def register_missing_operators() -> None:
     To be called before the first `import timm` or `import torchvision` of a process; calling it
     again is harmless.
     """
+    import torch
+
     global _library  # noqa: PLW0603
     spec = importlib.util.find_spec("torchvision")
     if _library is not None or spec is None or spec.origin is None:
@@ -40,3 +48,44 @@ def register_missing_operators() -> None:
         _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in missing:
             _library.define(schema)  # type: ignore[no-untyped-call]
+
+
+STARTUP = "trappm_torchvision"
+"""What an environment runs whenever Python starts: it only waits for torchvision."""
+_WAITING = '''"""Written by TraPPM: torchvision's operators cannot be loaded beside this torch."""
+
+import sys
+
+
+class BeforeTorchvision:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            from trappm.profiler.models.torchvision_shim import register_missing_operators
+
+            register_missing_operators()
+
+
+sys.meta_path.insert(0, BeforeTorchvision())
+'''
+
+
+def mend(folder: Path) -> bool:
+    """Has every later Python of an environment declare the operators, where `import torchvision`
+    fails without; whether it does.
+
+    Args:
+        folder: of the environment's packages.
+    """
+    with contextlib.suppress(ImportError):
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError:
+            (folder / f"{STARTUP}.py").write_text(_WAITING)
+            (folder / f"{STARTUP}.pth").write_text(f"import {STARTUP}\n")
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    mend(Path(sysconfig.get_path("purelib")))

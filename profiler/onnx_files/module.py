@@ -4,8 +4,8 @@
 
 The module lies on the meta device: it is made of the shapes in the file, so the file may have no
 weights, or have lost them. All floats are fp32. What a file leaves open stays unknown: which
-operators ran in place, and what an exporter folded into something else, such as batch norms that
-became part of convolutions.
+operators ran in place, and what an exporter folded into something else; batch norms that became
+part of convolutions are put back where that is clear (`folded_norms`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class RebuiltModule(nn.Module):
         self._image = model.image
         self.image_type = torch_type(model.image_kind)
         """Of the images that the file takes."""
+        self.restored_norms = model.restored_norms
         constants: dict[str, Array] = {}
         attribute_of: dict[str, str] = {}
         factors = _factors(model.operations)

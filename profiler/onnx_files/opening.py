@@ -72,6 +72,8 @@ class CheckedModel:
     """Number of elements of each weight of small integers, which nothing trains."""
     source: onnx.ModelProto
     """The file, with its large tensors emptied."""
+    restored_norms: int = 0
+    """Batch norms that are in no file: an exporter folded them into convolutions."""
 
 
 def load_checked(path: Path) -> CheckedModel:

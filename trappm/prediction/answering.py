@@ -185,7 +185,6 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
 
 _PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
-
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
 
@@ -255,10 +254,10 @@ class _Inquiry:
             snapshot=self._snapshot.id,
             run=run,
             missing=missing,
-            remarks=tuple(self._remarks()),
+            remarks=tuple(self._remarks(figures)),
             simulated_memory=self._simulated_memory(),
             memory_source=self._profile.step_source,
-            memory_remark=self._profile.step_refusal or self._profile.step_remark or self._untraced,
+            memory_remark=self._memory_remark,
             power_limit_w=power.power_limit_w,
             power_source=power.power_source,
             thriftiest=power.thriftiest,
@@ -292,6 +291,7 @@ class _Inquiry:
             samples_per_s=samples_per_s,
             intervals=intervals,
             unfamiliar=tuple(m for at, m in enumerate(output.metrics) if output.outside[row, at]),
+            beyond_labels=output.beyond_labels(row),
         )
 
     def _power(self, figures: Figures) -> costs.Power:
@@ -350,16 +350,17 @@ class _Inquiry:
     def _no_head(self, metric: str) -> str:
         return f"the snapshot has no {metric} head for {self._phase} steps on {self.device}"
 
-    def _remarks(self) -> list[str]:
+    def _remarks(self, figures: Figures) -> list[str]:
         bases = self._snapshot.bases(self.device, self._phase)
-        remarks = remarks_on(self.device, self.card, bases, self._settings.precision)
         labelled = self._trained.settings if self._trained.heads.label_count else ()
-        if labelled and self._settings not in labelled:
-            given, usual = (", ".join(row) for row in (self._settings, labelled[0]))
-            remarks.append(f"no label had these settings ({given}), most had: {usual}")
+        remarks = remarks_on(figures, self.device, self.card, bases, self._settings, labelled)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("no step of it could be traced, so the memory is a rough guess")
-        return remarks
+        return [*remarks, *filter(None, [self._memory_remark])]
+
+    @property
+    def _memory_remark(self) -> str | None:
+        return self._profile.step_refusal or self._profile.step_remark or self._untraced
 
     def _workload(self, batch_size: int) -> Workload:
         step, kernels = self._profile.step, None

@@ -7,15 +7,16 @@ training follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.costs import Power, Run
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.records import Precision
+from trappm.profiler.records import METRICS, Precision
 
 if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import StepSettings
     from trappm.learner.physics.power.step_power import Interval, Thrift
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
     from trappm.profiler.static_profile import StepSource
@@ -32,6 +33,7 @@ class Figures:
     samples_per_s: float | None
     intervals: Mapping[str, tuple[float, float]]
     unfamiliar: tuple[str, ...]
+    beyond_labels: Mapping[str, float]
 
     def interval(self, name: str) -> Interval | None:
         """Median, low and high; None where it is not known."""
@@ -105,6 +107,8 @@ class Prediction:
     """For each metric, the bounds of the interval that 90 % of new architectures lie in."""
     unfamiliar: tuple[str, ...] = ()
     """Metrics whose head has seen nothing like this model: outside of what it knows."""
+    beyond_labels: Mapping[str, float] = field(default_factory=dict)
+    """For each metric that lies far beyond all labels of it: the nearest of these."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """For each of the above that is None: why."""
     remarks: tuple[str, ...] = ()
@@ -158,21 +162,51 @@ class Prediction:
         return None if run is None else f"{_number(run.hours)} h for {run.epochs:,} epochs"
 
 
-def remarks_on(device: str, card: str, bases: Mapping[str, str], precision: Precision) -> list[str]:
-    """What no head of the device predicts, by what it rests on; and what the card cannot do."""
+def remarks_on(
+    figures: Figures,
+    device: str,
+    card: str,
+    bases: Mapping[str, str],
+    settings: StepSettings,
+    labelled: Sequence[StepSettings],
+) -> list[str]:
+    """How far the figures are from labels, what they rest on where there are none, and what the
+    card cannot do; `labelled` are the settings of labels, the most frequent first."""
+    remarks = [
+        f"{metric}: no label was of anything like this model, so trust it less"
+        for metric in figures.unfamiliar
+    ]
+    for metric, end in figures.beyond_labels.items():
+        value = getattr(figures, metric)
+        labels, ends = bases.get(metric, f"labels of {device}"), "end" if value > end else "begin"
+        answer = quantity(metric, value)
+        remarks.append(
+            f"{labels} {ends} at {quantity(metric, end)}; this answer of {answer} is far "
+            f"{'beyond' if value > end else 'below'} them"
+        )
     by_basis: dict[str, list[str]] = {}
     for metric, basis in bases.items():
         by_basis.setdefault(basis, []).append(metric)
-    remarks = [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
+    remarks += [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
     listed = card_of(card)
-    if precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
+    if settings.precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
         remarks.append(f"{device} has no bf16 of its own, and is slower in it than this")
+    if labelled and settings not in labelled:
+        given, usual = (", ".join(row) for row in (settings, labelled[0]))
+        remarks.append(f"no label had these settings ({given}), most had: {usual}")
     return remarks
 
 
 SURE = 0.05
 """A probability of running out of memory below this fits, as good as surely; above 1 less this
 it does not."""
+
+
+def quantity(metric: str, value: float) -> str:
+    """A metric's value with its unit; long step times in seconds."""
+    if metric == "step_time_ms" and value >= 1000:
+        return f"{_number(value / 1000)} s"
+    return f"{_number(value)} {METRICS[metric]}"
 
 
 def _number(value: float) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StepProfile
     from trappm.profiler.static_profile import StaticProfile
 
-FORMAT = 2
+FORMAT = 3
 """Counted up when a profile says something else of the same model."""
 MAX_ENTRY_BYTES = 64 << 20
 _STEP_REFUSED = b"refused\n"

@@ -42,15 +42,15 @@ _COLOURS = dict(
     zip(PointKind, ("#cccccc", "#999999", "#1f77b4", "#ff7f0e", "#d62728"), strict=True)
 )
 _REASONS = {
-    "uncertainty": "uncertainty",
-    "distance_to_nearest_label": "distance",
-    "predicted_step_time_ms": "step_time_ms",
+    "predicted_step_time_ms": "step, ms",
     "probability_of_failure": "P(fails)",
     "variance_reduction": "teaches",
     "representation": "stands for",
-    "rank_under_random": "random_rank",
+    "uncertainty": "unsure",
+    "distance_to_nearest_label": "distance",
+    "rank_under_random": "random rank",
 }
-"""Reasons that a table shows, and their headings."""
+"""Reasons that a table shows, and their headings; a narrow screen has no room for the last ones."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def print_rows(frame: pd.DataFrame, what: str = "rows") -> None:
     """Prints a frame as it is."""
     clean = _without_nan(frame)
     rows = clean.values.tolist()
-    print_table(f"{len(rows)} {what}" if len(rows) != 1 else "", list(clean.columns), rows)
+    title = f"{len(rows)} {what}" if len(rows) != 1 else ""
+    print_table(title, list(clean.columns), rows, every_column=True)
 
 
 def print_label(

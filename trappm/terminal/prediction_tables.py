@@ -43,8 +43,6 @@ def print_prediction(prediction: Prediction) -> None:
         _print_run(prediction.run)
     elif "run" in prediction.missing:
         _line(f"the whole run is not known: {prediction.missing['run']}")
-    for metric in prediction.unfamiliar:
-        _line(f"{metric}: no label was of anything like this model, so trust it less")
     for remark in prediction.remarks:
         _line(remark)
     memory = prediction.simulated_memory
@@ -55,8 +53,6 @@ def print_prediction(prediction: Prediction) -> None:
             f"{memory.reserved_mib:,.0f} reserved, "
             f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
         )
-    if prediction.memory_remark is not None:
-        out.print(prediction.memory_remark, style="dim", markup=False)
     out.print(f"snapshot {prediction.snapshot}", style="dim")
 
 
@@ -99,15 +95,28 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     }
     for gap in sorted(gap for gap in gaps if "has no" in gap):
         console().print(gap, style="dim", markup=False)
-    bases = (remark for p in predictions for remark in p.remarks if remark.startswith("no head of"))
-    for basis in dict.fromkeys(bases):
-        console().print(basis, style="dim", markup=False)
+    for remark in _remarks(predictions):
+        console().print(remark, style="dim", markup=False)
     used = dict.fromkeys(prediction.snapshot for prediction in predictions)
     console().print(f"snapshot {', '.join(used)}", style="dim")
 
 
 _COMMON = {"model": "{}", "batch": "batch {}", "precision": "{}"}
 """Columns that are left out where they say the same everywhere, and how the title says it."""
+
+
+def _remarks(predictions: Sequence[Prediction]) -> list[str]:
+    """Each remark, with what it is about where it does not say so itself."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for prediction in predictions:
+        for remark in prediction.remarks:
+            models.setdefault((prediction.device, remark), []).append(prediction.model)
+    lines = []
+    for (device, remark), concerned in models.items():
+        of_all = len(concerned) == sum(p.device == device for p in predictions)
+        about = [*(() if of_all else concerned), *(() if device in remark else (device,))]
+        lines.append(f"{', '.join(about)}: {remark}" if about else remark)
+    return lines
 
 
 def _what_fits(prediction: Prediction) -> list[str]:

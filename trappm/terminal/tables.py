@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -14,6 +14,8 @@ LONG = 30
 """Words longer than this may be broken over lines in a table."""
 SHORT = 12
 """Words shorter than this never are."""
+LEAST_COLUMNS = 3
+"""So many are shown on the narrowest screen."""
 _GAP = 2
 """Spaces between columns."""
 
@@ -24,10 +26,65 @@ def console() -> Console:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table; columns of numbers are right-aligned, missing values are marked as such."""
-    body = [[cell(value) for value in row] for row in rows]
-    numeric = {i for row in rows for i, value in enumerate(row) if isinstance(value, int | float)}
-    headings = [column.replace("_", " ") for column in columns]
-    lines = [[heading, *(row[i] for row in body)] for i, heading in enumerate(headings)]
+    return _built(title, [_Column.of(*column) for column in zip(columns, *rows, strict=True)])
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every_column: bool = False
+) -> None:
+    """Prints a table without the columns that are empty all the way down.
+
+    On a screen the last columns that it has no room for are named below; a file gets all of them,
+    in long lines, and so does whoever asks for `every_column`.
+    """
+    if title:
+        console().print(title, style="bold", markup=False)
+    first, *others = (_Column.of(*column) for column in zip(columns, *rows, strict=True))
+    shown = [first, *(c for c in others if every_column or not (rows and c.empty))]
+    left_out: list[str] = []
+    narrow = console().is_terminal and not every_column
+    while narrow and _too_wide(shown) and len(shown) > LEAST_COLUMNS:
+        left_out.insert(0, shown.pop().lines[0])
+    built = _built("", shown)
+    built.width = sum(column.width or 1 for column in built.columns) + _GAP * (len(shown) - 1)
+    console().print(built, crop=False)
+    if left_out:
+        console().print(f"on a wider screen: {'; '.join(left_out)}", style="dim", markup=False)
+
+
+class _Column(NamedTuple):
+    """A heading and the cells below it, as they are shown."""
+
+    lines: list[str]
+    numeric: bool
+    empty: bool
+
+    @classmethod
+    def of(cls, name: str, *values: Any) -> _Column:
+        return cls(
+            [name.replace("_", " "), *map(cell, values)],
+            any(isinstance(value, int | float) for value in values),
+            all(value is None for value in values),
+        )
+
+    @property
+    def whole(self) -> int:
+        """The width that breaks nothing."""
+        return max(len(line) for text in self.lines for line in text.split("\n"))
+
+    @property
+    def narrowest(self) -> int:
+        """The width that breaks no word, but for long ones."""
+        return min(
+            max((len(word) for text in self.lines for word in text.split()), default=1), LONG
+        )
+
+
+def _too_wide(columns: Sequence[_Column]) -> bool:
+    return sum(c.narrowest for c in columns) > console().width - _GAP * (len(columns) - 1)
+
+
+def _built(title: str, columns: Sequence[_Column]) -> Table:
     result = Table(
         title=title or None,
         title_justify="left",
@@ -38,45 +95,31 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         show_edge=False,
         pad_edge=False,
     )
-    for index, (heading, width) in enumerate(zip(headings, _widths(lines), strict=True)):
+    for column, width in zip(columns, _widths(columns), strict=True):
         result.add_column(
-            heading,
-            justify="right" if index in numeric else "left",
+            column.lines[0],
+            justify="right" if column.numeric else "left",
             width=width,
             overflow="fold",
         )
-    for row in body:
+    for row in zip(*(column.lines[1:] for column in columns), strict=True):
         result.add_row(*map(Text, row))  # values are no markup
     return result
 
 
-def _widths(columns: Sequence[Sequence[str]]) -> list[int]:
+def _widths(columns: Sequence[_Column]) -> list[int]:
     """Widths that break nothing if the terminal has room, else at spaces, else long words."""
-    whole = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
-    narrowest = [
-        min(max((len(word) for cell in cells for word in cell.split()), default=1), LONG)
-        for cells in columns
-    ]
+    narrowest = [column.narrowest for column in columns]
     room = console().width - _GAP * (len(columns) - 1)
     while sum(narrowest) > room and max(narrowest) > SHORT:
         narrowest[narrowest.index(max(narrowest))] -= 1
     spare = max(room - sum(narrowest), 0)
     widths = []
-    for wanted, width in zip(whole, narrowest, strict=True):
-        more = min(max(wanted - width, 0), spare)
+    for column, width in zip(columns, narrowest, strict=True):
+        more = min(max(column.whole - width, 0), spare)
         spare -= more
         widths.append(width + more)
     return widths
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints a table whole; one with too many columns for the terminal gets long lines."""
-    if title:
-        console().print(title, style="bold", markup=False)
-    built = table("", columns, rows)
-    widths = [column.width or 1 for column in built.columns]
-    built.width = sum(widths) + _GAP * (len(widths) - 1)
-    console().print(built, crop=False)
 
 
 def scatter(measured: Sequence[float], predicted: Sequence[float], *, title: str) -> str:

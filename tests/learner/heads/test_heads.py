@@ -119,6 +119,55 @@ def test_what_is_like_no_label_is_told(trained, zoo, build_network):
     assert heads.predict([giant]).outside.all()
 
 
+def test_what_lies_far_beyond_the_labels_is_told_and_less_sure(trained, zoo, build_network):
+    heads, rows, _, targets = trained
+    known = zoo.workloads(rows)[0]
+    assert np.isnan(heads.predict(known).labels_end).all()
+    middling, large, huge = (
+        Workload(graph=build_network("plain", 24, 5, batch)) for batch in (16, 4096, 65_536)
+    )
+    predicted = heads.predict([middling, large, huge])
+    ends = np.nanmax(targets[rows, :2], axis=0)
+    assert np.isnan(predicted.labels_end[0]).all()
+    assert (predicted.median[1:] > 3 * ends).all()
+    np.testing.assert_array_equal(predicted.labels_end[1:], [ends, ends])
+    head = heads.heads["step_time_ms"]
+    before = replace(head, labelled=None).predict([middling, large, huge])
+    now = head.predict([middling, large, huge])
+    np.testing.assert_array_equal(now.median, before.median)
+    wider = np.log(now.high / now.low) / np.log(before.high / before.low)
+    assert wider[0] == 1
+    assert 1 < wider[1] < wider[2]
+    risk, unwidened = (
+        h.exceeding([huge], 2 * float(now.median[2]))[0]
+        for h in (head, replace(head, labelled=None))
+    )
+    assert risk > unwidened
+
+
+def test_runs_that_died_are_labels_of_what_they_need_at_least(zoo, measure, small, build_network):
+    targets = measure(zoo.graphs)
+    rows, _ = split(zoo, 40)
+    above = np.full_like(targets, np.nan)
+    dead = rows[np.argsort(targets[rows, 1])[-8:]]
+    above[dead, 1], targets[dead, 1] = 10 * targets[dead, 1], np.nan
+    heads = train(zoo, rows, targets, small, above=above[rows])
+    assert heads.heads["memory_mib"].labelled.high == np.nanmax(above)
+
+
+def test_heads_from_before_labels_ends_were_kept_are_as_sure_as_they_were(trained, zoo, small):
+    heads, _, held_out, _ = trained
+    of_before = {k: v for k, v in heads.tensors().items() if ".labelled." not in k}
+    assert len(of_before) < len(heads.tensors())
+    old = heads_from_tensors(small.head, heads.settings(), of_before)
+    workloads = zoo.workloads(held_out)[0]
+    np.testing.assert_array_equal(old.predict(workloads).low, heads.predict(workloads).low)
+    assert np.isnan(old.predict(workloads).labels_end).all()
+    broken = {"heads.memory_mib.labelled.ends": torch.tensor([5.0, 2.0], dtype=torch.float64)}
+    with pytest.raises(ValueError, match=r"labels between 5\.0 and 2\.0"):
+        heads_from_tensors(small.head, heads.settings(), {**heads.tensors(), **broken})
+
+
 def test_absolute_size_is_not_lost(trained, zoo):
     heads = trained[0]
     predictions = heads.predict(zoo.workloads(range(21, 24))[0])
@@ -184,7 +233,7 @@ def test_tensors_and_settings_hold_the_whole_heads(trained, zoo, measure, small)
     for heads in (source, other):
         again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
         first, second = (h.predict(workloads) for h in (heads, again))
-        for name in ("median", "low", "high", "log_std", "disagreement", "outside"):
+        for name in ("median", "low", "high", "log_std", "disagreement", "outside", "labels_end"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 

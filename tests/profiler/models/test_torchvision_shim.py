@@ -2,15 +2,24 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from trappm.profiler.models.torchvision_shim import STARTUP
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
+AS_INSTALLED = (
+    "import sys\n"
+    f"sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != {STARTUP!r}]\n"
+    f"sys.modules.pop({STARTUP!r}, None)\n"
+)
+"""As an environment is before `make install` mends it."""
+
+
+def run(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
 
 
 def test_torchvision_can_be_imported_after_the_shim_twice():
@@ -43,5 +52,21 @@ def test_operators_that_are_there_keep_their_implementation():
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA: nothing is missing")
 def test_the_shim_is_still_needed():
     """When this fails, torchvision can be imported without the shim: delete the shim."""
-    result = run("import torchvision")
+    result = run(f"{AS_INSTALLED}import torchvision")
     assert "torchvision::nms does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("code", ["import torchvision", "import timm; import trappm"])
+def test_a_mended_environment_imports_torchvision_first(tmp_path, code):
+    mending = (
+        f"{AS_INSTALLED}from pathlib import Path\n"
+        "from trappm.profiler.models.torchvision_shim import mend\n"
+        f"print(mend(Path({str(tmp_path)!r})))"
+    )
+    broken = run(mending).stdout.strip() == "True"
+    assert broken == (tmp_path / f"{STARTUP}.pth").exists()
+    result = run(f"{AS_INSTALLED}import site; site.addsitedir({str(tmp_path)!r})\n{code}")
+    assert result.returncode == 0, result.stderr
+    assert (
+        "torch" not in run(f"import sys, {STARTUP}; print(*sys.modules)", tmp_path).stdout.split()
+    )

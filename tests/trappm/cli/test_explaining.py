@@ -1,11 +1,15 @@
 """Why a campaign chose what it chose: reasons come back from the store, the map has every kind."""
 
 import json
+import os
+import re
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from terminal import Terminal
 
 from trappm.cli import run
 from trappm.cluster.learning.campaign_learner import CampaignLearner
@@ -152,6 +156,49 @@ def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys,
     assert {*printed["chosen"][0]} == {"configuration", "round", "state", "reason"}
     assert len(printed["map"]) == 9
     assert {*printed["map"][0]} == {"configuration", "x", "y", "kind"}
+
+
+COMMANDS = (
+    "campaign explain",
+    "campaign list",
+    "campaign status",
+    "compare test_resnet mobilenetv4_conv_small_035 --input-size 64 --batch-size 64",
+    "device show a100",
+    "labels lookup test_resnet --input-size 64 --device cpu-2t",
+    "predict test_resnet --input-size 64 --batch-size 4096 --epochs 90 --samples 1281167",
+    "snapshot list",
+    "snapshot show default",
+    "store stats",
+)
+TABLES = f"""
+from trappm.cli import run
+for command in {COMMANDS!r}:
+    print("$", command, flush=True)
+    run(command.split())
+"""
+EXPLAINED = re.compile(r"on a wider screen: .*")
+
+
+def words_and_widths(home, columns):
+    """All words of the commands' output on such a screen, and how wide each table's lines are."""
+    terminal = Terminal(
+        [sys.executable, "-c", TABLES], env={**os.environ, "TRAPPM_HOME": str(home.path)},
+        columns=columns,
+    )  # fmt: skip
+    assert terminal.wait(280) == 0, terminal.raw
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.raw).replace("\r", "")
+    assert plain.count("$ ") == len(COMMANDS)
+    rules = [len(line) for line in plain.split("\n") if set(line) == {"─"}]
+    return set(re.split(r"[\s│─;]+", EXPLAINED.sub("", plain))), rules
+
+
+def test_every_table_fits_its_screen_and_cuts_no_word(home):
+    """On 250 columns nothing needs to be broken: what a narrow screen has beside is a cut word."""
+    whole, _ = words_and_widths(home, 250)
+    for columns in (80, 120):
+        words, rules = words_and_widths(home, columns)
+        assert max(rules) <= columns
+        assert words - whole == set()
 
 
 def test_what_cannot_be_explained_is_told(home, tmp_path):

@@ -14,8 +14,11 @@ from terminal import COLUMNS, Terminal
 from test_cli_evaluate import write_sheet
 
 from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.profiles.static_profiles import ProfiledGraph
 from trappm.cluster.spec import load_preset
+from trappm.reports.pools import BuildDisplay
 from trappm.terminal.campaign_display import Display
+from trappm.terminal.evaluation_tables import EvaluationDisplay
 from trappm.terminal.progress_bar import LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
@@ -129,20 +132,61 @@ def test_a_reader_that_is_gone_ends_nothing(tmp_path):
         assert "measured all" in errors.read()
 
 
-@pytest.mark.parametrize("total", [0, 82])
-def test_a_campaign_s_bar_fits_a_screen_of_80_columns(screen, monkeypatch, total):
+LONG_NAME = "efficientvit_l3_with_a_name_of_nobody.r384_in1k"
+
+
+def campaign_bar():
+    with Display("1a2b3c4d", load_preset("laptop")) as display:
+        display.show(
+            Progress(
+                stage="measuring, round 12 of 14", done=12, total=82, eta_s=3599,
+                current=(f"cpu-2t: {LONG_NAME} batch 4 at 224 px",) * 3,
+            )
+        )  # fmt: skip
+        display._bar.refresh()
+
+
+def pool_bar():
+    with BuildDisplay() as display:
+        display.show(0, 82, None)
+        display.show(12, 82, ProfiledGraph(LONG_NAME, 224, None, "no reason", None, None))
+        display._bar.refresh()
+
+
+def evaluation_bar():
+    with EvaluationDisplay() as display:
+        display.show(12, 82, f"trappm-paper without {LONG_NAME}, seed 1337, split by families")
+        display._bar.refresh()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("show", [campaign_bar, pool_bar, evaluation_bar])
+def test_bars_keep_counts_and_clocks_beside_long_names(screen, monkeypatch, show, columns):
+    console = Console(file=screen, force_terminal=True, width=columns)
+    monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
+    monkeypatch.setattr("trappm.terminal.evaluation_tables.Console", lambda **_: console)
+    show()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [line for line in re.split(r"[\r\n]", plain) if "12/82" in line]
+    assert lines
+    for line in lines:
+        assert re.search(r"12/82 +\d:\d\d:\d\d", line)
+        assert "to go" in line
+        assert len(line) <= columns
+
+
+def test_a_campaign_s_bar_without_a_total_fits_a_screen_of_80_columns(screen, monkeypatch):
     console = Console(file=screen, force_terminal=True, width=COLUMNS)
     monkeypatch.setattr("trappm.terminal.progress_bar.console", lambda: console)
     with Display("1a2b3c4d", load_preset("laptop")) as display:
         display.show(
             Progress(
-                stage="measuring, round 12 of 14", done=12 if total else 0, total=total,
+                stage="measuring, round 12 of 14", done=0, total=0,
                 eta_s=3599, current=("cpu-2t: mobilenetv4_conv_small_035 batch 4 at 224 px",) * 3,
             )
         )  # fmt: skip
         display._bar.refresh()
-    bar = f"12/{total}" if total else "0/?"
-    shown = [line for line in re.split(r"[\r\n]", screen.getvalue()) if bar in line][-1]
+    shown = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "0/?" in line][-1]
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "59:59 to go" in plain
     assert len(plain) <= COLUMNS

@@ -20,7 +20,7 @@ from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import Phase
 from trappm.profiler.static_profile import graph_template
-from trappm.terminal.prediction_tables import print_prediction
+from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,6 +194,36 @@ def test_where_no_step_can_be_traced_the_answer_says_why_and_has_no_simulated_me
     shown = capsys.readouterr().out
     assert "cannot be traced" in shown
     assert "simulated on CUDA" not in shown
+
+
+def test_an_answer_far_beyond_the_labels_says_so_in_one_line(tmp_path, capsys):
+    names = ("test_resnet", "test_vit", "test_convnext")
+    graphs = [graph_template(name, 64).at(batch) for name in names for batch in (1, 2, 4, 8)]
+    sizes = np.array([float(graph.macs.sum()) for graph in graphs])
+    targets = np.stack([sizes / 1e6, 10 + sizes / 1e6, np.full(len(sizes), np.nan)], axis=1)
+    heads = train_heads(
+        [Workload(graph=graph) for graph in graphs], targets,
+        groups=[name for name in names for _ in range(4)], preset=LAPTOP.head,
+        generator=np.random.default_rng(0),
+    )  # fmt: skip
+    snapshot = save_snapshot(
+        tmp_path, heads={"cpu-2t": {Phase.TRAIN: TrainedHeads(heads, ())}},
+        source_device="cpu-2t", preset=LAPTOP, labels=[], fields={},
+    ).folder  # fmt: skip
+    asked = {"device": "cpu-2t", "input_size": 64, "snapshot": snapshot}
+    near = trappm.predict("test_resnet", batch_size=4, **asked)
+    assert near.beyond_labels == {}
+    assert not any("far beyond" in remark for remark in near.remarks)
+    far = trappm.predict("test_resnet", batch_size=8192, **asked)
+    end = targets[:, 0].max()
+    assert far.beyond_labels["step_time_ms"] == pytest.approx(end)
+    (line,) = (remark for remark in far.remarks if " s is far beyond them" in remark)
+    assert line.startswith(f"labels of cpu-2t end at {end:.0f} ms; this answer of ")
+    assert json.loads(json.dumps(far.to_dict()))["remarks"] == list(far.remarks)
+    print_prediction(far)
+    assert line in capsys.readouterr().out
+    print_comparison([near, far])
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 class Two(nn.Module):

@@ -184,7 +184,6 @@ function comparison(predictions) {
 function deviceCard(p) {
   const run = p.run;
   const gaps = Object.entries(p.missing);
-  const warnings = [...p.unfamiliar.map((m) => `${METRICS[m]?.name ?? m}: no label was of anything like this model, so trust it less.`), ...p.remarks];
   return card(p.device,
     h("p", { class: "muted" }, `in ${p.precision}, ${p.memory_format}, ${p.optimizer}`),
     facts([
@@ -196,6 +195,6 @@ function deviceCard(p) {
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),
     run?.offers.length > 0 && table("Offers, the cheapest first", [{ name: "cloud", label: "Cloud", header: true, cell: (o) => [o.cloud, h("br"), h("span", { class: "muted small" }, `noted ${o.noted}`)] }, { name: "usd", label: "USD", numeric: true, cell: (o) => `${number(o.usd)} (${number(o.low_usd, 3)} to ${number(o.high_usd, 3)})` }, { name: "usd_per_hour", label: "USD an hour", numeric: true }], run.offers),
-    warnings.map((text) => h("p", { class: "notice" }, text)),
+    p.remarks.map((text) => h("p", { class: "notice" }, text)),
     gaps.length > 0 && h("details", {}, h("summary", {}, `What is not told (${gaps.length})`), facts(gaps.map(([name, why]) => [METRICS[name]?.name ?? name.replaceAll("_", " "), why]))));
 }

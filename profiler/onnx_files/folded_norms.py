@@ -1,0 +1,160 @@
+"""Batch norms that an exporter folded into convolutions, put back where that is clear.
+
+PyTorch's exporters write a model as it runs in evaluation mode: a batch norm becomes part of the
+convolution before it, as a scale of its weights and a bias. Training such a file would keep far
+fewer activations than training the model does. Nothing in a file says that this happened, but
+image classifiers whose residual additions or depthwise convolutions come without any norm are
+trained by nobody; other networks without norms there are, such as VGG, so these stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+import onnx
+
+from trappm.profiler.onnx_files.opening import CheckedModel
+from trappm.profiler.onnx_files.operation import Operation
+from trappm.profiler.onnx_files.stored import Kind
+
+_NORM = "BatchNormalization"
+_PARTS = ("convolution", "scale", "bias", "mean", "variance")
+_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"})
+_BEFORE_ANY_NORM = frozenset({"Add", "Concat", "MaxPool", "AveragePool"})
+"""What batch norms that no exporter can fold read, in networks that activate before convolving."""
+_AFTER_A_NORM = frozenset({
+    "Add", "AveragePool", "Clip", "Concat", "Conv", "Div", "Elu", "Erf", "Gelu",
+    "GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "MaxPool", "Mish", "Mul", "PRelu",
+    "Pad", "ReduceMean", "Relu", "Resize", "Sigmoid", "Slice", "Softplus", "Split", "Swish", "Tanh",
+})  # fmt: skip
+"""What reads the result of a norm after a convolution. Other norms of other networks, and what
+prepares tokens, are not among it: no batch norm stood before them."""
+_DEEP = 30
+"""Convolutions behind each other. GoogLeNet, the deepest that was trained without norms or
+residuals, has 22."""
+_UNKNOWN: Kind = (0, ())
+
+
+def with_norms(model: CheckedModel) -> CheckedModel:
+    """The model with a batch norm after each convolution that lost its own; as it is where it is
+    not clear that any did."""
+    operations, kinds = list(_direct(model.operations)), _kinds(model)
+    pooled = _pooled(operations, set(kinds))
+    if not pooled.issuperset(model.outputs):
+        return model  # no classifier of images
+    maker = {name: o.operator for o in operations for name in o.outputs}
+    normalised = [maker.get(o.inputs[0]) for o in operations if o.operator == _NORM]
+    if not _BEFORE_ANY_NORM.issuperset(normalised):
+        return model  # the exporter folded none, or the network has none after convolutions
+    convolutions = [o for o in operations if o.operator == "Conv" and o.inputs[0] not in pooled]
+    bare = _bare(convolutions, operations, model.outputs)
+    known = all(len(kinds.get(c.inputs[1], _UNKNOWN)[1]) == 4 for c in bare.values())
+    if 2 * len(bare) < len(convolutions) or not (bare and known):
+        return model
+    biased = {name: c for name, c in bare.items() if len(c.inputs) > 2}
+    if normalised:  # where activations come before convolutions, others lost none
+        bare = biased
+    elif not _needs_norms(operations, bare, kinds, pooled):
+        return model
+    # A folded norm leaves a bias behind, but for one of a network that was never trained.
+    return _restored(model, operations, biased or bare, kinds)
+
+
+def _bare(
+    convolutions: Sequence[Operation], operations: Sequence[Operation], outputs: Sequence[str]
+) -> dict[str, Operation]:
+    """By their results, the convolutions that are followed by what follows a batch norm."""
+    readers: dict[str, set[str]] = {}
+    for operation in operations:
+        for name in operation.inputs:
+            readers.setdefault(name, set()).add(operation.operator)
+    return {
+        name: convolution
+        for convolution in convolutions
+        for name in convolution.outputs
+        if name not in outputs and readers.get(name) and readers[name] <= _AFTER_A_NORM
+    }
+
+
+def _needs_norms(
+    operations: Sequence[Operation],
+    bare: Mapping[str, Operation],
+    kinds: Mapping[str, Kind],
+    pooled: Set[str],
+) -> bool:
+    """Whether such a network is not trained without norms: its convolutions are depthwise, half
+    of its residual additions follow them directly, or many stand behind each other."""
+    if any(c.attributes.get("group", 1) == kinds[c.inputs[1]][1][0] > 1 for c in bare.values()):
+        return True
+    sums = direct = 0
+    branches, depth = set(bare), dict.fromkeys(kinds, 0)
+    for operation in operations:
+        inputs = {*operation.inputs} - kinds.keys()
+        if operation.operator == "Mul" and inputs & branches and inputs & pooled:
+            branches.update(operation.outputs)  # a gate of channels
+        if operation.operator == "Add" and len(inputs) == 2:
+            sums, direct = sums + 1, direct + (not branches.isdisjoint(inputs))
+        deepest = max((depth.get(name, 0) for name in inputs), default=0)
+        more = operation.outputs[0] in bare
+        depth.update(dict.fromkeys(operation.outputs, deepest + more))
+    return max(depth.values(), default=0) >= _DEEP or (direct > 0 and 2 * direct >= sums)
+
+
+def _kinds(model: CheckedModel) -> dict[str, Kind]:
+    small = {k: (t.data_type, tuple(t.dims)) for k, t in model.constants.items()}
+    return {**small, **model.weights}
+
+
+def _direct(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """The operations without those that only give another name to a value."""
+    names: dict[str, str] = {}
+    for operation in operations:
+        inputs = tuple(names.get(name, name) for name in operation.inputs)
+        if operation.operator == "Identity":
+            names[operation.outputs[0]] = inputs[0]
+        else:
+            yield operation._replace(inputs=inputs)
+
+
+def _pooled(operations: Sequence[Operation], weights: Set[str]) -> set[str]:
+    """Names of what is made of pooled images and weights alone, such as the gates of channels."""
+    pooled: set[str] = set()
+    for operation in operations:
+        inputs = {*operation.inputs} - weights - {""}
+        if operation.operator in _POOLS or (inputs and inputs <= pooled):
+            pooled.update(operation.outputs)
+    return pooled
+
+
+def _restored(
+    model: CheckedModel,
+    operations: Sequence[Operation],
+    bare: Mapping[str, Operation],
+    kinds: Mapping[str, Kind],
+) -> CheckedModel:
+    """The model with these convolutions and a norm after each in place of their biases."""
+    restored: list[Operation] = []
+    weights, parameters = dict(model.weights), dict(model.parameters)
+    for operation in operations:
+        name = operation.outputs[0]
+        if name not in bare:
+            restored.append(operation)
+            continue
+        folded, *parts = (f"{name}:{part}" for part in _PARTS)
+        channels = kinds[operation.inputs[1]][1][0]
+        restored += [
+            operation._replace(inputs=operation.inputs[:2], outputs=(folded,)),
+            Operation(_NORM, (folded, *parts), (name,), {}),
+        ]
+        weights.update(dict.fromkeys(parts, (onnx.TensorProto.FLOAT, (channels,))))
+        parameters.update(dict.fromkeys(parts[:2], channels))
+    biases = {n for o in operations for n in o.inputs} - {n for o in restored for n in o.inputs}
+    return replace(
+        model,
+        restored_norms=len(bare),
+        operations=restored,
+        constants={k: v for k, v in model.constants.items() if k not in biases},
+        weights={k: v for k, v in weights.items() if k not in biases},
+        parameters={k: v for k, v in parameters.items() if k not in biases},
+    )

@@ -1,0 +1,119 @@
+"""Files of exporters that fold batch norms into convolutions: training them costs what it costs."""
+
+import contextlib
+import io
+import logging
+import warnings
+
+import onnx
+import pytest
+import torch
+from onnx_export import export_onnx
+from torch import nn
+
+from trappm.profiler.models import zoo
+from trappm.profiler.static_profile import file_profile, static_profile
+
+
+def trained(name, size):
+    """With weights and statistics as training leaves them: of no two the same, none zero."""
+    model = zoo.create_model(name, size).eval()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.uniform_(0.5, 1.5, generator=generator)
+    return model
+
+
+def exported(model, size, path, **options):
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, (torch.zeros(2, 3, size, size),), path, **options)
+    finally:
+        logging.disable(logging.NOTSET)
+    return path
+
+
+def older(model, size, path, **options):
+    """By the exporter that works without onnxscript; it folds, too."""
+    axes = {"input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    return exported(model, size, path, dynamo=False, **axes, **options)
+
+
+def operators(path):
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["test_resnet", "test_efficientnet", "test_nfnet", "seresnet18", "densenet121", "resnetv2_50",
+     "test_convnext", "test_vit"],
+)  # fmt: skip
+def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
+    size = 64
+    own = static_profile(name, size)
+    path = older(trained(name, size), size, tmp_path / "folded.onnx")
+    norms = own.graph.operators.count("BatchNormalization")
+    folded = norms - operators(path).count("BatchNormalization")
+    file = file_profile(path)
+    assert file.graph.operators.count("BatchNormalization") == norms
+    assert file.memory(32).live_mib == pytest.approx(own.memory(32).live_mib, rel=0.02)
+    if folded > 0:
+        assert f"{folded} batch norms" in file.step_remark
+    else:
+        assert name in {"test_nfnet", "test_convnext", "test_vit"}
+        assert "put back" not in (file.step_remark or "")
+
+
+def test_a_file_with_its_norms_gets_no_more_of_them(tmp_path):
+    for name in ("test_resnet", "test_efficientnet", "resnetv2_50", "convmixer_768_32"):
+        export_onnx(name, 64, tmp_path / "m.onnx")
+        assert file_profile(tmp_path / "m.onnx").step_remark is None, name
+
+
+class Enhancer(nn.Module):
+    """Residual convolutions without norms: images out, as in super-resolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return x
+
+
+def plain_classifier():
+    """As VGG is: trained with norms by some, without them by others."""
+    layers = [nn.Conv2d(3 if i == 0 else 8, 8, 3) for i in range(4)]
+    pairs = [part for layer in layers for part in (layer, nn.ReLU())]
+    return nn.Sequential(*pairs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+@pytest.mark.parametrize("make", [Enhancer, plain_classifier])
+def test_where_it_is_not_clear_nothing_is_put_back_and_the_answer_says_what_to_do(tmp_path, make):
+    file = file_profile(older(make().eval(), 32, tmp_path / "m.onnx"))
+    assert "BatchNormalization" not in file.graph.operators
+    assert "torch.onnx.export(..., optimize=False)" in file.step_remark
+
+
+@pytest.mark.slow
+def test_todays_exporter_folds_unless_told_not_to_optimise(tmp_path):
+    """What the remark says to do is what works."""
+    own = static_profile("test_resnet", 64).memory(32).live_mib
+    ways = {
+        "default": {},
+        "as asked": {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
+        "whole": {"optimize": False},
+    }
+    for way, options in ways.items():
+        path = tmp_path / f"{way}.onnx"
+        exported(trained("test_resnet", 64), 64, path, dynamo=True, **options,
+                 dynamic_shapes=({0: torch.export.Dim("n")},))  # fmt: skip
+        assert ("BatchNormalization" in operators(path)) == (way == "whole"), way
+        file = file_profile(path)
+        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert (file.step_remark is None) == (way == "whole"), way
