@@ -45,7 +45,7 @@ DEVICES = (
     "amd-epyc/cpu-1t",
 )
 METRICS = ("step_time_ms", "memory_mib")
-SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40)
+SOURCE_LABELS, TARGET_LABELS = 40, (6, 10, 18, 40, 150)
 HELD_OUT = 0.2
 LEAST_SHARES = (0.06, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75)
 """Of all labels, from the least: what heads that are judged beyond them learn from."""

@@ -270,7 +270,8 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             "licence": "MIT",
             "labels": len(part.kernels.workloads),
         }
-    if part.kernels is not None or (part.sheet.measured and part.sheet.metric == "step_time_ms"):
+    prior = part.head.prior
+    if isinstance(prior, StepTimePrior) and (part.kernels is not None or part.sheet.measured):
         for file, source, licence, count in LEARNED_FROM:  # where these heads start
             yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
