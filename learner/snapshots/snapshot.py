@@ -191,7 +191,7 @@ class Snapshot:
             raise _misfit(self.id, error) from error
 
 
-_OTHER_CORES = "cores of other machines (a campaign learns yours)"
+_OTHER_CORES = "labels of other machines' cores"
 _BASES = {
     Basis.STEPS: "few published steps of this card and other cards' labels",
     Basis.KERNELS: "kernels of this card and other cards' labels",
