@@ -18,16 +18,13 @@ from trappm.profiler.errors import (
     UnsupportedModelError,
     one_line,
 )
+from trappm.profiler.models.known_names import WILD, unknown_architecture
 from trappm.profiler.models.torchvision_shim import register_missing_operators
-from trappm.profiler.nearest import nearest
 
 register_missing_operators()
 
 import timm  # noqa: E402  # the operators have to be there first
 from timm.models import _registry, get_pretrained_cfg  # noqa: E402
-
-_WILD = "*?["
-"""Marks of a glob."""
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:
@@ -53,7 +50,7 @@ def current_name(name: str) -> str:
     were trained, which costs nothing: they lead to the same architecture. Other names stay as they
     are.
     """
-    if name in _names() or any(mark in name for mark in _WILD):
+    if name in _names() or any(mark in name for mark in WILD):
         return name
     bare = name.partition(".")[0]
     if bare.startswith("ig_resnext101_"):
@@ -143,7 +140,6 @@ def _names() -> frozenset[str]:
 
 
 def _unknown(name: str) -> UnknownArchitectureError:
-    if any(mark in name for mark in _WILD):
+    if any(mark in name for mark in WILD):
         return UnknownArchitectureError(f"no timm architecture matches {name!r}")
-    hint = nearest(name, sorted(_names()), otherwise="timm.list_models() lists them all")
-    return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")
+    return unknown_architecture(name, _names())

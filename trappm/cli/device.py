@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
-from trappm.profiler.kernels.characterising import BUDGET_S
 
 if TYPE_CHECKING:
     from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
@@ -29,8 +28,8 @@ _SOURCES = ("neusight",)
 def characterise(
     device: _Device,
     seconds: Annotated[
-        float, typer.Option(min=1, max=_LONGEST_S, help="For all kernels together.")
-    ] = BUDGET_S,
+        float | None, typer.Option(min=1, max=_LONGEST_S, help="For all kernels; a minute.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time some 200 kernels on a device of this machine and keep them in the label store.
@@ -38,7 +37,7 @@ def characterise(
     A kernel that fails, or that the time did not suffice for, is told and kept as such; what was
     measured before an interruption is kept, too.
     """
-    from trappm.profiler.kernels.characterising import Characteriser
+    from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
     from trappm.profiler.kernels.command import Progress, report
     from trappm.store import Home, Store
     from trappm.store.kernels.measurements import recordable
@@ -53,7 +52,7 @@ def characterise(
     # Opened before anything is measured: a store that cannot be written says so at once.
     with Store.open(Home.open().database_url) as store, Characteriser() as characteriser:
         try:
-            characteriser.characterise(device, seconds=seconds, on_result=heard)
+            characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=heard)
         finally:
             progress.end()
             store.kernels.record(results)

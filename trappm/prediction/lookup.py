@@ -9,7 +9,6 @@ both training steps are equal too; for a file, which has no such profile, the an
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
+from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _Inquiry:
             if value is not None and not 1 <= value <= MAX_SIZE:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
-        if isinstance(model, Path) or name.endswith(".onnx") or os.sep in name:
+        if isinstance(model, Path) or is_file(name):
             from trappm.prediction.subjects import subject_of
 
             file = subject_of(Path(model), input_size=input_size).profile().graph
@@ -153,6 +153,7 @@ class _Inquiry:
             file.at(batch)  # or the file has another, fixed one
             size = input_size or 1
         else:
+            refuse_unknown(name)
             from trappm.profiler.models.zoo import input_size_of
 
             file, batch, size = None, batch_size or 1, input_size_of(name, input_size)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import MAX_SIZE
 
 if TYPE_CHECKING:
@@ -108,9 +109,6 @@ def predict(
             the module, or an argument that there is not.
         UnsupportedModelError: no graph can be made of the model; with the reason.
     """
-    from trappm.prediction.answering import Question, answers
-    from trappm.prediction.subjects import subject_of
-
     given = {"device": device, "devices": devices, **options}
     arguments = _arguments(model, config, given)
     model = arguments.pop("model")
@@ -120,6 +118,13 @@ def predict(
     models = list(model) if many else [model]
     if not models:
         raise InputError("the list of models is empty")
+    for named in models:
+        if isinstance(named, str) and not is_file(named):
+            refuse_unknown(named)
+    # What was wrong with the question was told before torch is imported, which takes a second.
+    from trappm.prediction.answering import Question, answers
+    from trappm.prediction.subjects import subject_of
+
     is_named = [isinstance(model, str | Path) for model in models]
     is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
     question = Question(**arguments)

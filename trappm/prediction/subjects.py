@@ -6,7 +6,6 @@ profiled before, by any process, need neither timm nor ONNX: `profile_cache` has
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
@@ -18,6 +17,7 @@ from trappm.prediction.profile_cache import ProfileCache, content_key
 from trappm.prediction.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
+from trappm.profiler.models.known_names import is_file
 from trappm.profiler.records import MemoryFormat, Precision
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def subject_of(
     if isinstance(model, str | Path):
         if example_input is not None:
             raise InputError("example_input is for modules; names and files know their input")
-        if isinstance(model, Path) or model.endswith(".onnx") or os.sep in model:
+        if isinstance(model, Path) or is_file(model):
             return _file(Path(model), content_key(Path(model)), input_size, _profiles())
         return _architecture(model, input_size, _profiles())
     from torch import nn

@@ -1,0 +1,47 @@
+"""timm's names without timm: what it has no model for is told before seconds go into importing it.
+
+The names stand in timm's source, at the functions that it registers. What is doubtful passes: timm
+itself is asked about it later.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from trappm.profiler.errors import UnknownArchitectureError
+from trappm.profiler.nearest import nearest
+
+WILD = "*?["
+"""Marks of a glob."""
+_REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+
+
+def is_file(model: str) -> bool:
+    """Whether this is the path of an ONNX file, and no architecture's name."""
+    return model.endswith(".onnx") or os.sep in model
+
+
+def refuse_unknown(name: str) -> None:
+    """Raises UnknownArchitectureError: timm has no such model; with the nearest spellings."""
+    spec = importlib.util.find_spec("timm")
+    if "timm" in sys.modules or spec is None or spec.origin is None:
+        return  # it answers quickly itself, or not at all
+    sources = [path.read_text() for path in (Path(spec.origin).parent / "models").glob("*.py")]
+    bare = name.partition(".")[0].removeprefix("ig_")
+    marks = (f"def {bare}(", f"'{bare}'", f'"{bare}"', f"'{bare}.", f'"{bare}.')
+    if any(mark in source for source in sources for mark in marks):
+        return  # a model, or the old name of one
+    names = {registered for source in sources for registered in _REGISTERED.findall(source)}
+    if names and not any(mark in name for mark in WILD):
+        raise unknown_architecture(name, names)
+
+
+def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
+    """The error for a name that is none of timm's, with the nearest of these."""
+    hint = nearest(name, sorted(names), otherwise="timm.list_models() lists them all")
+    return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

@@ -1,0 +1,63 @@
+"""timm's names, read off its source: the same that it lists, before it is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_names_in_the_source_are_those_that_timm_lists():
+    code = (
+        "from trappm.profiler.models.known_names import refuse_unknown\n"
+        "from trappm.profiler.errors import UnknownArchitectureError\n"
+        "import importlib.util, pathlib\n"
+        "def refused(name):\n"
+        "    try:\n"
+        "        return refuse_unknown(name)\n"
+        "    except UnknownArchitectureError as error:\n"
+        "        return str(error)\n"
+        "names = ('resnet51', 'resnets', 'resnet50', 'resnet50.a1_in1k', 'ig_resnext101_32x8d',\n"
+        "         'tf_efficientnet_b0_ns', 'resnet*')\n"
+        "early = [refused(name) for name in names]\n"
+        "from trappm.profiler.models import known_names, zoo\n"
+        "folder = pathlib.Path(importlib.util.find_spec('timm').origin).parent / 'models'\n"
+        "found = {n for p in folder.glob('*.py')\n"
+        "         for n in known_names._REGISTERED.findall(p.read_text())}\n"
+        "assert found == set(zoo.architectures(['*']))\n"
+        "late = []\n"
+        "for name in names[:2]:\n"
+        "    try:\n"
+        "        zoo.check(name)\n"
+        "    except UnknownArchitectureError as error:\n"
+        "        late.append(str(error))\n"
+        "assert early == [*late, *[None] * 5], early\n"
+    )
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "resnet51"], "did you mean 'resnet51q'"),
+        (["predict", "resnet50", "--batch-size", "0"], "batch size is 0"),
+        (["compare", "resnet50", "resnet51"], "did you mean 'resnet51q'"),
+        (["labels", "lookup", "resnet51", "--device", "a100"], "did you mean 'resnet51q'"),
+        (["labels", "lookup", "resnet50", "--device", "a100", "--batch-size", "0"], "must be from"),
+        (["--version"], "trappm "),
+    ],
+)
+def test_what_is_wrong_with_a_question_is_told_before_anything_dear_is_imported(arguments, message):
+    code = (
+        "import sys\n"
+        "from trappm.cli import run\n"
+        f"run({arguments!r})\n"
+        "assert not {'torch', 'timm', 'onnx', 'sqlalchemy', 'pandas', 'ray'} & set(sys.modules)\n"
+    )
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    assert message in done.stderr + done.stdout
