@@ -68,7 +68,8 @@ def learner(tmp_path_factory):
     """By strategy; the encoder hardly learns, and is trained once."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1)))
+        encoder = replace(LAPTOP.encoder, steps=1, one_batch_size=False)
+        patch.setitem(PRESETS, "laptop", replace(LAPTOP, encoder=encoder))
 
         def made(strategy: str) -> CampaignLearner:
             one = CampaignLearner(

@@ -11,7 +11,6 @@ from trappm.learner.heads.other_devices import (
     known_of_others,
 )
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.physics.kernel_times import group_rows, starting_constants
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
@@ -101,11 +100,10 @@ def test_damage_is_refused(others):
             OtherDevices.from_tensors({**tensors, **damage})
 
 
-def test_constants_of_an_older_formula_are_as_before_any_label_in_its_new_groups(others):
-    _, last = group_rows()[-1]
-    cut = {k: v[: last.start] if k == "constants" else v for k, v in others.tensors().items()}
-    again = OtherDevices.from_tensors(cut)
-    assert np.array_equal(again.constants[last], starting_constants()[last])
+def test_constants_of_another_formula_are_refused(others):
+    cut = {k: v[:-1] if k == "constants" else v for k, v in others.tensors().items()}
+    with pytest.raises(ValueError, match="constants of shape"):
+        OtherDevices.from_tensors(cut)
 
 
 def test_labelled_metrics_stay_and_missing_ones_are_added(others):

@@ -36,8 +36,8 @@ def snapshot(tmp_path_factory):
     """Trained a little, on the graphs of three models: what it predicts is not judged here."""
     preset = replace(
         LAPTOP,
-        encoder=replace(LAPTOP.encoder, widths=(8, 8), epochs=2),
-        head=replace(LAPTOP.head, widths=(8,), hidden=(8,), epochs=2, members=2),
+        encoder=replace(LAPTOP.encoder, widths=(8, 8), steps=2),
+        head=replace(LAPTOP.head, widths=(8,), hidden=(8,), steps=2, members=2),
     )
     names = ("test_resnet", "test_vit", "test_convnext")
     graphs = [graph_template(name, 64).at(batch) for name in names for batch in (1, 2, 4, 8)]
