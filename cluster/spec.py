@@ -158,8 +158,13 @@ class CampaignSpec(CampaignBudget):
             raise ValueError(
                 f"protocol: {self.protocol.name!r} is a protocol of ours; rename yours"
             )
-        preset_named(self.learner)
+        head = preset_named(self.learner).head
         strategy_named(self.strategy)
+        if self.strategy == "uncertainty" and head.members == 1 and not head.physical_prior:
+            raise ValueError(
+                f"strategy: uncertainty needs networks that disagree, and learner {self.learner} "
+                "is a single one; take learner: paper-ensemble"
+            )
         if self.devices.target == self.devices.source:
             raise ValueError("devices: source and target are the same; leave target out")
         if self.initial.source < 4:

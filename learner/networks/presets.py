@@ -9,7 +9,7 @@ the bench judges by itself (`learner.estimators`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
@@ -118,7 +118,10 @@ LAPTOP = LearnerPreset(
     ),
 )
 
-PRESETS = {preset.name: preset for preset in (PAPER, LAPTOP)}
+PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, members=5))
+"""Networks that can disagree, which choosing by uncertainty goes by."""
+
+PRESETS = {preset.name: preset for preset in (PAPER, PAPER_ENSEMBLE, LAPTOP)}
 
 
 def preset_named(name: str) -> LearnerPreset:

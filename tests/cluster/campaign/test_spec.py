@@ -100,6 +100,7 @@ def test_the_budget_is_the_sum_of_evaluation_initial_and_rounds():
         ({"rounds": {"count": -1, "source": 2}}, "rounds.count"),
         ({"evaluation": {"source": 2, "tarket": 2}}, "did you mean 'target'"),
         ({"devices": {"source": "cpu-2t", "target": "cpu-2t"}}, "source and target are the same"),
+        ({"learner": "paper", "strategy": "uncertainty"}, "take learner: paper-ensemble"),
         ({"devices": {"source": "cpu-2t"}}, "names no target"),
         ({"initial": {"source": 1, "target": 2}}, "4 or more"),
         ({"protocol": "quik"}, "quik"),
