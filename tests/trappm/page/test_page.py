@@ -150,7 +150,7 @@ def test_the_map_tells_each_configuration_and_why(page, server, home):
     for key in ("ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown", "ArrowRight") * 3:
         page.keyboard.press(key)
         seen.add(about.locator(".about-title").inner_text())
-    assert len(seen) > 3
+    assert len(seen) >= 3
     page.keyboard.press("Escape")
     assert about.locator(".about-title").count() == 0
     page.locator("button.link").first.click()
