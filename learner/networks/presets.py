@@ -101,7 +101,7 @@ LAPTOP = LearnerPreset(
         widths=(64, 32, 32, 32),
         dropout=0.1,
         learning_rate=3e-3,
-        steps=1_000,
+        steps=700,
         batch_nodes=4_096,
         one_batch_size=True,
     ),

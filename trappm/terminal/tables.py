@@ -25,8 +25,11 @@ def console() -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table; columns of numbers are right-aligned, missing values are marked as such."""
-    return _built(title, [_Column.of(*column) for column in zip(columns, *rows, strict=True)])
+    """A table without the columns that are empty all the way down.
+
+    Columns of numbers are right-aligned, missing values are marked as such.
+    """
+    return _built(title, _filled(columns, rows))
 
 
 def print_table(
@@ -39,8 +42,7 @@ def print_table(
     """
     if title:
         console().print(title, style="bold", markup=False)
-    first, *others = (_Column.of(*column) for column in zip(columns, *rows, strict=True))
-    shown = [first, *(c for c in others if every_column or not (rows and c.empty))]
+    shown = _filled(columns, rows, every_column=every_column)
     left_out: list[str] = []
     narrow = console().is_terminal and not every_column
     while narrow and _too_wide(shown) and len(shown) > LEAST_COLUMNS:
@@ -78,6 +80,13 @@ class _Column(NamedTuple):
         return min(
             max((len(word) for text in self.lines for word in text.split()), default=1), LONG
         )
+
+
+def _filled(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every_column: bool = False
+) -> list[_Column]:
+    first, *others = (_Column.of(*column) for column in zip(columns, *rows, strict=True))
+    return [first, *(c for c in others if every_column or not (rows and c.empty))]
 
 
 def _too_wide(columns: Sequence[_Column]) -> bool:
