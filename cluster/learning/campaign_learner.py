@@ -84,7 +84,7 @@ class CampaignLearner:
 
         Args:
             pool: configurations with their graph templates.
-            on_progress: called with epochs done and epochs in all.
+            on_progress: called with steps done and steps at most.
             steps: step profiles by architecture and input size, where there are any.
             traced: those in settings of their own, where there are any.
         """

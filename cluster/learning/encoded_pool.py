@@ -56,7 +56,7 @@ class EncodedPool:
             preset: of the encoder.
             seed: of all that is random in it.
             cache: the folder of encoders.
-            on_progress: called with epochs done and epochs in all.
+            on_progress: called with steps done and steps at most.
         """
         configurations = [configuration for configuration, _ in pool]
         graphs = _graphs(pool)

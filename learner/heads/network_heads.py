@@ -52,7 +52,9 @@ class NetworkHeads:
         estimates = [head.predict(workloads) for head in self.heads.values()]
 
         def column(name: str) -> Array:
-            return np.stack([getattr(estimate, name) for estimate in estimates], axis=1)
+            none = np.zeros(len(workloads))  # a single network disagrees with nobody
+            values = [getattr(estimate, name) for estimate in estimates]
+            return np.stack([none if value is None else value for value in values], axis=1)
 
         return Predictions(
             metrics=self.metrics,

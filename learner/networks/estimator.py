@@ -93,7 +93,8 @@ class NetworkModel:
     """Mean and deviation of log(value) over the training set."""
     scale: float
     noise: float
-    """Deviation of the errors of log(value) on architectures that a network was blind to."""
+    """Deviation of the errors of log(value) on architectures that a network was blind to, but for
+    when its training ended, which makes them a little too small."""
     calibration: Calibration
     """Of these errors, in units of `noise`."""
     batch_nodes: int
@@ -109,7 +110,7 @@ class NetworkModel:
             low=np.exp(middle + low * deviation),
             high=np.exp(middle + high * deviation),
             log_std=deviation,
-            log_std_of_mean=disagreement,
+            log_std_of_mean=disagreement if len(self.networks) > 1 else None,
         )
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:

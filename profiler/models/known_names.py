@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from trappm.profiler.errors import UnknownArchitectureError
@@ -28,10 +29,9 @@ def is_file(model: str) -> bool:
 
 def refuse_unknown(name: str) -> None:
     """Raises UnknownArchitectureError: timm has no such model; with the nearest spellings."""
-    spec = importlib.util.find_spec("timm")
-    if "timm" in sys.modules or spec is None or spec.origin is None:
+    sources = () if "timm" in sys.modules else _sources()
+    if not sources:
         return  # it answers quickly itself, or not at all
-    sources = [path.read_text() for path in (Path(spec.origin).parent / "models").glob("*.py")]
     bare = name.partition(".")[0].removeprefix("ig_")
     marks = (f"def {bare}(", f"'{bare}'", f'"{bare}"', f"'{bare}.", f'"{bare}.')
     if any(mark in source for source in sources for mark in marks):
@@ -39,6 +39,16 @@ def refuse_unknown(name: str) -> None:
     names = {registered for source in sources for registered in _REGISTERED.findall(source)}
     if names and not any(mark in name for mark in WILD):
         raise unknown_architecture(name, names)
+
+
+@cache
+def _sources() -> tuple[str, ...]:
+    """Of the modules that register timm's models."""
+    spec = importlib.util.find_spec("timm")
+    if spec is None or spec.origin is None:
+        return ()
+    files = (Path(spec.origin).parent / "models").glob("*.py")
+    return tuple(path.read_text(encoding="utf-8") for path in files)
 
 
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:

@@ -61,8 +61,10 @@ class BeforeTorchvision:
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":
             sys.meta_path.remove(self)
-            from trappm.profiler.models.torchvision_shim import register_missing_operators
-
+            try:
+                from trappm.profiler.models.torchvision_shim import register_missing_operators
+            except ImportError:  # trappm was uninstalled
+                return
             register_missing_operators()
 
 

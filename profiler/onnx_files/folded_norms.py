@@ -19,6 +19,7 @@ from trappm.profiler.onnx_files.operation import Operation
 from trappm.profiler.onnx_files.stored import Kind
 
 _NORM = "BatchNormalization"
+_OTHER_NORMS = frozenset({"InstanceNormalization", "LayerNormalization", "GroupNormalization"})
 _PARTS = ("convolution", "scale", "bias", "mean", "variance")
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"})
 _BEFORE_ANY_NORM = frozenset({"Add", "Concat", "MaxPool", "AveragePool"})
@@ -55,7 +56,7 @@ def with_norms(model: CheckedModel) -> CheckedModel:
     biased = {name: c for name, c in bare.items() if len(c.inputs) > 2}
     if normalised:  # where activations come before convolutions, others lost none
         bare = biased
-    elif not _needs_norms(operations, bare, kinds, pooled):
+    elif not _needs_norms(operations, _open(operations, bare, set(kinds)), kinds, pooled):
         return model
     # A folded norm leaves a bias behind, but for one of a network that was never trained.
     return _restored(model, operations, biased or bare, kinds)
@@ -75,6 +76,22 @@ def _bare(
         for name in convolution.outputs
         if name not in outputs and readers.get(name) and readers[name] <= _AFTER_A_NORM
     }
+
+
+def _open(
+    operations: Sequence[Operation], bare: Mapping[str, Operation], weights: Set[str]
+) -> dict[str, Operation]:
+    """Those that no other norm stands before in their branch, as in networks of layer norms."""
+    maker: dict[str, str] = {}
+    behind: set[str] = set()
+    for operation in operations:
+        inputs = {*operation.inputs} - weights - {""}
+        centred = operation.operator == "Sub" and "ReduceMean" in {maker.get(n) for n in inputs}
+        joins = operation.operator == "Add" and len(inputs) == 2
+        if operation.operator in _OTHER_NORMS or centred or (inputs & behind and not joins):
+            behind.update(operation.outputs)
+        maker.update(dict.fromkeys(operation.outputs, operation.operator))
+    return {name: c for name, c in bare.items() if c.inputs[0] not in behind}
 
 
 def _needs_norms(

@@ -84,7 +84,7 @@ H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
 OUR_METRICS = ("step_time_ms", "memory_mib")
 HOSTS_APART = 0.5
 """Deviation of the logarithm of step times between CPUs of as many threads: the two that we
-measured are a factor of HOSTS apart, and the next one may be as far from their middle."""
+measured are a factor of 1.8 apart (0.6), and the next one may be about as far from their middle."""
 
 
 def cpu_files(device: str) -> tuple[str, ...]:

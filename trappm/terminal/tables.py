@@ -85,8 +85,8 @@ class _Column(NamedTuple):
 def _filled(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, every_column: bool = False
 ) -> list[_Column]:
-    first, *others = (_Column.of(*column) for column in zip(columns, *rows, strict=True))
-    return [first, *(c for c in others if every_column or not (rows and c.empty))]
+    every = [_Column.of(*column) for column in zip(columns, *rows, strict=True)]
+    return every[:1] + [c for c in every[1:] if every_column or not (rows and c.empty)]
 
 
 def _too_wide(columns: Sequence[_Column]) -> bool:

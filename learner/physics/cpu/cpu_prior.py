@@ -1,7 +1,8 @@
 """What the formulas of CPUs have in common: sums of terms that are computed once a workload.
 
-They start from another CPU's constants without being held to them: loose ones were never worse than
-those held as on GPUs, and better than what cross-validation chose (docs/accuracy.md, "CPU cores").
+They start from another CPU's constants (the step time from a part of them) without being held to
+them, which served better than holding them or a choice by cross-validation (docs/accuracy.md, "CPU
+cores").
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.physics.cpu.cpu_memory_prior import CpuMemoryPrior
-from trappm.learner.physics.cpu.cpu_time_prior import SPEC, CpuTimePrior
+from trappm.learner.physics.cpu.cpu_time_prior import SHARED, SPEC, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.starting_prior import starting_prior
@@ -167,6 +167,9 @@ def test_a_device_like_the_source_starts_from_it(labelled):
         for start in (source, None)
     )
     assert after < 0.9 * scratch
+    begun, known = CpuTimePrior().started_from(truth).log_constants, truth.log_constants
+    assert begun.mean() == pytest.approx(known.mean())
+    assert begun.std() == pytest.approx(SHARED * known.std())
 
 
 def test_a_source_holds_nothing_back(labelled):

@@ -49,7 +49,7 @@ def operators(path):
 @pytest.mark.parametrize(
     "name",
     ["test_resnet", "test_efficientnet", "test_nfnet", "seresnet18", "densenet121", "resnetv2_50",
-     "test_convnext", "test_vit"],
+     "test_convnext", "test_vit", "convformer_s18"],
 )  # fmt: skip
 def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
     size = 64
@@ -63,8 +63,14 @@ def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
     if folded > 0:
         assert f"{folded} batch norms" in file.step_remark
     else:
-        assert name in {"test_nfnet", "test_convnext", "test_vit"}
+        assert norms == 0
         assert "put back" not in (file.step_remark or "")
+
+
+def test_branches_behind_other_norms_lost_none(tmp_path):
+    file = file_profile(older(trained("poolformerv2_s12", 64), 64, tmp_path / "m.onnx"))
+    assert "BatchNormalization" not in file.graph.operators
+    assert "put back" not in (file.step_remark or "")
 
 
 def test_a_file_with_its_norms_gets_no_more_of_them(tmp_path):
