@@ -106,9 +106,9 @@ class Question:
             if not names:
                 raise InputError("the list of devices is empty; name some, or ask for all")
             return [key_among(self.snapshots, name) for name in names]
-        keys = sorted(
-            {key for s in self.snapshots for key, phases in s.heads.items() if self.phase in phases}
-        )
+        every = (pair for s in self.snapshots for pair in s.heads.items())
+        cores = self.power_limit_w is None  # which have no limit to set
+        keys = sorted({k for k, ps in every if self.phase in ps and (cores or k[:3] != "cpu")})
         if not keys:
             raise SnapshotError(f"there are no heads for {self.phase} steps; choose another phase")
         return keys

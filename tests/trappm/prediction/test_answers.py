@@ -63,6 +63,9 @@ def test_cpu_cores_are_answered_for_by_those_of_other_machines():
     assert high < 2 * low
     remark = "step_time_ms, memory_mib from labels of other machines' cores"
     assert any(remark in line for line in answer.remarks)
+    under = trappm.predict("test_resnet", devices="all", snapshot="default", power_limit_w=250)
+    assert {"h100", "v100-16gb"} <= {a.device for a in under} <= set(KEYS) | {"h100", "v100-16gb"}
+    assert not any(a.device.startswith("cpu") for a in under)  # cores have no limit to set
 
 
 def test_the_shipped_snapshot_is_small_whole_and_tells_where_it_comes_from():
