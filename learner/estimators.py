@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from trappm.learner.estimator import Estimator
 from trappm.learner.networks.gae import Encoder
-from trappm.learner.networks.presets import PRESETS, EncoderPreset, HeadPreset
+from trappm.learner.networks.presets import MEMBERS, PRESETS, EncoderPreset, HeadPreset
 from trappm.learner.physics.prior import Prior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -52,7 +52,7 @@ def _prior_alone(given: Surroundings) -> Estimator:
 
 
 _SWITCHES: Mapping[str, Callable[[HeadPreset], HeadPreset]] = {
-    "ensemble": lambda head: replace(head, members=5),
+    "ensemble": lambda head: replace(head, members=MEMBERS),
     "huber": lambda head: replace(head, loss="huber-log"),
     "relative": lambda head: replace(head, loss="relative-squared"),
 }
@@ -118,6 +118,11 @@ def _faketensor(given: Surroundings) -> Estimator:
     return FakeTensor(given.estimates_mib)
 
 
+_SWITCHED = {
+    f"trappm-{preset}-{switch}": _published(preset, switch)
+    for preset in _SIZES
+    for switch in (*_SWITCHES, MASKED)
+}
 _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "ours": _ours,
     "prior": _prior_alone,
@@ -129,11 +134,7 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "mlp": _mlp,
     "xgboost": _xgboost,
     "faketensor": _faketensor,
-    **{
-        f"trappm-{preset}-{switch}": _published(preset, switch)
-        for preset in _SIZES
-        for switch in (*_SWITCHES, MASKED)
-    },
+    **_SWITCHED,
 }
 
 OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
@@ -142,9 +143,7 @@ OF_PHYSICS = frozenset({"ours", "prior", "faketensor"})
 _BY_SKLEARN = frozenset({"mlp", "xgboost"})
 """Those that scikit-learn, or its interface to XGBoost, stands behind."""
 
-SWITCHED = frozenset(
-    f"trappm-{preset}-{switch}" for preset in _SIZES for switch in (*_SWITCHES, MASKED)
-)
+SWITCHED = frozenset(_SWITCHED)
 """The paper's with one choice made otherwise; these are judged where they are named."""
 
 ESTIMATORS: Sequence[str] = tuple(_MAKERS)

@@ -1,12 +1,14 @@
 """What each group of the step time's constants is worth on labels not seen (docs/step_time.md).
 
     PYTHONPATH=. python benchmarks/learner/ablation.py DATA --traces FOLDER [--seeds 1337 1338]
+        [--groups NAME,NAME ...] [--cards CARD ...]
 
 A group is left out by holding its constants where they begin. What it is worth is how much larger
 the mean error is without it, in percentage points: on the RTX 3090's training steps with
 architectures and with families held out, and in channels-last with architectures held out; on the
 RTX 4090's inference, a whole device held out, by the constants of the 3090; and with 32 labels of
-it.
+it. With `--cards` these are held out as a whole from all that is known (`other_devices.py`), and
+their mean errors are printed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from benchmarks.learner import step_time_nodes
+from benchmarks.learner.other_devices import evidence_of_all, step_time_errors
 from benchmarks.learner.step_time import SOURCES, Labels, errors, held_out, load
 from trappm.learner.physics import kernel_times, step_time_prior
 from trappm.learner.physics.device_specs import spec_of
@@ -47,11 +51,11 @@ def without(names: Sequence[str]) -> Iterator[None]:
                 values[rows] *= HELD
         return values
 
-    step_time_prior.spreads = held
+    step_time_prior.spreads = step_time_nodes.spreads = held
     try:
         yield
     finally:
-        step_time_prior.spreads = every
+        step_time_prior.spreads = step_time_nodes.spreads = every
 
 
 def fitted(
@@ -96,6 +100,19 @@ def judge(
     return mean
 
 
+def print_cards(data: Path, traces: Path, cards: Sequence[str], ways: Sequence[list[str]]) -> None:
+    """Prints what whole cards are off, with everything and without groups of constants."""
+    known, kernels = evidence_of_all(data, traces)
+    for names in ([], *ways):
+        with without(names):
+            rows = list(step_time_errors(known, kernels, cards))
+        cells = (
+            f"{row.device} {row.basis} {row.phase} {100 * np.abs(np.exp(-row.logs) - 1).mean():.1f}"
+            for row in rows
+        )
+        print(f"without {'+'.join(names) or 'nothing'}: {', '.join(cells)}", flush=True)
+
+
 def main() -> None:
     """Prints what all reach, then what each group is worth."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -103,14 +120,18 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="where kernels are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=(1337, 1338))
     parser.add_argument("--groups", nargs="+", help="names with commas leave groups out together")
+    parser.add_argument("--cards", nargs="+", help="hold these out as a whole instead")
     options = parser.parse_args()
+    every = [group.name for group in GROUPS if not group.common]
+    ways = [names.split(",") for names in options.groups or every]
+    if options.cards:
+        print_cards(options.data, options.traces, options.cards, ways)
+        return
     labels = [load(SOURCES[n], options.data, options.traces, ROWS)
               for n in ("train", "train-nhwc", "infer-3090", "infer-4090")]  # fmt: skip
     print(f"{'':46}" + "".join(f"{name:>17}" for name in COLUMNS), flush=True)
     everything = judge(*labels, options.seeds)
     print(f"{'all':46}" + "".join(f"{value:17.2f}" for value in everything), flush=True)
-    every = [group.name for group in GROUPS if not group.common]
-    ways = [names.split(",") for names in options.groups or every]
     for names in ways:
         with without(names):
             worth = judge(*labels, options.seeds) - everything

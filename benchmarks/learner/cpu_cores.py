@@ -1,6 +1,6 @@
 """How far heads of CPU cores are off, on the whole pool of the preset `laptop` (docs/accuracy.md).
 
-    PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20] [--beyond]
+    PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20] [--beyond | --parts]
         [--source intel-xeon/cpu-2t] [--target intel-xeon/cpu-1t]
 
 Every configuration of the pool was measured on two threads and on one of two hosts, and some once
@@ -9,7 +9,8 @@ does, it draws 40 labels of the source and few of the target from the rest; all 
 judged: the median and, in brackets, the mean over splits of the mean absolute percentage error.
 With `--beyond` heads learn from the least labels of two thirds of the architectures, and what
 intervals of the others cover is told by how far beyond these labels the answer lies: widened for
-that distance as heads do it, and as they would be without.
+that distance as heads do it, and as they would be without. With `--parts` the formula of step times
+is judged alone: without some of its terms, and starting from more or less of a source's constants.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,8 @@ import numpy.typing as npt
 from trappm.experiments.shipped_sheets import our_labels
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.physics.cpu import cpu_time_prior
+from trappm.learner.physics.cpu.cpu_time_prior import CpuTimePrior
 from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
@@ -187,10 +191,10 @@ def coverage_beyond(pool: Pool, devices: Sequence[str], metric: str, splits: int
     rows = []
     for device, seed, share in itertools.product(devices, range(splits), LEAST_SHARES):
         values, generator = pool.values(device, metric), np.random.default_rng(seed)
-        least = values <= np.quantile(values, share)
-        distinct = np.unique(names[least])
+        is_small = values <= np.quantile(values, share)
+        distinct = np.unique(names[is_small])
         kept = generator.permutation(distinct)[: max(3, 2 * len(distinct) // 3)]
-        own = generator.permutation(np.flatnonzero(least & np.isin(names, kept)))[:SOURCE_LABELS]
+        own = generator.permutation(np.flatnonzero(is_small & np.isin(names, kept)))[:SOURCE_LABELS]
         if len(own) < SOURCE_LABELS // 4:
             continue
         targets = Targets(values[own], np.full(len(own), np.nan), names[own].tolist())
@@ -221,6 +225,78 @@ def print_beyond(pool: Pool, devices: Sequence[str], splits: int) -> None:
             )
 
 
+PARTS = {
+    "calls of convolutions": ("forward convolutions", "backward convolutions"),
+    "narrow images": ("narrow forward", "narrow backward"),
+    "few rows": ("few rows",),
+    "large weights": ("large weights",),
+}
+"""Terms of `cpu_time_prior` that came later than the others."""
+SHARES = (0.0, 0.25, 0.5, 1.0)
+
+
+class Without(CpuTimePrior):
+    """The formula with some of its terms left out."""
+
+    left_out: ClassVar[tuple[str, ...]] = ()
+
+    def terms(self, workloads: Sequence[Workload]) -> Array:
+        terms = super().terms(workloads).copy()
+        terms[:, [term.name in self.left_out for term in self.SPEC.terms]] = 0.0
+        return terms
+
+
+def prior_errors(
+    pool: Pool, start: Prior, device: str, count: int, splits: int, source: str | None = None
+) -> list[float]:
+    """Of the formula alone after so many labels of a device, and `SOURCE_LABELS` of a source."""
+    names = np.array([c.architecture for c in pool.configurations])
+    off = []
+    for seed in range(splits):
+        generator = np.random.default_rng(seed)
+        distinct = np.unique(names)
+        held_out = np.isin(
+            names, generator.permutation(distinct)[: round(HELD_OUT * len(distinct))]
+        )
+        rest = np.flatnonzero(~held_out)
+
+        def fitted(
+            prior: Prior, key: str, chosen: npt.NDArray[np.int64], tightness: float = 1.0
+        ) -> Prior:
+            logs = np.log(pool.values(key, "step_time_ms")[chosen])
+            own = [pool.workloads[i] for i in chosen.tolist()]
+            return prior.refit(own, logs, tightness=tightness)
+
+        begun = start
+        if source is not None:
+            begun = start.started_from(
+                fitted(start, source, generator.permutation(rest)[:SOURCE_LABELS])
+            )
+        prior = fitted(begun, device, generator.permutation(rest)[:count])
+        judged = [pool.workloads[i] for i in np.flatnonzero(held_out).tolist()]
+        ratios = np.exp(prior.log_values(judged)) / pool.values(device, "step_time_ms")[held_out]
+        off.append(float(100 * np.abs(ratios - 1).mean()))
+    return off
+
+
+def print_parts(pool: Pool, pair: tuple[str, str], splits: int) -> None:
+    """Prints what terms are worth, then what of a source's constants is."""
+    print(f"step_time_ms, {SOURCE_LABELS} labels, without")
+    for name, terms in {"nothing": (), **PARTS, "all": sum(PARTS.values(), ())}.items():
+        Without.left_out = terms
+        cells = (_cell(prior_errors(pool, Without(), key, SOURCE_LABELS, splits)) for key in pair)
+        print(f"  {name:24} {'   '.join(cells)}", flush=True)
+    source, target = pair
+    print(f"{target} after {source}, with so much of what sets its constants apart")
+    for share in SHARES:
+        cpu_time_prior.SHARED = share
+        cells = (
+            f"{n}: {_cell(prior_errors(pool, CpuTimePrior(), target, n, splits, source))}"
+            for n in TARGET_LABELS[:-1]
+        )
+        print(f"  {share:4} {'   '.join(cells)}", flush=True)
+
+
 def main() -> None:
     """Prints a table for each metric."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -228,9 +304,13 @@ def main() -> None:
     parser.add_argument("--source", choices=DEVICES, default=DEVICES[0])
     parser.add_argument("--target", choices=DEVICES, default=DEVICES[1])
     parser.add_argument("--beyond", action="store_true", help="tell what intervals cover far off")
+    parser.add_argument("--parts", action="store_true", help="tell what terms and starts are worth")
     options = parser.parse_args()
     pair, splits = (options.source, options.target), options.splits
     pool = load(pair)
+    if options.parts:
+        print_parts(pool, pair, splits)
+        return
     if options.beyond:
         print_beyond(pool, pair, splits)
         return

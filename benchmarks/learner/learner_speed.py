@@ -143,7 +143,7 @@ def main() -> None:
     published = TrappmAsPublished("once", replace(preset.head, steps=steps), random)
     embedding_s = cpu_seconds(lambda: published.embed(graphs))
     model = published.fit(workloads, targets, generator)
-    epochs = 3
+    epochs = 3  # of few steps: training cannot end before it has looked back ten times
     longer = TrappmAsPublished("longer", replace(preset.head, steps=(1 + epochs) * steps), random)
     longer.embed(graphs)
     once_s = cpu_seconds(lambda: published.fit(workloads, targets, generator))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,9 +132,29 @@ def inference_steps(key: str, data: Path, traces: Path) -> Steps:
     return Steps(evidence, labels.groups("architectures"), trains)
 
 
-def step_time_errors(known: Sequence[Steps], kernels: Sequence[Evidence]) -> Iterator[Errors]:
-    """Of each card, by what its constants rest on."""
+def evidence_of_all(data: Path, traces: Path) -> tuple[list[Steps], list[Evidence]]:
+    """Steps and kernels of all known cards."""
+    nodes = data / "nodes"
+    known = [
+        *published_steps(nodes, traces),
+        timm_steps(data, traces),
+        *(inference_steps(key, data, traces) for key in ("infer-3090", "infer-4090")),
+        h100_steps(traces),
+    ]
+    kernels = [
+        *(published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS),
+        *(published_kernels(nodes, card, 1.0) for card in OTHER_KERNEL_CARDS),
+    ]
+    return known, kernels
+
+
+def step_time_errors(
+    known: Sequence[Steps], kernels: Sequence[Evidence], cards: Collection[str] = ()
+) -> Iterator[Errors]:
+    """Of each card, by what its constants rest on; of some cards only, if any are named."""
     for device in sorted({steps.evidence.device for steps in known}):
+        if cards and device not in cards:
+            continue
         fit = learned_from(
             [s.evidence for s in known if s.evidence.device != device]
             + [e for e in kernels if e.device != device]
@@ -298,17 +318,7 @@ def main() -> None:
         "--v100", type=int, nargs="+", help="with these seeds, as step_time_nodes.py judges it"
     )
     options = parser.parse_args()
-    nodes, traces = options.data / "nodes", options.traces
-    known = [
-        *published_steps(nodes, traces),
-        timm_steps(options.data, traces),
-        *(inference_steps(key, options.data, traces) for key in ("infer-3090", "infer-4090")),
-        h100_steps(traces),
-    ]
-    kernels = [
-        *(published_kernels(nodes, card, SHARE_OF_OTHERS) for card in KERNEL_CARDS),
-        *(published_kernels(nodes, card, 1.0) for card in OTHER_KERNEL_CARDS),
-    ]
+    known, kernels = evidence_of_all(options.data, options.traces)
     if options.v100 is not None:
         of_v100 = next(part for part in kernels if part.device == "v100")
         others = [part for part in kernels if part.device != "v100"]

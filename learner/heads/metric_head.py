@@ -56,7 +56,7 @@ class Head(Generic[P]):
     """Of another device, where its residual is believed."""
     source_share: float = 0.0
     labelled: LabelledRange | None = None
-    """None without labels, and for snapshots from before it was kept."""
+    """None without labels."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         middle, deviation, outside = self._logs(workloads)

@@ -36,7 +36,7 @@ from trappm.learner.networks.graphmae import GinNetwork, MaskedAutoencoder
 from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.networks.training import train
-from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.folds import grouped_folds, layers_hash
 from trappm.learner.tensors import with_prefix
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
@@ -130,17 +130,16 @@ def train_encoder(
     preset: EncoderPreset,
     generator: np.random.Generator,
     on_progress: OnProgress = lambda done, total: None,
-    groups: Sequence[str] | None = None,
 ) -> Encoder:
     """Trains the autoencoder on these graphs and returns its frozen encoder.
+
+    A fold of the architectures is held out, to see when training is over.
 
     Args:
         graphs: without labels (n).
         preset: its sizes and training.
         generator: all randomness comes from it.
         on_progress: called with steps done and steps at most.
-        groups: the architecture of each graph (n), by default all different; a fold of them is held
-            out, to see when training is over.
 
     Raises:
         InputError: there are no graphs, or none has an edge.
@@ -150,8 +149,8 @@ def train_encoder(
         raise InputError("the encoder learns from edges, and there are no graphs with any")
     scaler = fit_node_scaler(graphs)
     data = [to_data(graphs[i], scaler) for i in rows]
-    names = [str(i) if groups is None else groups[i] for i in rows]
-    held_out = grouped_folds(names, HELD_OUT_FOLDS, generator) == 0
+    groups = [layers_hash(graphs[i]) for i in rows]
+    held_out = grouped_folds(groups, HELD_OUT_FOLDS, generator) == 0
     with torch_seeded(generator):
         learner, network, loss = _learner(preset)
         train(

@@ -8,7 +8,7 @@ near-copies; the paper's learns from all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from trappm.learner.networks.presets import EncoderPreset
 from trappm.learner.networks.published import random_encoder
 from trappm.profiler.records import Graph
 
-FORMAT = 2
+FORMAT = 3
 """Counted up when training changes, so that no older encoder is taken for a new one."""
 
 
@@ -46,17 +46,15 @@ def make_encoder(
         on_progress: called with steps done and steps at most.
     """
     generator = np.random.default_rng(seed)
-    named = dict(zip(graphs, architectures, strict=True))
     if preset.one_batch_size:
-        named = _one_of_each(named, generator)
-    graphs = list(named)
+        graphs = _one_of_each(graphs, architectures, generator)
     if not pretrained:
         return random_encoder(graphs, preset, generator)
     path = cache / f"encoder-{_name(graphs, preset, seed)}.safetensors"
     try:
         return Encoder.from_tensors(preset, load_file(path))
     except (OSError, SafetensorError, KeyError, RuntimeError):
-        encoder = train_encoder(graphs, preset, generator, on_progress, list(named.values()))
+        encoder = train_encoder(graphs, preset, generator, on_progress)
     cache.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     save_file({k: v.contiguous() for k, v in encoder.tensors().items()}, part)
@@ -65,15 +63,13 @@ def make_encoder(
 
 
 def _one_of_each(
-    architectures: Mapping[Graph, str], generator: np.random.Generator
-) -> dict[Graph, str]:
-    variants: dict[str, list[Graph]] = {}
-    for graph, name in architectures.items():
-        variants.setdefault(name, []).append(graph)
-    return {
-        graphs[int(generator.integers(len(graphs)))]: name
-        for name, graphs in sorted(variants.items())
-    }
+    graphs: Sequence[Graph], architectures: Sequence[str], generator: np.random.Generator
+) -> list[Graph]:
+    variants: dict[str, dict[Graph, None]] = {}
+    for graph, name in zip(graphs, architectures, strict=True):
+        variants.setdefault(name, {})[graph] = None
+    drawn = (list(variants[name]) for name in sorted(variants))
+    return [alike[int(generator.integers(len(alike)))] for alike in drawn]
 
 
 def _name(graphs: Sequence[Graph], preset: EncoderPreset, seed: int) -> str:

@@ -118,7 +118,9 @@ LAPTOP = LearnerPreset(
     ),
 )
 
-PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, members=5))
+MEMBERS = 5
+"""Of an ensemble: a network for each fold that one can be blind to."""
+PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, members=MEMBERS))
 """Networks that can disagree, which choosing by uncertainty goes by."""
 
 PRESETS = {preset.name: preset for preset in (PAPER, PAPER_ENSEMBLE, LAPTOP)}

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import Basis, OtherDevices
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
-from trappm.learner.networks.presets import PAPER, EncoderPreset, HeadPreset, LearnerPreset
+from trappm.learner.networks.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.snapshots.feature_schema import feature_schema
 from trappm.learner.snapshots.manifest import (
@@ -392,7 +392,4 @@ def _presets(preset: PresetEntry) -> tuple[EncoderPreset, HeadPreset]:
     def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
-    # Numbers of their training are kept for the record; what weights need are the sizes.
-    encoder = {k: v for k, v in tuples(preset.encoder).items() if hasattr(PAPER.encoder, k)}
-    head = {k: v for k, v in tuples(preset.head).items() if hasattr(PAPER.head, k)}
-    return replace(PAPER.encoder, **encoder), replace(PAPER.head, **head)
+    return EncoderPreset(**tuples(preset.encoder)), HeadPreset(**tuples(preset.head))

@@ -31,7 +31,6 @@ from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.experiments.label_files import read_usable
 from trappm.experiments.labelled_workloads import step_keys
 from trappm.experiments.shipped_sheets import (
-    HOSTS_APART,
     KERNELS_FILE,
     SEED,
     SHEETS,
@@ -67,8 +66,9 @@ from trappm.store.kernels.neusight import SOURCE as NEUSIGHT
 
 HELD_OUT = 0.2
 SPLIT = (
-    "a fifth of the architectures held out, seed 1337; then trained on all labels. Step times of "
-    "V100 and H100 start from other cards' steps, of the held-out architectures too"
+    "a fifth of the architectures held out, names of the same layers together, seed 1337; then "
+    "trained on all labels. Step times of V100 and H100 start from other cards' steps, of the "
+    "held-out architectures too; intervals of CPU step times are widened for other hosts"
 )
 
 
@@ -321,10 +321,8 @@ def _fit(
 ) -> Head[Prior]:
     generator = np.random.default_rng(SEED)
     head = Ours(prior).fit(samples.at(rows), samples.targets(rows), generator)
-    if is_cpu_device(sheet.device) and sheet.metric == "step_time_ms":
-        noise = float(np.hypot(head.residual.noise, HOSTS_APART))
-        return replace(head, residual=replace(head.residual, noise=noise))
-    return head
+    noise = float(np.hypot(head.residual.noise, sheet.hosts_apart))
+    return replace(head, residual=replace(head.residual, noise=noise))
 
 
 def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:

@@ -14,7 +14,7 @@ from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
-from trappm.prediction.device_names import key_among
+from trappm.prediction.device_names import key_among, keys_of
 from trappm.prediction.estimate import largest_batch
 from trappm.prediction.prediction import (
     MIG_PROFILES,
@@ -26,7 +26,7 @@ from trappm.prediction.prediction import (
 )
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
+from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, member
 
 if TYPE_CHECKING:
@@ -106,12 +106,7 @@ class Question:
             if not names:
                 raise InputError("the list of devices is empty; name some, or ask for all")
             return [key_among(self.snapshots, name) for name in names]
-        every = (pair for s in self.snapshots for pair in s.heads.items())
-        cores = self.power_limit_w is None  # which have no limit to set
-        keys = sorted({k for k, ps in every if self.phase in ps and (cores or k[:3] != "cpu")})
-        if not keys:
-            raise SnapshotError(f"there are no heads for {self.phase} steps; choose another phase")
-        return keys
+        return keys_of(self.snapshots, self.phase, limited=self.power_limit_w is not None)
 
     def answer(self, subject: Subject, device: str) -> Prediction:
         """What one step of the model costs on the device of this key; errors as of `answers`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trappm.profiler.devices.catalogue import card_of, read_name
 from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.records import Phase, is_cpu_device
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.snapshot import Snapshot
@@ -31,6 +32,21 @@ def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
         catalogued=any(snapshot.others is not None for snapshot in snapshots),
         cards={key: card for s in snapshots[::-1] for key, card in s.cards.items()},
     )
+
+
+def keys_of(snapshots: Sequence[Snapshot], phase: Phase, *, limited: bool) -> list[str]:
+    """The keys of all devices that have heads for this phase, in order.
+
+    Args:
+        limited: those only whose power can be limited, which CPU cores' cannot.
+
+    Raises:
+        SnapshotError: there are none.
+    """
+    keys = {key for s in snapshots for key, phases in s.heads.items() if phase in phases}
+    if not keys:
+        raise SnapshotError(f"there are no heads for {phase} steps; choose another phase")
+    return sorted(key for key in keys if not (limited and is_cpu_device(key)))
 
 
 def device_key(

@@ -155,7 +155,7 @@ def test_runs_that_died_are_labels_of_what_they_need_at_least(zoo, measure, smal
     assert heads.heads["memory_mib"].labelled.high == np.nanmax(above)
 
 
-def test_heads_from_before_labels_ends_were_kept_are_as_sure_as_they_were(trained, zoo, small):
+def test_heads_that_know_no_ends_of_labels_are_as_sure_as_between_them(trained, zoo, small):
     heads, _, held_out, _ = trained
     of_before = {k: v for k, v in heads.tensors().items() if ".labelled." not in k}
     assert len(of_before) < len(heads.tensors())

@@ -19,7 +19,7 @@ def preset(small):
 
 @pytest.fixture(scope="module")
 def encoder(zoo, preset):
-    return train_encoder(zoo.graphs, preset, np.random.default_rng(0), groups=zoo.names)
+    return train_encoder(zoo.graphs, preset, np.random.default_rng(0))
 
 
 def whole_batch(zoo):

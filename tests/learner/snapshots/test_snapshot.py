@@ -190,27 +190,10 @@ def test_giant_layers_in_a_manifest_take_no_memory(saved, content):
         assert load_snapshot(saved.folder).encoder
 
 
-def older_preset(saved):
-    """As it was while networks were trained by epochs, and five at once."""
-    preset = json.loads(json.dumps(saved.manifest.to_json()["preset"]))
-    for part, gone in (("encoder", {"steps"}), ("head", {"steps", "loss"})):
-        preset[part] = {k: v for k, v in preset[part].items() if k not in gone} | {"epochs": 60}
-    preset["head"] |= {"fine_tune_epochs": 20, "members": 5}
-    return preset
-
-
-def test_a_snapshot_from_when_training_went_by_epochs_still_loads(saved, zoo):
-    rewrite(saved.folder, preset=older_preset(saved))
-    older = load_snapshot(saved.folder)
-    workloads = zoo.workloads(range(96))[0]
-    assert np.isfinite(older.predict(workloads, "cpu-2t").median).all()
-    np.testing.assert_array_equal(older.encoder.embed(zoo.graphs), zoo.embeddings)
-
-
-def test_heads_of_one_network_for_all_metrics_are_refused_in_a_line(saved):
+def test_heads_of_an_unknown_kind_are_refused_in_a_line(saved):
     heads = json.loads(json.dumps(saved.manifest.to_json()["heads"]))
     heads["cpu-2t"]["train"]["kind"] = "networks"
-    rewrite(saved.folder, preset=older_preset(saved), heads=heads)
+    rewrite(saved.folder, heads=heads)
     with pytest.raises(SnapshotError, match="unknown kind of heads: 'networks'; publish it again"):
         load_snapshot(saved.folder)
 
