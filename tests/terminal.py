@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -58,6 +59,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # reads share characters
         while True:
             try:
                 data = os.read(self._ours, 1 << 16)
@@ -66,7 +68,7 @@ class Terminal:
             if not data:
                 break
             self._stream.feed(data)
-            self.raw += data.decode(errors="replace")
+            self.raw += decoder.decode(data)
             self._frames.append(self.screen)
         os.close(self._ours)
 
