@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/trappm/doc_figures.py [--to docs/figures]
 
-No data is needed: learning curves are those of the tables in docs/acquisition.md, errors those of
+No data is needed: learning curves are those of the tables in docs/studies/choosing.md, errors those of
 the manifest of the shipped snapshot, so the figures change when these do.
 """
 
@@ -44,7 +44,7 @@ def curves(text: str, heading: str) -> dict[str, list[float]]:
 
 
 def draw_curves(folder: Path) -> None:
-    text = (ROOT / "docs/acquisition.md").read_text()
+    text = (ROOT / "docs/studies/choosing.md").read_text()
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4))
     for place, heading, title in (
         (axes[0], "Step time (", "Step time, RTX 3090 training"),

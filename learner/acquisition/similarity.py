@@ -20,7 +20,7 @@ from trappm.learner.stats.kernels import matern32, nystroem_root
 FloatArray = npt.NDArray[np.float32]
 
 # Round numbers; with them strategies were compared on splits of seeds 100 to 119
-# (docs/acquisition.md).
+# (docs/studies/choosing.md).
 LANDMARKS = 256
 COMPONENTS = 16
 """Principal components of the embedding that are kept."""

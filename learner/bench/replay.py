@@ -117,7 +117,7 @@ class _View:
         generator = np.random.default_rng(0)
         self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
-        # its picks one by one: see docs/acquisition.md.
+        # its picks one by one: see docs/studies/choosing.md.
         wide = self._quick.covariance(self._workloads, generator)
         self._covariance = Covariance(narrow(wide.features), wide.noise)
         self._model: Model = self._quick

@@ -8,7 +8,7 @@ copies weights into blocks of channels before it multiplies: the largest copy st
 peak. A layer with parameters has objects in Python, a gradient and small allocations that glibc
 rounds up. There are no segments of CUDA's allocator and no workspaces of cuDNN.
 
-Chosen on 228 configurations on each of two and one thread (docs/accuracy.md, "CPU cores").
+Chosen on 228 configurations on each of two and one thread (docs/studies/cpu_cores.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the formulas of CPUs have in common: sums of terms that are computed once a workload.
 
 They start from another CPU's constants (the step time from a part of them) without being held to
-them, which served better than holding them or a choice by cross-validation (docs/accuracy.md, "CPU
-cores").
+them, which served better than holding them or a choice by cross-validation
+(docs/studies/cpu_cores.md).
 """
 
 from __future__ import annotations

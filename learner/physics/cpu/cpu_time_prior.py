@@ -11,8 +11,8 @@ call, which small batches wait for; a pointwise convolution of few pixels, and a
 narrow images, leave most of the core's vectors empty; and what is too large for the C library to
 keep comes back from the system page by page.
 
-Chosen on 228 configurations on each of two and one thread of two hosts (docs/accuracy.md, "CPU
-cores").
+Chosen on 228 configurations on each of two and one thread of two hosts
+(docs/studies/cpu_cores.md).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class CpuTimePrior(CpuPrior):
     def started_from(self, other: Self) -> Self:
         """The speed of another CPU, and a quarter of what sets its constants apart.
 
-        More of it was worse than none on another number of threads (docs/accuracy.md, "CPU cores").
+        More of it was worse than none on another number of threads (docs/studies/cpu_cores.md).
         """
         speed = other.log_constants.mean()
         return self.with_constants(speed + SHARED * (other.log_constants - speed))

@@ -1,0 +1,124 @@
+"""Every `trappm` command of the README, the tutorials and the guides runs, and answers in the shape
+that the page shows: the same columns in tables, the same beginnings of sentences."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from onnx_export import export_onnx
+
+from trappm import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"))
+    if "$ trappm" in page.read_text()
+)
+ELSEWHERE = {
+    "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
+    "campaign resume": "test_main_job resumes one",
+    "ui": "a server, which test_page opens in a browser",
+    "serve": "a server, which tests/trappm/serving asks",
+    "pool build": "makes the graphs of 800 architectures; test_cli_pool builds small ones",
+}
+"""Commands that are not run here, by their beginning, and why."""
+PLACES = {"/shared/team": "team", "s3://bucket/snapshots": "team"}
+"""What pages share, and where it lies here."""
+RULE = re.compile(r"^─+$")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page, and what the page shows below it."""
+
+    words: tuple[str, ...]
+    output: tuple[str, ...]
+
+    @property
+    def left_out(self) -> bool:
+        return any(" ".join(self.words).startswith(start) for start in ELSEWHERE)
+
+
+def commands(page: Path) -> list[Command]:
+    found: list[Command] = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        words: tuple[str, ...] | None = None
+        output: list[str] = []
+        for line in [*block.splitlines(), "$ end"]:
+            if not line.startswith("$ "):
+                output.append(line)
+                continue
+            if words is not None:
+                found.append(Command(words, tuple(output)))
+            typed = shlex.split(line[2:], comments=True)
+            words = tuple(typed[1:]) if typed[:1] == ["trappm"] else None
+            output = []
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A data folder in which a campaign has ended, a file to ask about, and a place to share."""
+    folder = tmp_path_factory.mktemp("documented")
+    home = folder / "home"
+    course = [sys.executable, str(Path(__file__).with_name("installed_course.py"))]
+    subprocess.run(
+        [*course, str(ROOT / "tests/cluster")],
+        env={**os.environ, "TRAPPM_HOME": str(home)},
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
+    export_onnx("test_resnet", 64, folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture
+def trappm(folder, capsys, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(folder / "home"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(folder)
+
+    def run(words):
+        capsys.readouterr()
+        there = [PLACES.get(word, word) for word in words]
+        status = cli.run(there)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_answer_as_it_shows(page, trappm):
+    for command in commands(page):
+        if command.left_out:
+            continue
+        status, out, err = trappm(command.words)
+        assert status == 0, (command.words, err)
+        shown = out.splitlines()
+        for header in headers(command.output):
+            assert header in headers(shown), (command.words, header, headers(shown))
+
+
+def headers(lines) -> list[str]:
+    """Names of the columns of each table: what stands in the line above a rule."""
+    return [
+        re.sub(r"\s+", " ", above).strip()
+        for above, below in zip(lines, lines[1:], strict=False)
+        if RULE.match(below)
+    ]
+
+
+def test_commands_left_out_are_commands():
+    every = [" ".join(c.words) for page in PAGES for c in commands(page)]
+    unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
+    assert unused == []
