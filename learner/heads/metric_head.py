@@ -66,6 +66,7 @@ class Head(Generic[P]):
             median=median,
             low=np.exp(middle + low * stated),
             high=np.exp(middle + high * stated),
+            log_quantiles=self.calibration.log_quantiles(middle, stated),
             log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,

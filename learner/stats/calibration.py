@@ -95,6 +95,11 @@ class Calibration:
         low, high = np.interp([rest, 1.0 - rest], LEVELS, self.quantiles)
         return min(float(low), 0.0), max(float(high), 0.0)
 
+    def log_quantiles(self, middle: Array, deviations: Array) -> Array:
+        """Of n values with these predicted logarithms and deviations, at `LEVELS` (n, levels)."""
+        quantiles: Array = middle[:, None] + deviations[:, None] * self.quantiles
+        return quantiles
+
     def exceeding(self, ratios: Array) -> Array:
         """The probability of an error above this many stated deviations (n)."""
         first, last = float(self.quantiles[0]), float(self.quantiles[-1])
