@@ -81,9 +81,12 @@ def _accuracy(
 ) -> Accuracy | None:
     if not rows.any():
         return None
-    columns = (estimate.median, estimate.low, estimate.high, estimate.log_quantiles)
-    chosen = [None if column is None else column[rows] for column in columns]
-    return accuracy(samples.values[test][rows], *chosen)
+    low, high, log_quantiles = (
+        None if column is None else column[rows]
+        for column in (estimate.low, estimate.high, estimate.log_quantiles)
+    )
+    measured = samples.values[test][rows]
+    return accuracy(measured, estimate.median[rows], low, high, log_quantiles)
 
 
 def out_of_memory(
@@ -139,10 +142,9 @@ def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict
         if known:
             result[name] = _mean(known)
             result[f"{name}_deviation"] = _deviation(known)
-    for name in ("by_family", "reliability"):
-        if name in together:
-            result[name] = together[name]  # type: ignore[literal-required]
-    return result
+    if "reliability" in together:
+        result["reliability"] = together["reliability"]
+    return result | {"by_family": together["by_family"]}
 
 
 def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
@@ -154,8 +156,12 @@ def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
 
     median = np.concatenate([run.estimate.median for run in runs])
     test = np.concatenate([run.test for run in runs])
-    others = {name: column(name) for name in ("low", "high", "log_quantiles")}
-    return test, Estimate(median=median, **others)
+    return test, Estimate(
+        median=median,
+        low=column("low"),
+        high=column("high"),
+        log_quantiles=column("log_quantiles"),
+    )
 
 
 def _mean(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:

@@ -219,7 +219,7 @@ class Familiarity:
             stated = np.concatenate([deviations[known] for deviations in widened(widening)])
             scale = max(robust_deviation(errors / stated), 1e-3)
             unusual = np.log(widening / USUAL_WIDENING) / WIDENING_SPREAD
-            return float(votes @ losses(errors, stated * scale)) + 0.5 * unusual**2
+            return float(votes @ losses(errors, stated * scale) + 0.5 * unusual**2)
 
         best = min(WIDENINGS, key=loss) if known.any() else USUAL_WIDENING
         return replace(self, widening=best * unit), widened(best)[0]
