@@ -37,6 +37,8 @@ class Estimate:
     low: Array | None = None
     """Bounds of the 90 % interval, where the model knows one."""
     high: Array | None = None
+    log_quantiles: Array | None = None
+    """Of log(value), at `learner.stats.calibration.LEVELS` (n, levels): the whole distribution."""
     log_std: Array | None = None
     """Deviation of log(value)."""
     log_std_of_mean: Array | None = None

@@ -12,6 +12,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from trappm.learner.bench.reliability import crps
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.extras import from_extra
 from trappm.profiler.models.families import family_of
@@ -38,12 +39,21 @@ class Accuracy(TypedDict):
     """Rank correlation (tau-b); None where it is not defined: one point, or all equal."""
     coverage: float | None
     """Share of measurements inside their predicted interval, in percent."""
+    crps: float | None
+    """Mean continuous ranked probability score of the logarithm, in percent: the absolute error of
+    a whole distribution, so a point that is 3 % off has 3, and 0 is the best."""
 
 
 def accuracy(
-    measured: Array, predicted: Array, low: Array | None = None, high: Array | None = None
+    measured: Array,
+    predicted: Array,
+    low: Array | None = None,
+    high: Array | None = None,
+    log_quantiles: Array | None = None,
 ) -> Accuracy:
-    """Errors of n predictions (n), with their intervals if given; pairs with NaN are left out.
+    """Errors of n predictions (n), with their intervals and distributions (n, levels) if given.
+
+    Pairs with NaN are left out.
 
     Raises:
         InputError: the shapes differ, no pair is complete, or a measurement is not positive.
@@ -69,6 +79,9 @@ def accuracy(
         within_10_percent=100 * float(np.mean(relative <= 0.1)),
         kendall_tau=kendall_tau(truth, guess),
         coverage=coverage,
+        crps=None
+        if log_quantiles is None
+        else 100 * float(crps(log_quantiles[complete], np.log(truth)).mean()),
     )
 
 

@@ -9,15 +9,22 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.estimator import Estimate
+from trappm.learner.stats.calibration import LEVELS
 
-COLUMNS = ("median", "low", "high")
+COLUMNS: Mapping[str, tuple[int, ...]] = {
+    "median": (),
+    "low": (),
+    "high": (),
+    "log_quantiles": LEVELS.shape,
+}
+"""What is kept of an estimate, with the shape that each row has."""
 
 
 class KeptRuns:
@@ -37,7 +44,8 @@ class KeptRuns:
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None
         if "median" not in columns or any(
-            c.shape != (count,) or c.dtype != np.float64 for c in columns.values()
+            column.shape != (count, *COLUMNS[name]) or column.dtype != np.float64
+            for name, column in columns.items()
         ):
             return None
         return Estimate(**columns)

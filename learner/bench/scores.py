@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trappm.learner.bench.benchmark import Rows, Run, Samples, SplitKind
 from trappm.learner.bench.errors import Accuracy, accuracy
+from trappm.learner.bench.reliability import NOMINAL, coverages
 from trappm.learner.estimator import Estimate
 from trappm.profiler.errors import InputError
 
@@ -40,6 +41,9 @@ class Score(TypedDict):
     """Where there are spikes."""
     out_of_memory: NotRequired[Deaths]
     """Where runs died."""
+    reliability: NotRequired[dict[str, float]]
+    """Where the predictor knows a distribution: what intervals of each of `NOMINAL` cover, in
+    percent."""
 
 
 def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> Score:
@@ -62,6 +66,11 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     spiked = samples.spiked[test]
     if (judged & spiked).any():
         result["without_spikes"] = _accuracy(samples, test, estimate, judged & ~spiked)
+    if estimate.log_quantiles is not None and judged.any():
+        logs = np.log(samples.values[test][judged])
+        covered = coverages(estimate.log_quantiles[judged], logs)
+        names = [f"{100 * nominal:.0f}" for nominal in NOMINAL]
+        result["reliability"] = dict(zip(names, (100 * covered).tolist(), strict=True))
     if (memory := out_of_memory(samples, test, estimate, judged)) is not None:
         result["out_of_memory"] = memory
     return result
@@ -72,13 +81,12 @@ def _accuracy(
 ) -> Accuracy | None:
     if not rows.any():
         return None
-    known = estimate.low is not None and estimate.high is not None
-    return accuracy(
-        samples.values[test][rows],
-        estimate.median[rows],
-        estimate.low[rows] if known and estimate.low is not None else None,
-        estimate.high[rows] if known and estimate.high is not None else None,
+    low, high, log_quantiles = (
+        None if column is None else column[rows]
+        for column in (estimate.low, estimate.high, estimate.log_quantiles)
     )
+    measured = samples.values[test][rows]
+    return accuracy(measured, estimate.median[rows], low, high, log_quantiles)
 
 
 def out_of_memory(
@@ -134,6 +142,8 @@ def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict
         if known:
             result[name] = _mean(known)
             result[f"{name}_deviation"] = _deviation(known)
+    if "reliability" in together:
+        result["reliability"] = together["reliability"]
     return result | {"by_family": together["by_family"]}
 
 
@@ -146,7 +156,12 @@ def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
 
     median = np.concatenate([run.estimate.median for run in runs])
     test = np.concatenate([run.test for run in runs])
-    return test, Estimate(median=median, low=column("low"), high=column("high"))
+    return test, Estimate(
+        median=median,
+        low=column("low"),
+        high=column("high"),
+        log_quantiles=column("log_quantiles"),
+    )
 
 
 def _mean(parts: Sequence[dict[str, Any]]) -> dict[str, float | None]:

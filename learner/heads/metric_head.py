@@ -10,7 +10,7 @@ that proves right here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
-from trappm.learner.stats.calibration import Calibration, Familiarity
-from trappm.learner.stats.folds import grouped_folds
+from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
+from trappm.learner.stats.folds import cluster_folds, grouped_folds
+from trappm.learner.stats.kernels import Coordinates
 from trappm.learner.stats.labelled_range import LabelledRange
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
@@ -66,6 +67,7 @@ class Head(Generic[P]):
             median=median,
             low=np.exp(middle + low * stated),
             high=np.exp(middle + high * stated),
+            log_quantiles=self.calibration.log_quantiles(middle, stated),
             log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,
@@ -180,11 +182,12 @@ class Ours:
         if start is not None and not isinstance(start, Head):
             raise InputError(f"a {type(start).__name__} is no head to start from")
         folds = grouped_folds(targets.groups, FOLDS, generator)
-        prior, unseen = self._fit_prior(workloads, targets, folds, start)
+        prior, without = self._fit_prior(workloads, targets, start)
+        unseen = without(folds)
         # What the prior leaves; NaN for runs that died, of which only a bound is known.
         residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
         known = ~np.isnan(residuals)
-        source, share = None, 0.0
+        source, share, of_source = None, 0.0, np.zeros(len(workloads))
         if start is not None:
             of_source = start.learned(workloads)
             share = _share(residuals[known], of_source[known])
@@ -203,22 +206,25 @@ class Ours:
         errors = np.where(known, residuals, bounds) - out_of_fold.mean
         familiarity, deviations = None, out_of_fold.deviation
         if len(workloads):
+            errors_on = [UnseenErrors(errors, deviations, folds)]
+            points = Coordinates.fit(features, prior.feature_groups).apply(features)
+            clusters = cluster_folds(points, targets.groups, FOLDS, generator)
+            if clusters.any():
+                # The prior's alone: what residuals have learned ends before a new cluster.
+                left = np.log(targets.values) - without(clusters) - share * of_source
+                errors_on.append(UnseenErrors(left, deviations, clusters))
             familiarity = Familiarity.fit(features, targets.groups)
             familiarity, deviations = familiarity.fit_widening(
-                errors, deviations, folds, targets.groups, known
+                errors_on, residual.noise, targets.groups, known
             )
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
         labelled = LabelledRange.of(targets)
         return Head(prior, residual, calibration, familiarity, source, share, labelled)
 
     def _fit_prior(
-        self,
-        workloads: Sequence[Workload],
-        targets: Targets,
-        folds: npt.NDArray[np.int64],
-        start: Head[Prior] | None,
-    ) -> tuple[Prior, Array]:
-        """The prior of all labels, and the logarithm of each by a prior without its fold (n)."""
+        self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
+    ) -> tuple[Prior, Callable[[npt.NDArray[np.int64]], Array]]:
+        """The prior of all labels, and what gives the logarithm of each by one without its fold."""
         centre = self.prior if start is None else self.prior.started_from(start.prior)
         log_values, log_above = np.log(targets.values), np.log(targets.above)
 
@@ -232,12 +238,16 @@ class Ours:
             )
 
         prior = refitted(np.ones(len(workloads), dtype=bool))
-        unseen = np.zeros(len(workloads))
-        for fold in np.unique(folds):
-            out = folds == fold
-            held_out = [workloads[i] for i in np.flatnonzero(out).tolist()]
-            unseen[out] = refitted(~out, prior).log_values(held_out)
-        return prior, unseen
+
+        def without(folds: npt.NDArray[np.int64]) -> Array:
+            unseen = np.zeros(len(workloads))
+            for fold in np.unique(folds):
+                out = folds == fold
+                held_out = [workloads[i] for i in np.flatnonzero(out).tolist()]
+                unseen[out] = refitted(~out, prior).log_values(held_out)
+            return unseen
+
+        return prior, without
 
 
 def _share(residuals: Array, of_source: Array) -> float:

@@ -109,6 +109,7 @@ class NetworkModel:
             median=np.exp(middle),
             low=np.exp(middle + low * deviation),
             high=np.exp(middle + high * deviation),
+            log_quantiles=self.calibration.log_quantiles(middle, deviation),
             log_std=deviation,
             log_std_of_mean=disagreement if len(self.networks) > 1 else None,
         )

@@ -72,8 +72,10 @@ class Prior(Protocol):
             log_above: logarithm of a lower bound of the value (n), for runs that died of a limit;
                 NaN elsewhere.
             tightness: factor on how far constants may move; below 1 for a well-known start.
-            near: fitted to nearly the same labels, from where a long search is a short one; what
-                constants are drawn to stays what it is.
+            near: fitted to these labels and those of a fold held out, which decide what no fold
+                alone needs to: the variant, how far constants may move. The search starts from
+                these constants here all the same: from those of all labels it would not come away,
+                and errors on the fold would look too small.
         """
         ...
 

@@ -176,13 +176,12 @@ class StepTimePrior:
         labels = torch.from_numpy(np.asarray(log_values, dtype=np.float64)[known])
         chunks = list(_chunks([workloads[i] for i in known.tolist()], self.spec))
         centre, first = self.constants, spreads(tightness)
-        start = centre if near is None else near.constants
         if near is not None and near.learned_spreads is not None and len(known) >= MANY_LABELS:
             learned = near.learned_spreads
-            constants, _ = _fit(chunks, labels, centre, learned, self.spec, start)
+            constants, _ = _fit(chunks, labels, centre, learned, self.spec, centre)
             return type(self)(self.spec, constants, learned)
         learned = first
-        constants, unsure = _fit(chunks, labels, centre, learned, self.spec, start)
+        constants, unsure = _fit(chunks, labels, centre, learned, self.spec, centre)
         for _ in range(ROUNDS - 1):
             learned = _learned_spreads((constants - centre) / learned, unsure, learned, first)
             constants, unsure = _fit(chunks, labels, centre, learned, self.spec, constants)

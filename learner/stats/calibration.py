@@ -95,6 +95,11 @@ class Calibration:
         low, high = np.interp([rest, 1.0 - rest], LEVELS, self.quantiles)
         return min(float(low), 0.0), max(float(high), 0.0)
 
+    def log_quantiles(self, middle: Array, deviations: Array) -> Array:
+        """Of n values with these predicted logarithms and deviations, at `LEVELS` (n, levels)."""
+        quantiles: Array = middle[:, None] + deviations[:, None] * self.quantiles
+        return quantiles
+
     def exceeding(self, ratios: Array) -> Array:
         """The probability of an error above this many stated deviations (n)."""
         first, last = float(self.quantiles[0]), float(self.quantiles[-1])
@@ -135,6 +140,18 @@ def _student_votes(architectures: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
+class UnseenErrors:
+    """Of n labels by models that have not seen their fold."""
+
+    errors: Array
+    """Of the logarithm (n)."""
+    deviations: Array
+    """As the models stated them (n)."""
+    folds: npt.NDArray[np.int64]
+    """Of each label (n)."""
+
+
+@dataclass(frozen=True, eq=False)
 class Familiarity:
     """Where the labelled architectures lie, to recognise a workload that is like none of them."""
 
@@ -163,40 +180,49 @@ class Familiarity:
 
     def fit_widening(
         self,
-        errors: Array,
-        deviations: Array,
-        folds: npt.NDArray[np.int64],
+        unseen: Sequence[UnseenErrors],
+        noise: float,
         groups: Sequence[str],
         known: npt.NDArray[np.bool_],
     ) -> tuple[Self, Array]:
         """With the widening under which errors on folds not seen are most probable (Student-t).
 
         A residual that is unsure everywhere alike is too sure of architectures unlike all labels,
-        as those of a new family are: enough architectures in the folds stand alone to show it.
+        as those of a new family are. Folds of architectures hold out what is near to labels, those
+        of clusters what is far, so both together tell how errors grow between. Few of them tell
+        little: it is drawn to `USUAL_WIDENING`, in units of the noise at the usual distance.
 
         Args:
-            errors, deviations: of the labels that this was fitted to (n), without their folds.
-            folds, groups: of each label (n); every architecture has one vote, as in `Calibration`.
+            unseen: of the labels that this was fitted to, on folds of architectures first.
+            noise: deviation of the errors at the usual distance.
+            groups: of each label (n); every architecture has one vote, as in `Calibration`.
             known: where errors are no mere bounds (n).
 
         Returns:
-            It, and the deviations with what the distance to the other folds adds (n).
+            It, and the deviations on the first folds with what the distance to others adds (n).
         """
-        distance = np.minimum(_nearest(self.points, self.points, folds), FARTHEST)
+        distances = [
+            np.minimum(_nearest(self.points, self.points, part.folds), FARTHEST) for part in unseen
+        ]
+        unit = noise / max(float(np.median(distances[0])), 1e-6)
         _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
-        votes = (1.0 / count[number])[known]
+        votes = np.tile((1.0 / count[number])[known], len(unseen))
+        errors = np.concatenate([part.errors[known] for part in unseen])
+
+        def widened(widening: float) -> list[Array]:
+            return [
+                np.hypot(part.deviations, widening * unit * distance)
+                for part, distance in zip(unseen, distances, strict=True)
+            ]
 
         def loss(widening: float) -> float:
-            stated = np.hypot(deviations, widening * distance)[known]
-            ratios = errors[known] / stated
-            unit = max(robust_deviation(ratios), 1e-3)
-            return float(votes @ losses(errors[known], stated * unit))
+            stated = np.concatenate([deviations[known] for deviations in widened(widening)])
+            scale = max(robust_deviation(errors / stated), 1e-3)
+            unusual = np.log(widening / USUAL_WIDENING) / WIDENING_SPREAD
+            return float(votes @ losses(errors, stated * scale) + 0.5 * unusual**2)
 
-        best = 0.0
-        if known.any():
-            totals = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
-            best = WIDENINGS[int(np.argmin(totals))]
-        return replace(self, widening=best), np.hypot(deviations, best * distance)
+        best = min(WIDENINGS, key=loss) if known.any() else USUAL_WIDENING
+        return replace(self, widening=best * unit), widened(best)[0]
 
     def distance(self, features: Array) -> Array:
         """Of n workloads to the nearest label, in deviations of the features (n)."""
@@ -230,7 +256,7 @@ class Familiarity:
         if points.ndim != 2 or not points.shape[1:] == middle.shape == scale.shape:
             raise ValueError("the points of a familiarity do not have one scale for each column")
         widening = float(tensors.get("widening", 0.0))
-        if not 0.0 <= widening <= WIDENINGS[-1]:
+        if not 0.0 <= widening < np.inf:
             raise ValueError(f"a familiarity that widens deviations by {widening}")
         return cls(points, middle, scale, float(tensors["reach"]), widening)
 
@@ -242,10 +268,11 @@ FAR = 1e4
 """Deviations from the middle; what lies farther is as far."""
 FARTHEST = 25.0
 """Deviations from the nearest label; what lies farther is no less sure."""
-# Of the logarithm for each deviation of distance, each about half as much again as the one before.
-WIDENINGS = (0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048)
-LEAST_GAIN = 1.0
-"""Nats that a widening must gain over none."""
+WIDENINGS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
+"""Of the noise at the usual distance; each about half as much again as the one before."""
+USUAL_WIDENING, WIDENING_SPREAD = 0.35, 0.5
+"""Where a widening is before labels, and the deviation of its logarithm: what folds of 400 RTX
+3090 steps and 630 architectures' memory show on both sides of it. Round numbers."""
 _ROWS = 512
 """At once: bounds the memory, not the result."""
 

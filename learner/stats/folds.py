@@ -18,6 +18,9 @@ from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 from trappm.profiler.records.content_hash import graph_hash
 
+CLUSTER_STEPS = 30
+"""Of k-means: a round number, with which it has come to rest."""
+
 _HASHES: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
 
 
@@ -76,4 +79,44 @@ def grouped_folds(
         number = np.arange(len(groups))
     order = generator.permutation(int(number.max()) + 1)
     folds: npt.NDArray[np.int64] = (order[number] % min(count, len(order))).astype(np.int64)
+    return folds
+
+
+def cluster_folds(
+    points: npt.NDArray[np.float64],
+    groups: Sequence[str],
+    count: int,
+    generator: np.random.Generator,
+) -> npt.NDArray[np.int64]:
+    """The fold of each of n labels (n): clusters of architectures that are like each other.
+
+    Who is held out with all that is like it is far from what is left, as a new family is. By
+    k-means, begun far apart (Arthur and Vassilvitskii 2007, "k-means++").
+
+    Args:
+        points: of each label (n, c), near where labels are alike.
+        groups: the architecture of each label (n); it lies at the mean of its labels.
+        count: of clusters, at most; fewer where architectures coincide.
+        generator: begins them.
+    """
+    if not len(groups):
+        return np.zeros(0, np.int64)
+    _, number, labels = np.unique(np.array(groups), return_inverse=True, return_counts=True)
+    middles = np.zeros((len(labels), points.shape[1]))
+    np.add.at(middles, number, points)
+    middles /= labels[:, None]
+
+    def squares(centres: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.stack([((middles - centre) ** 2).sum(axis=1) for centre in centres], axis=1)
+
+    centres = middles[[generator.integers(len(middles))]]
+    while len(centres) < count and (nearest := squares(centres).min(axis=1)).sum() > 0:
+        chosen = generator.choice(len(middles), p=nearest / nearest.sum())
+        centres = np.vstack([centres, middles[chosen]])
+    for _ in range(CLUSTER_STEPS):
+        own = squares(centres).argmin(axis=1)
+        members = [middles[own == place] for place in range(len(centres))]
+        pairs = zip(members, centres, strict=True)
+        centres = np.array([m.mean(axis=0) if len(m) else centre for m, centre in pairs])
+    folds: npt.NDArray[np.int64] = squares(centres).argmin(axis=1)[number]
     return folds

@@ -49,6 +49,7 @@ def draw(evaluation: Evaluation, folder: Path) -> Iterator[Path]:
         "error_by_family": _families(evaluation, first),
         "embeddings": _embeddings(evaluation),
         "learning_curves": _curves(evaluation, first),
+        "reliability": _reliability(evaluation, first),
     }
     try:
         folder.mkdir(exist_ok=True)
@@ -192,5 +193,30 @@ def _curves(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
         axis.errorbar(counts, errors, spread, marker="o", markersize=4, capsize=2, label=title)
     axis.set(xscale="log", yscale="log", xlabel="labels", ylabel="mean absolute percentage error")
     _decades(axis)
+    axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _reliability(evaluation: Evaluation, kind: SplitKind) -> Figure | None:
+    """What intervals cover against what they should: on the diagonal they keep their word."""
+    results = [
+        r for r in evaluation.report["results"] if r["split"] == kind and r.get("reliability")
+    ]
+    if not results:
+        return None
+    figure, (axis,) = _figure(4.6, 4.4)
+    axis.plot([0, 100], [0, 100], color="0.3", linewidth=0.8)
+    for result in results:
+        covered = result["reliability"]
+        labels = "" if result["labels"] is None else f", {result['labels']} labels"
+        nominal = [float(name) for name in covered]
+        axis.plot(
+            nominal, list(covered.values()), marker="o", markersize=4,
+            label=f"{_title(result)}{labels}",
+        )  # fmt: skip
+    axis.set(
+        xlim=(0, 100), ylim=(0, 100), aspect="equal",
+        xlabel="interval, %", ylabel="of the measurements inside, %",
+    )  # fmt: skip
     axis.legend(fontsize=8, frameon=False)
     return figure

@@ -18,10 +18,10 @@ from trappm.learner.bench.benchmark import SPLIT_TITLES, SplitKind
 from trappm.terminal.progress_bar import LiveBar
 from trappm.terminal.tables import console, print_table
 
-COLUMNS = ("MAPE_%", "median_%", "RMSE", "within_10_%", "tau", "coverage_%")
+COLUMNS = ("MAPE_%", "median_%", "CRPS_%", "coverage_%", "within_10_%", "tau", "RMSE")
 _WITH_DEVIATION = frozenset({"mape", "median_ape"})
 """Whose deviation over seeds a table has room for; JSON has all."""
-_KEYS = ("mape", "median_ape", "rmse", "within_10_percent", "kendall_tau", "coverage")
+_KEYS = ("mape", "median_ape", "crps", "coverage", "within_10_percent", "kendall_tau", "rmse")
 
 
 class EvaluationDisplay(LiveBar):

@@ -199,6 +199,17 @@ def test_how_far_constants_may_move_is_learned_from_labels():
     assert torch.equal(change[rows["bandwidth"]], torch.ones(1, dtype=torch.float64))
 
 
+def test_a_fold_does_not_start_from_constants_that_have_seen_it(monkeypatch):
+    monkeypatch.setattr("trappm.learner.physics.step_time_prior.MANY_LABELS", 20)
+    some, start = networks(36), StepTimePrior(A100)
+    labels = moved(start, seed=3, spread=0.5).log_values(some)
+    of_all = start.refit(some, labels)
+    elsewhere = StepTimePrior(A100, of_all.constants + 0.5, of_all.learned_spreads)
+    fold, other = (start.refit(some[:24], labels[:24], near=n) for n in (of_all, elsewhere))
+    assert torch.equal(fold.constants, other.constants)
+    assert torch.equal(fold.learned_spreads, of_all.learned_spreads)
+
+
 def classes_of_a_grouped_convolution(fan_in, groups, fan_out=None, stride=1):
     """By pass, as `terms_of` counts them."""
     into, out = groups * fan_in, groups * (fan_out or fan_in)

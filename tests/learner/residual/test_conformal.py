@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trappm.learner.stats.calibration import LEVELS, Calibration, Familiarity
+from trappm.learner.stats.calibration import LEVELS, Calibration, Familiarity, UnseenErrors
 from trappm.profiler.errors import InputError
 
 
@@ -118,21 +118,43 @@ def test_near_copies_do_not_make_it_narrow():
     assert grouped.reach > 3 * apart.reach
 
 
-def test_deviations_widen_with_the_distance_where_errors_do_and_only_there():
+def unseen_errors(features, growth, seed=1):
+    """Of folds of architectures and of a half of the features' space, growing with the distance."""
+    generator = np.random.default_rng(seed)
+    near = np.repeat(np.arange(60) % 5, 4)
+    far = (features[:, 0] > np.median(features[:, 0])).astype(np.int64)
+    typical = np.median(nearest_in_other_folds(features, near))
+    parts = []
+    for folds in (near, far):
+        distance = nearest_in_other_folds(features, folds) / typical
+        errors = generator.normal(0, 0.05, 240) * np.hypot(1.0, growth * distance)
+        parts.append(UnseenErrors(errors, np.full(240, 0.05), folds))
+    return parts, typical
+
+
+@pytest.mark.parametrize(("growth", "least", "most"), [(0.0, 0.1, 0.35), (3.0, 0.69, 3.0)])
+def test_deviations_widen_with_the_distance_as_far_as_errors_do(growth, least, most):
     features, groups = known()
-    folds = np.repeat(np.arange(60) % 5, 4)
-    generator, stated = np.random.default_rng(1), np.full(240, 0.05)
     some, all_known = Familiarity.fit(features, groups), np.ones(240, dtype=bool)
-    alike = generator.normal(0, 0.05, 240)
-    assert some.fit_widening(alike, stated, folds, groups, all_known)[0].widening == 0.0
-    distance = nearest_in_other_folds(features, folds)
-    far = alike * np.hypot(1.0, 0.8 * distance)  # a deviation of 0.04 for each unit
-    wider, deviations = some.fit_widening(far, stated, folds, groups, all_known)
-    assert 0.02 < wider.widening < 0.06
-    assert np.corrcoef(deviations, distance)[0, 1] > 0.9
+    parts, typical = unseen_errors(features, growth)
+    wider, deviations = some.fit_widening(parts, 0.05, groups, all_known)
+    assert least <= wider.widening * typical / 0.05 <= most + 0.01
+    distance = nearest_in_other_folds(features, parts[0].folds)
+    np.testing.assert_allclose(deviations, np.hypot(0.05, wider.widening * distance), rtol=0.01)
     new = np.random.default_rng(9).normal(size=(50, 5))
     near_and_far = [wider.widened(np.full(50, 0.05), wider.distance(x)) for x in (new, new + 9.0)]
     assert near_and_far[1].min() > near_and_far[0].max() > 0.05
+
+
+def test_one_wild_error_of_few_does_not_widen_all():
+    features, groups = (known()[0][::12], known()[1][::12])
+    few = Familiarity.fit(features, groups)
+    errors = np.random.default_rng(0).normal(0, 0.05, 20)
+    folds = np.arange(20) % 5
+    errors[np.argmax(nearest_in_other_folds(features, folds))] = 2.0
+    part = UnseenErrors(errors, np.full(20, 0.05), folds)
+    _, deviations = few.fit_widening([part], 0.05, groups, np.ones(20, dtype=bool))
+    assert deviations.max() < 0.15
 
 
 def nearest_in_other_folds(features, folds):

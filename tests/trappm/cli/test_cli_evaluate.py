@@ -144,7 +144,7 @@ def test_the_suite_shows_the_honest_split_first_and_draws(say, sheets, tmp_path)
     drawn = {path.name for path in plots.iterdir()}
     assert drawn == {
         "predicted_against_measured.png", "error_by_family.png", "learning_curves.png",
-        "embeddings.png",
+        "embeddings.png", "reliability.png",
     }  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
 
