@@ -25,6 +25,7 @@ from trappm.learner.stats.student_t import (
     backward_solved,
     cholesky,
     fitted_scale,
+    forward_solved,
     losses,
     precisions,
     robust_deviation,
@@ -256,26 +257,21 @@ def _posterior(labels: _Labels) -> _Posterior:
     targets, precision = _above(labels.bounds, np.zeros(len(inner)), noise)
     targets = np.where(known, labels.values, targets)
     precision = np.where(known, 1.0 / noise**2, precision)
-    identity = np.eye(inner.shape[1])
+    factor = identity = np.eye(inner.shape[1])
     mean: Array = np.zeros(inner.shape[1])
-    spread = identity
     for _ in range(ITERATIONS):
-        weighted = inner * precision[:, None]
-        spread = _inverse_root(weighted.T @ inner + identity)
-        mean = spread @ (spread.T @ (weighted.T @ targets))
+        root = np.sqrt(precision)
+        weighted = inner * root[:, None]  # times its own transpose: half the work of any product
+        factor = cholesky(weighted.T @ weighted + identity)
+        mean = backward_solved(factor, forward_solved(factor, weighted.T @ (root * targets)))
         fitted = inner @ mean
         # The expected square of an error knows that the mean itself is uncertain.
-        squares = (targets - fitted) ** 2 + ((inner @ spread) ** 2).sum(axis=1)
+        squares = (targets - fitted) ** 2 + (forward_solved(factor, inner.T) ** 2).sum(axis=0)
         noise = fitted_scale(squares[known], noise, guess=noise, lowest=labels.least_noise)
         pulled, pull = _above(labels.bounds, fitted, noise)
         targets = np.where(known, labels.values, pulled)
         precision = np.where(known, precisions(squares, noise), pull)
-    return _Posterior(mean, spread, noise)
-
-
-def _inverse_root(matrix: Array) -> Array:
-    """Of a positive definite matrix, r with `r @ r.T` its inverse."""
-    return backward_solved(cholesky(matrix), np.eye(len(matrix)))
+    return _Posterior(mean, backward_solved(factor, identity), noise)
 
 
 def _above(bounds: Array, means: Array, noise: float) -> tuple[Array, Array]:
