@@ -191,7 +191,7 @@ class Lookup:
     """
 
     def __init__(self, constants: Tensor, tracked: bool = False) -> None:
-        self._constants = constants
+        self._parts = dict(zip(_OFFSETS, constants.split(_SIZES), strict=True))
         self._tracked = tracked
         self._picked: list[tuple[Tensor, int, Tensor, Tensor]] = []
 
@@ -201,16 +201,15 @@ class Lookup:
         Args:
             owner: the workload of each (k).
         """
-        first = _OFFSETS[name]
-        values = self._constants[first:].index_select(0, index)
+        values = self._parts[name].index_select(0, index)
         if self._tracked:
             values.requires_grad_()
-            self._picked.append((values, first, index, owner))
+            self._picked.append((values, _OFFSETS[name], index, owner))
         return values
 
     def jacobian(self, values: Tensor) -> Tensor:
         """Derivatives of one value a workload by all constants (n, c)."""
-        width = len(self._constants)
+        width = sum(_SIZES)
         gradients = torch.autograd.grad(values.sum(), [picked[0] for picked in self._picked])
         flat = torch.zeros(len(values) * width, dtype=torch.float64)
         places: dict[tuple[int, int], Tensor] = {}  # many names are picked at the same ones
@@ -290,11 +289,13 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         """Logarithm of how much slower: twice where the size is the constant."""
         return torch.log1p(constant.exp() / size)
 
+    axes = [kinds * ALIGNED_AXES + axis for axis in range(ALIGNED_AXES)]
+    some, more = ((terms.alignment.T > least).double() for least in (0, 1))
+
     def misaligned(even: str, odd: str) -> Tensor:
         slower = torch.zeros_like(terms.log_bytes)
-        for axis in range(ALIGNED_AXES):
-            place, how = kinds * ALIGNED_AXES + axis, terms.alignment[:, axis]
-            slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
+        for axis, place in enumerate(axes):
+            slower = slower + some[axis] * pick(even, place) + more[axis] * pick(odd, place)
         return slower
 
     tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))])

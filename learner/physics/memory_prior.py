@@ -152,13 +152,11 @@ class MemoryPrior(TermPrior):
             rows.append([process, *(factor * part for part in parts)])
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
         rows = [
-            _features(workload, step_memory(workload, self.loop), shares, size)
-            for workload, shares, size in zip(
-                workloads, self.shares(workloads), self.log_values(workloads), strict=True
-            )
+            _features(workload, step_memory(workload, self.loop), parts, size)
+            for workload, parts, size in zip(workloads, shares, logs, strict=True)
         ]
         return np.array(rows, dtype=np.float64).reshape(len(workloads), sum(FEATURE_GROUPS))
 

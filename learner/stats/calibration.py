@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -201,7 +202,12 @@ class Familiarity:
     def distance(self, features: Array) -> Array:
         """Of n workloads to the nearest label, in deviations of the features (n)."""
         points = np.clip((features - self.middle) / self.scale, -FAR, FAR).astype(np.float16)
-        return _nearest(points, self.points)
+        return _nearest(points, self.points, wide=self._wide_points)
+
+    @cached_property
+    def _wide_points(self) -> tuple[Array, Array]:
+        """See `_wide`: whoever asks one by one would have it made each time."""
+        return _wide(self.points)
 
     def outside(self, distance: Array) -> npt.NDArray[np.bool_]:
         """Which of n workloads are farther from all labels than labels are from each other (n)."""
@@ -250,18 +256,25 @@ _ROWS = 512
 """At once: bounds the memory, not the result."""
 
 
+def _wide(points: npt.NDArray[np.float16]) -> tuple[Array, Array]:
+    """Points (n, f) as numbers to compute with, and their squared norms (n)."""
+    wide = points.astype(np.float64)
+    return wide, (wide**2).sum(axis=1)
+
+
 def _nearest(
     points: npt.NDArray[np.float16],
     others: npt.NDArray[np.float16],
     groups: npt.NDArray[np.int64] | None = None,
+    wide: tuple[Array, Array] | None = None,
 ) -> Array:
     """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""
     distances = np.full(len(points), np.inf)
-    squares = (others.astype(np.float64) ** 2).sum(axis=1)
+    known, squares = _wide(others) if wide is None else wide
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
         own = points[rows].astype(np.float64)
-        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ others.T.astype(np.float64)
+        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ known.T
         if groups is not None:
             apart[groups[rows][:, None] == groups[None, :]] = np.inf
         if apart.shape[1]:
