@@ -290,7 +290,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         return torch.log1p(constant.exp() / size)
 
     axes = [kinds * ALIGNED_AXES + axis for axis in range(ALIGNED_AXES)]
-    some, more = ((terms.alignment.T > least).double() for least in (0, 1))
+    some, more = ((least < terms.alignment.T).double() for least in (0, 1))
 
     def misaligned(even: str, odd: str) -> Tensor:
         slower = torch.zeros_like(terms.log_bytes)

@@ -131,7 +131,8 @@ class MemoryPrior(TermPrior):
     def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
         """The loop with the least Student-t loss on some labels, each with its own constants."""
         known = np.flatnonzero(~np.isnan(log_values))
-        rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
+        # A power of two apart: more labels then ask for the same ones, which have been replayed.
+        rows = known[:: 1 << (len(known) // LABELS_FOR_LOOP).bit_length()]
         labelled, values = [workloads[i] for i in rows], log_values[rows]
 
         def loss(loop: Loop) -> tuple[float, bool]:

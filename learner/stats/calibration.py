@@ -197,7 +197,9 @@ class Familiarity:
         if known.any():
             totals = [loss(tried) + (LEAST_GAIN if tried else 0.0) for tried in WIDENINGS]
             best = WIDENINGS[int(np.argmin(totals))]
-        return replace(self, widening=best), np.hypot(deviations, best * distance)
+        kept = np.linspace(0, len(self.points) - 1, min(len(self.points), MOST_POINTS))
+        points = self.points[kept.round().astype(np.int64)]
+        return replace(self, points=points, widening=best), np.hypot(deviations, best * distance)
 
     def distance(self, features: Array) -> Array:
         """Of n workloads to the nearest label, in deviations of the features (n)."""
@@ -252,8 +254,11 @@ FARTHEST = 25.0
 WIDENINGS = (0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048)
 LEAST_GAIN = 1.0
 """Nats that a widening must gain over none."""
-_ROWS = 512
+_ROWS = 128
 """At once: bounds the memory, not the result."""
+MOST_POINTS = 8192
+"""Of more labels, so many evenly spaced ones are kept to tell what is near: enough for several of
+each architecture that timm has, and few enough to be looked through in less than a millisecond."""
 
 
 def _wide(points: npt.NDArray[np.float16]) -> tuple[Array, Array]:
