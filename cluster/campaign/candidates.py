@@ -8,9 +8,11 @@ import numpy as np
 
 from trappm.cluster.spec import CampaignSpec
 from trappm.learner.bench.errors import split_architectures
+from trappm.learner.stats.folds import content_groups
+from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import build_pool
-from trappm.profiler.records import Configuration
+from trappm.profiler.records import Configuration, Graph, GraphTemplate
 from trappm.store import Store
 
 
@@ -41,14 +43,34 @@ def check_stop(spec: CampaignSpec) -> None:
         )
 
 
-def check_budget(spec: CampaignSpec, pool: Sequence[Configuration]) -> set[str]:
+def twins_of(pool: Sequence[Configuration], store: Store) -> list[str]:
+    """With whom each configuration is held out: names of the same layers are one, once the store
+    has their graphs."""
+    templates = store.workloads.graph_templates([(c.architecture, c.input_size) for c in pool])
+    workload_of = {
+        architecture: Workload(graph=GraphTemplate.from_bytes(data).at(1))
+        for (architecture, _), data in templates.items()
+    }
+    unknown = Workload(graph=Graph.empty(1))
+    names = [c.architecture for c in pool]
+    return content_groups(names, [workload_of.get(name, unknown) for name in names])
+
+
+def check_budget(
+    spec: CampaignSpec, pool: Sequence[Configuration], twins: Sequence[str] | None = None
+) -> set[str]:
     """The architectures to hold out of this pool.
+
+    Args:
+        spec: the campaign file.
+        pool: (n).
+        twins: with whom each configuration is held out (n); by default its architecture.
 
     Raises:
         InputError: the pool is too small for the budget.
     """
     generator = np.random.default_rng([spec.seed, 0])
-    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator)
+    held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, twins)
     kept_back = sum(c.architecture in held_out for c in pool)
     for device in spec.devices.keys:
         wanted, *others = spec.shares(device)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trappm.cluster.campaign.candidates import check_budget, pool_of, without_refused
+from trappm.cluster.campaign.candidates import check_budget, pool_of, twins_of, without_refused
 from trappm.cluster.campaign.news import News
 from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.cluster.spec import CampaignSpec
@@ -49,7 +49,7 @@ class Planner:
         news.tell("pool", news=f"pool: {len(configurations)} configurations")
         self._profile(configurations, workers, news)
         pool = without_refused(configurations, self._store)
-        held_out = check_budget(self._spec, pool)
+        held_out = check_budget(self._spec, pool, twins_of(pool, self._store))
         self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
 
     def _profile(

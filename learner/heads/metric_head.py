@@ -100,9 +100,9 @@ class Head(Generic[P]):
         self, workloads: Sequence[Workload]
     ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None]:
         """Logarithm of each value (n), its deviation (n), and which are unlike all labels (n)."""
-        features = self.prior.features(workloads)
+        logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
-        middle = self.prior.log_values(workloads) + added
+        middle = logs + added
         if self.familiarity is None:
             return middle, deviation, None
         distance = self.familiarity.distance(features)

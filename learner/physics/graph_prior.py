@@ -50,9 +50,9 @@ class GraphPrior(TermPrior):
             terms[infers] *= FORWARD_SHARE
         return terms
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
-        return settings_and_operators(workloads, self.log_values(workloads), self.shares(workloads))
+        return settings_and_operators(workloads, logs, shares)
 
     def tensors(self) -> dict[str, Tensor]:
         name = torch.tensor(list(self.metric.encode()), dtype=torch.uint8)

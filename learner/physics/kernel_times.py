@@ -191,9 +191,9 @@ class Lookup:
     """
 
     def __init__(self, constants: Tensor, tracked: bool = False) -> None:
-        self._constants = constants
+        self._parts = dict(zip(_OFFSETS, constants.split(_SIZES), strict=True))
         self._tracked = tracked
-        self._picked: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._picked: list[tuple[Tensor, int, Tensor, Tensor]] = []
 
     def pick(self, name: str, index: Tensor, owner: Tensor) -> Tensor:
         """The constants of this name at these places of its flattened shape (k).
@@ -201,20 +201,23 @@ class Lookup:
         Args:
             owner: the workload of each (k).
         """
-        place = index + _OFFSETS[name]
-        values = self._constants[place]
+        values = self._parts[name].index_select(0, index)
         if self._tracked:
             values.requires_grad_()
-            self._picked.append((values, place, owner))
+            self._picked.append((values, _OFFSETS[name], index, owner))
         return values
 
     def jacobian(self, values: Tensor) -> Tensor:
         """Derivatives of one value a workload by all constants (n, c)."""
-        width = len(self._constants)
-        gradients = torch.autograd.grad(values.sum(), [v for v, _, _ in self._picked])
+        width = sum(_SIZES)
+        gradients = torch.autograd.grad(values.sum(), [picked[0] for picked in self._picked])
         flat = torch.zeros(len(values) * width, dtype=torch.float64)
-        for gradient, (_, place, owner) in zip(gradients, self._picked, strict=True):
-            flat.index_add_(0, owner * width + place, gradient)
+        places: dict[tuple[int, int], Tensor] = {}  # many names are picked at the same ones
+        for gradient, (_, first, index, owner) in zip(gradients, self._picked, strict=True):
+            key = id(index), id(owner)
+            if key not in places:
+                places[key] = owner * width + index
+            flat[first:].index_add_(0, places[key], gradient)
         return flat.reshape(-1, width)
 
 
@@ -286,14 +289,16 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         """Logarithm of how much slower: twice where the size is the constant."""
         return torch.log1p(constant.exp() / size)
 
+    axes = [kinds * ALIGNED_AXES + axis for axis in range(ALIGNED_AXES)]
+    some, more = ((least < terms.alignment.T).double() for least in (0, 1))
+
     def misaligned(even: str, odd: str) -> Tensor:
         slower = torch.zeros_like(terms.log_bytes)
-        for axis in range(ALIGNED_AXES):
-            place, how = kinds * ALIGNED_AXES + axis, terms.alignment[:, axis]
-            slower = slower + (how > 0) * pick(even, place) + (how > 1) * pick(odd, place)
+        for axis, place in enumerate(axes):
+            slower = slower + some[axis] * pick(even, place) + more[axis] * pick(odd, place)
         return slower
 
-    tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))], dim=1)
+    tile = torch.stack([pick("tile", zeros + i) for i in range(len(TILES))])
     penalty = (
         pick("slowdown", kinds)
         + pick("slowdown_pass")
@@ -305,7 +310,7 @@ def _product_penalties(terms: Products, lookup: Lookup) -> tuple[Tensor, Tensor]
         + narrow(pick("columns", kinds) + pick("columns_pass"), terms.columns)
         + narrow(pick("depth", kinds) + pick("depth_pass"), terms.depth)
         + narrow(pick("pixels"), terms.pixels)
-        - torch.logsumexp(-SHARPNESS * (terms.tiles + tile), dim=1) / SHARPNESS
+        - torch.logsumexp(-SHARPNESS * (terms.tiles.T + tile), dim=0) / SHARPNESS
         + misaligned("even", "odd")
     )
     traffic = _slower(

@@ -131,7 +131,8 @@ class MemoryPrior(TermPrior):
     def _loop_of(self, workloads: Sequence[Workload], log_values: Array, tightness: float) -> Loop:
         """The loop with the least Student-t loss on some labels, each with its own constants."""
         known = np.flatnonzero(~np.isnan(log_values))
-        rows = known[:: len(known) // LABELS_FOR_LOOP + 1]
+        # A power of two apart: more labels then ask for the same ones, which have been replayed.
+        rows = known[:: 1 << (len(known) // LABELS_FOR_LOOP).bit_length()]
         labelled, values = [workloads[i] for i in rows], log_values[rows]
 
         def loss(loop: Loop) -> tuple[float, bool]:
@@ -152,13 +153,11 @@ class MemoryPrior(TermPrior):
             rows.append([process, *(factor * part for part in parts)])
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.terms))
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Size, the terms' shares, what scratch memory could do, and what the peak is made of."""
         rows = [
-            _features(workload, step_memory(workload, self.loop), shares, size)
-            for workload, shares, size in zip(
-                workloads, self.shares(workloads), self.log_values(workloads), strict=True
-            )
+            _features(workload, step_memory(workload, self.loop), parts, size)
+            for workload, parts, size in zip(workloads, shares, logs, strict=True)
         ]
         return np.array(rows, dtype=np.float64).reshape(len(workloads), sum(FEATURE_GROUPS))
 

@@ -49,6 +49,10 @@ class Prior(Protocol):
         """
         ...
 
+    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
+        """`log_values` and `features`, which have most of their work in common."""
+        ...
+
     def started_from(self, other: Self) -> Self:
         """The formula for the device of this one, with what labels taught another device's."""
         ...

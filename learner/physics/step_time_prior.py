@@ -121,15 +121,22 @@ class StepTimePrior:
 
     def features(self, workloads: Sequence[Workload]) -> Array:
         """Shares of the step by kind and direction of its kernels, and its size (n, f)."""
-        result = np.zeros((len(workloads), sum(self.feature_groups)))
+        return self.logs_and_features(workloads)[1]
+
+    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
+        logs = np.zeros(len(workloads))
+        features = np.zeros((len(workloads), sum(self.feature_groups)))
         for rows, own, constants in self._by_host(workloads):
             with torch.no_grad():
-                shares = [
-                    times_of(terms, Lookup(constants), self.spec).shares(terms)
+                chunks = [
+                    (times.total().log(), times.shares(terms))
                     for terms in _chunks(own, self.spec)
+                    for times in [times_of(terms, Lookup(constants), self.spec)]
                 ]
-            result[rows] = torch.cat(shares).numpy()
-        return result
+            logs[rows], features[rows] = (
+                torch.cat(parts).numpy() for parts in zip(*chunks, strict=True)
+            )
+        return logs, features
 
     def _by_host(
         self, workloads: Sequence[Workload]

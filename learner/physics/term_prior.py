@@ -45,12 +45,24 @@ class TermPrior(ABC):
     @abstractmethod
     def with_constants(self, log_constants: Array) -> Self: ...
 
+    @abstractmethod
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
+        """`features`, of workloads with these logarithms (n) and shares of the terms (n, k)."""
+
     def log_values(self, workloads: Sequence[Workload]) -> Array:
         return log_prior(self.terms(workloads), self.log_constants)
 
-    def shares(self, workloads: Sequence[Workload]) -> Array:
+    def features(self, workloads: Sequence[Workload]) -> Array:
+        return self.logs_and_features(workloads)[1]
+
+    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
+        terms = self.terms(workloads)
+        logs = log_prior(terms, self.log_constants)
+        return logs, self.features_of(workloads, logs, self._shares(terms))
+
+    def _shares(self, terms: Array) -> Array:
         """What part of the sum each term is (n, k)."""
-        parts = self.terms(workloads) * np.exp(self.log_constants)
+        parts = terms * np.exp(self.log_constants)
         shares: Array = parts / parts.sum(axis=1, keepdims=True)
         return shares
 
@@ -84,7 +96,7 @@ class TermPrior(ABC):
 
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         """The share of a term is how far the logarithm moves with that of its constant."""
-        moves: Array = self.shares(workloads) @ self._units()
+        moves: Array = self._shares(self.terms(workloads)) @ self._units()
         return moves
 
     def moved(self, by: Array) -> Self:

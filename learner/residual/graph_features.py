@@ -48,7 +48,7 @@ def convolution_scratch(graph: Graph) -> Array:
     ones, copies of input and output in another layout. Then how wide they are, the share whose
     channels are no multiple of 4 (no tensor cores), and how far the images are from square.
     """
-    chosen = np.isin(graph.operators, ("Conv",))
+    chosen = np.array([operator == "Conv" for operator in graph.operators], dtype=bool)
     if not chosen.any():
         return np.zeros(CONVOLUTION_FEATURES)
     inputs, outputs = (

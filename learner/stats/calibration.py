@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -222,12 +223,19 @@ class Familiarity:
             return float(votes @ losses(errors, stated * scale) + 0.5 * unusual**2)
 
         best = min(WIDENINGS, key=loss) if known.any() else USUAL_WIDENING
-        return replace(self, widening=best * unit), widened(best)[0]
+        kept = np.linspace(0, len(self.points) - 1, min(len(self.points), MOST_POINTS))
+        points = self.points[kept.round().astype(np.int64)]
+        return replace(self, points=points, widening=best * unit), widened(best)[0]
 
     def distance(self, features: Array) -> Array:
         """Of n workloads to the nearest label, in deviations of the features (n)."""
         points = np.clip((features - self.middle) / self.scale, -FAR, FAR).astype(np.float16)
-        return _nearest(points, self.points)
+        return _nearest(points, self.points, wide=self._wide_points)
+
+    @cached_property
+    def _wide_points(self) -> tuple[Array, Array]:
+        """See `_wide`: whoever asks one by one would have it made each time."""
+        return _wide(self.points)
 
     def outside(self, distance: Array) -> npt.NDArray[np.bool_]:
         """Which of n workloads are farther from all labels than labels are from each other (n)."""
@@ -273,22 +281,32 @@ WIDENINGS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 USUAL_WIDENING, WIDENING_SPREAD = 0.35, 0.5
 """Where a widening is before labels, and the deviation of its logarithm: what folds of 400 RTX
 3090 steps and 630 architectures' memory show on both sides of it. Round numbers."""
-_ROWS = 512
+_ROWS = 128
 """At once: bounds the memory, not the result."""
+MOST_POINTS = 8192
+"""Of more labels, so many evenly spaced ones are kept to tell what is near: enough for several of
+each architecture that timm has, and few enough to be looked through in less than a millisecond."""
+
+
+def _wide(points: npt.NDArray[np.float16]) -> tuple[Array, Array]:
+    """Points (n, f) as numbers to compute with, and their squared norms (n)."""
+    wide = points.astype(np.float64)
+    return wide, (wide**2).sum(axis=1)
 
 
 def _nearest(
     points: npt.NDArray[np.float16],
     others: npt.NDArray[np.float16],
     groups: npt.NDArray[np.int64] | None = None,
+    wide: tuple[Array, Array] | None = None,
 ) -> Array:
     """Distance of each point (n, f) to the nearest of others (m, f), of another group if given."""
     distances = np.full(len(points), np.inf)
-    squares = (others.astype(np.float64) ** 2).sum(axis=1)
+    known, squares = _wide(others) if wide is None else wide
     for start in range(0, len(points), _ROWS):
         rows = slice(start, start + _ROWS)
         own = points[rows].astype(np.float64)
-        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ others.T.astype(np.float64)
+        apart = (own**2).sum(axis=1)[:, None] + squares - 2.0 * own @ known.T
         if groups is not None:
             apart[groups[rows][:, None] == groups[None, :]] = np.inf
         if apart.shape[1]:

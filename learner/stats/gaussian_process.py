@@ -25,6 +25,7 @@ from trappm.learner.stats.student_t import (
     backward_solved,
     cholesky,
     fitted_scale,
+    forward_solved,
     losses,
     precisions,
     robust_deviation,
@@ -38,6 +39,8 @@ LANDMARKS = 512
 """More labels than this are seen through so many of them: a solve takes their cube."""
 ITERATIONS = 8
 """Of reweighting; each is one solve."""
+ROWS_AT_ONCE = 4096
+"""Labels that a solve takes together: bounds its memory, not its result."""
 TUNING_ROWS = 300
 """Labels that the covariance is chosen on; more of them cost time and change little."""
 TUNING_ITERATIONS = 3
@@ -256,26 +259,25 @@ def _posterior(labels: _Labels) -> _Posterior:
     targets, precision = _above(labels.bounds, np.zeros(len(inner)), noise)
     targets = np.where(known, labels.values, targets)
     precision = np.where(known, 1.0 / noise**2, precision)
-    identity = np.eye(inner.shape[1])
+    factor = identity = np.eye(inner.shape[1])
     mean: Array = np.zeros(inner.shape[1])
-    spread = identity
+    chunks = [slice(begin, begin + ROWS_AT_ONCE) for begin in range(0, len(inner), ROWS_AT_ONCE)]
     for _ in range(ITERATIONS):
-        weighted = inner * precision[:, None]
-        spread = _inverse_root(weighted.T @ inner + identity)
-        mean = spread @ (spread.T @ (weighted.T @ targets))
+        curvature, root = identity, np.sqrt(precision)
+        for rows in chunks:
+            weighted = inner[rows] * root[rows, None]
+            curvature = curvature + weighted.T @ weighted  # half the work of any other product
+        factor = cholesky(curvature)
+        mean = backward_solved(factor, forward_solved(factor, inner.T @ (precision * targets)))
         fitted = inner @ mean
+        unsure = [(forward_solved(factor, inner[rows].T) ** 2).sum(axis=0) for rows in chunks]
         # The expected square of an error knows that the mean itself is uncertain.
-        squares = (targets - fitted) ** 2 + ((inner @ spread) ** 2).sum(axis=1)
+        squares = (targets - fitted) ** 2 + np.concatenate(unsure)
         noise = fitted_scale(squares[known], noise, guess=noise, lowest=labels.least_noise)
         pulled, pull = _above(labels.bounds, fitted, noise)
         targets = np.where(known, labels.values, pulled)
         precision = np.where(known, precisions(squares, noise), pull)
-    return _Posterior(mean, spread, noise)
-
-
-def _inverse_root(matrix: Array) -> Array:
-    """Of a positive definite matrix, r with `r @ r.T` its inverse."""
-    return backward_solved(cholesky(matrix), np.eye(len(matrix)))
+    return _Posterior(mean, backward_solved(factor, identity), noise)
 
 
 def _above(bounds: Array, means: Array, noise: float) -> tuple[Array, Array]:

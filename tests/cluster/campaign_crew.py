@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import numpy as np
 import yaml
@@ -60,7 +61,8 @@ def spec(**changes) -> CampaignSpec:
     return parse_spec(yaml.safe_dump(SPEC | changes), origin="test")
 
 
-def template() -> bytes:
+def template(name: str) -> bytes:
+    """A graph of two nodes whose weights tell names apart."""
     sizes = {n: np.ones((2, 6), np.int64) for n in ("input_shapes", "output_shapes")}
     sizes |= {n: np.ones(2, np.int64) for n in ("macs", "memory_bytes")}
     return GraphTemplate(
@@ -68,7 +70,7 @@ def template() -> bytes:
         edges=np.array([[0, 1]]),
         constant=sizes,
         slope=sizes,
-        parameters=np.ones(2, np.int64),
+        parameters=np.array([1, crc32(name.encode())]),
     ).to_bytes()
 
 
@@ -76,11 +78,20 @@ class FakeWorkers:
     """A worker for each device, on one host; `faults` maps the n-th start to what then happens, and
     `poison` happens whenever the first configuration is measured. `canary` maps a worker to what
     its canary takes, time after time: milliseconds, an outcome, or "lost"; `kernels` maps a device
-    to what comes of its kernels, each time: their measurements, or "lost"."""
+    to what comes of its kernels, each time: their measurements, or "lost". `twins` maps names to
+    others of the same layers."""
 
     def __init__(
-        self, faults=None, stop_after=None, poison=None, canary=None, workers=(), kernels=None
+        self,
+        faults=None,
+        stop_after=None,
+        poison=None,
+        canary=None,
+        workers=(),
+        kernels=None,
+        twins=None,
     ):
+        self.twins = twins or {}
         self.timed_kernels = {device: list(runs) for device, runs in (kernels or {}).items()}
         self.faults = dict(faults or {})
         self.poison = poison
@@ -100,7 +111,8 @@ class FakeWorkers:
             if architecture == "vgg11":
                 yield ProfiledGraph(architecture, size, None, "too small an input")
             else:
-                yield ProfiledGraph(architecture, size, template(), None)
+                layers = template(self.twins.get(architecture, architecture))
+                yield ProfiledGraph(architecture, size, layers, None)
 
     def trace(self, keys):
         for key in keys:

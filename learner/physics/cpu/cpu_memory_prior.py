@@ -79,8 +79,9 @@ class CpuMemoryPrior(CpuPrior):
             BYTES_PER_ELEMENT * float(largest) / MIB,
         ]
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Those of the simulated step, and this prior's size in place of a GPU's."""
+        del shares
         features = MemoryPrior.on(CPU).features(workloads)
-        features[:, 0] = self.log_values(workloads)
+        features[:, 0] = logs
         return features

@@ -169,6 +169,6 @@ class CpuTimePrior(CpuPrior):
         speed = other.log_constants.mean()
         return self.with_constants(speed + SHARED * (other.log_constants - speed))
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """Size, the terms' shares, the operators' shares of the nodes, and the configuration."""
-        return settings_and_operators(workloads, self.log_values(workloads), self.shares(workloads))
+        return settings_and_operators(workloads, logs, shares)

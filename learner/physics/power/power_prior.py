@@ -76,10 +76,9 @@ class PowerPrior(TermPrior):
         terms: Array = np.stack(shares, axis=1) * self.full_w
         return terms
 
-    def features(self, workloads: Sequence[Workload]) -> Array:
+    def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
         """The power, the terms' shares, and those of kernels (n, f)."""
-        power = self.log_values(workloads)[:, None]
-        return np.hstack([power, self.shares(workloads), self.times.features(workloads)])
+        return np.hstack([logs[:, None], shares, self.times.features(workloads)])
 
     def tensors(self) -> dict[str, Tensor]:
         times = {f"times.{name}": tensor for name, tensor in self.times.tensors().items()}

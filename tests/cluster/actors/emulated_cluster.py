@@ -164,7 +164,7 @@ class MadeUpPool(ProfilerPool):
 
     def profile(self, pairs):
         for architecture, size in pairs:
-            yield ProfiledGraph(architecture, size, template(), None)
+            yield ProfiledGraph(architecture, size, template(architecture), None)
 
     def trace(self, keys):
         for key in keys:

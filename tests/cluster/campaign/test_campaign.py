@@ -55,6 +55,22 @@ def test_architectures_of_the_evaluation_set_are_never_trained_on(store):
     assert not learner.train & learner.evaluate
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_twin_of_what_is_held_out_is_held_out_with_it(store, seed):
+    names = ["resnet10t", "resnet14t", "resnet18", "convnext_atto"]
+    group = {"architectures": names, "batch_sizes": [1, 2, 4], "input_sizes": [64]}
+    budget = {"evaluation": {"source": 3, "target": 2, "architecture_share": 0.5},
+              "initial": {"source": 4, "target": 2},
+              "rounds": {"count": 1, "source": 1, "target": 1}}  # fmt: skip
+    changes = {"seed": seed, "pool": {"groups": [group]}, **budget}
+    tiny = campaign(store, FakeWorkers(twins={"resnet14t": "resnet10t"}), FakeLearner(), **changes)
+    tiny.run()
+    (record,) = store.campaigns.all()
+    held_out = {c.architecture for c, is_out in store.campaigns.pool(record.id) if is_out}
+    assert held_out
+    assert ("resnet10t" in held_out) == ("resnet14t" in held_out)
+
+
 def test_an_architecture_without_a_graph_is_refused_with_its_reason_and_not_measured(store):
     workers = FakeWorkers()
     run = campaign(store, workers)
