@@ -1,12 +1,12 @@
 """Whether a covariance of the fitted learner chooses better than that without labels.
 
     PYTHONPATH=. python benchmarks/learner/conditioned_choice.py ../shared/data --traces FOLDER
-        --labels infer-3090|infer-4090|v100 [--seeds 10] [--first-seed 3000]
+        --labels infer-3090|infer-4090|train-nhwc|v100 [--seeds 10] [--first-seed 3000]
 
 Whole campaigns as `trappm campaign replay` runs them, with the quick learner, on sheets of which
-kernels alone are known: 250 rows of timm's inference on the RTX 3090 or 4090, and all published
-steps of V100s. Embeddings are the shares of a step by kind of kernel. All other sheets are for
-`trappm campaign replay --strategy random,ours,ours-conditioned` (docs/acquisition.md).
+kernels alone are known: 250 rows of timm's inference on the RTX 3090 or 4090 or of its training
+in channels-last, and all published steps of V100s. Embeddings are the shares of a step by kind of
+kernel. All other sheets are for `trappm campaign replay --strategy random,ours,ours-conditioned`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.profiler.records import Configuration
 from trappm.terminal.replay_tables import print_summary, summary
 
-BUDGETS = {"infer-3090": (20, 30, 50, 75, 100), "infer-4090": (20, 30, 50, 75, 100),
-           "v100": (6, 8, 12, 16, 24, 32)}  # fmt: skip
+OF_TIMM, OF_NODES = (20, 30, 50, 75, 100), (6, 8, 12, 16, 24, 32)
+BUDGETS = {
+    "infer-3090": OF_TIMM,
+    "infer-4090": OF_TIMM,
+    "train-nhwc": OF_TIMM,
+    "v100": OF_NODES,
+}
 """By labels: small sheets end early."""
 STRATEGIES = ("random", "ours", "ours-conditioned")
 
