@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/learner/choosing_for_networks.py SHEET --results FILE
         [--learner trappm-laptop|trappm-paper|nnlqp] [--strategy random,ours,ours-laplace]
-        [--seeds 4] [--first-seed 3000]
+        [--budgets 20 50 100] [--seeds 4] [--first-seed 3000]
 
 Campaigns are those of `trappm campaign replay`, with fewer rounds, since a training takes most of
-a minute: after 20, 50 and 100 step times. Trainings on equal labels are made once for all
+a minute. Trainings on equal labels are made once for all
 strategies. Campaigns are kept as they end; the same command goes on.
 """
 
@@ -23,8 +23,6 @@ from trappm.learner.bench.replay import Bench, replay
 from trappm.learner.estimator import Estimator, Model, Targets
 from trappm.learner.workload import Workload
 from trappm.terminal.replay_tables import print_summary, summary
-
-BUDGETS = (20, 50, 100)
 
 
 class Once:
@@ -60,6 +58,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--learner", default="trappm-laptop")
     parser.add_argument("--strategy", default="random,ours,ours-laplace")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=3000)
     arguments = parser.parse_args()
@@ -69,7 +68,7 @@ def main() -> None:
         strategies=arguments.strategy.split(","),
         learners=[arguments.learner],
         seeds=range(arguments.first_seed, arguments.first_seed + arguments.seeds),
-        budgets=BUDGETS,
+        budgets=arguments.budgets,
     )
     results, bench = Results.read(arguments.results, plan.identity), None
     for seed in plan.seeds:
