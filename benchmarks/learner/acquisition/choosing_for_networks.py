@@ -1,6 +1,6 @@
 """What purely learned heads learn from few labels, by how these are chosen.
 
-    PYTHONPATH=. python benchmarks/learner/choosing_for_networks.py SHEET --results FILE
+    PYTHONPATH=. python benchmarks/learner/acquisition/choosing_for_networks.py SHEET --results FILE
         [--learner trappm-laptop|trappm-paper|nnlqp] [--strategy random,ours,ours-laplace]
         [--budgets 20 50 100] [--seeds 4] [--first-seed 3000]
 
