@@ -24,7 +24,12 @@ from trappm.learner.acquisition.joint import Joint, JointModel, PoolPoints
 from trappm.learner.acquisition.pool_knowledge import probability_above
 from trappm.learner.bench.benchmark import TEST_SHARE, Samples
 from trappm.learner.bench.errors import split_architectures
-from trappm.learner.bench.strategies import NEED_GRADIENTS, NEED_PREDICTIONS, named_strategy
+from trappm.learner.bench.strategies import (
+    CONDITIONED,
+    NEED_GRADIENTS,
+    NEED_PREDICTIONS,
+    named_strategy,
+)
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
@@ -114,12 +119,12 @@ class _View:
         self._embeddings = bench.embeddings[pool]
         self._static = np.stack([w.static_features for w in self._workloads])
         self._joint = Joint(bench.prior, PoolPoints.of(bench.prior, self._workloads))
-        generator = np.random.default_rng(0)
-        self._quick: JointModel = self._joint.fit([], bench.samples.targets([]), generator)
+        self._quick: JointModel = self._joint.fit(
+            [], bench.samples.targets([]), np.random.default_rng(0)
+        )
         # Without labels the covariance is as good a guide as with some, and a batch is as good as
-        # its picks one by one: see docs/studies/choosing.md.
-        wide = self._quick.covariance(self._workloads, generator)
-        self._covariance = Covariance(narrow(wide.features), wide.noise)
+        # its picks one by one: see docs/acquisition.md.
+        self._covariance = self._believed()
         self._model: Model = self._quick
 
     def request(
@@ -132,10 +137,11 @@ class _View:
         """The next request; with predictions of the whole pool, and gradients of the learner that
         is judged, only where they are needed."""
         capacity = self._bench.capacity
-        guards = strategy == "ours" and capacity is not None
+        guards = strategy in ("ours", *CONDITIONED) and capacity is not None
         predicted = guards or strategy in NEED_PREDICTIONS
         estimate = self._quick.predict(self._workloads) if predicted else None
         knows_physics = self._bench.knows_physics
+        covariance = self._believed() if strategy in CONDITIONED else self._covariance
         gradients = None
         if strategy in NEED_GRADIENTS and (knows_physics or len(labelled)):
             # Of a learner without gradients those of the quick one, if both stand on the prior.
@@ -151,13 +157,22 @@ class _View:
             count=budget - len(labelled),
             generator=generator,
             families=self._families,
-            covariances=[self._covariance] if knows_physics else [],
+            covariances=[covariance] if knows_physics else [],
             gradients=gradients,
             log_values=np.log(values),
             uncertainty=self._uncertainty(estimate) if len(labelled) else None,
             predicted_cost=estimate.median if estimate and self._bench.times else None,
             failure=probability_above(estimate, capacity) if estimate and capacity else None,
         )
+
+    def _believed(self) -> Covariance:
+        """By the quick learner as it is fitted: at its constants, with its amplitude and noise.
+
+        What labels have taken of it, a strategy works out for itself, as it does for what is
+        pending.
+        """
+        wide = self._quick.covariance(self._workloads, np.random.default_rng(0))
+        return Covariance(narrow(wide.features), wide.noise)
 
     def _uncertainty(self, estimate: Estimate | None) -> Array | None:
         """By the quick learner; a purely learned one states its own."""

@@ -3,24 +3,33 @@
 docs/studies/choosing.md has the figures. Coreset is the greedy k-centre of Sener and Savarese (2018);
 density weighs its distances by how many configurations are near, so that loners wait; LCMD stands
 here on embeddings (on gradients it is offered, `learner.acquisition.gradient`); BADGE (Ash et al.
-2020) draws by k-means++ on gradients, which are long where the heads are unsure.
+2020) draws by k-means++ on gradients, which are long where the heads are unsure;
+`ours-conditioned` is `ours` with the covariance of the fitted learner: the prior linearised at its
+constants, and amplitude, lengths and noise of the residual as labels have them; `ours-laplace` is
+`ours` for purely learned heads, with what their last layers leave open.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from trappm.learner.acquisition import Strategy, strategy_named
+from trappm.learner.acquisition import NOISE_VARIANCE, Strategy, strategy_named
+from trappm.learner.acquisition.covariance import Covariance
 from trappm.learner.acquisition.coverage import MOST_TARGETS, at_most, pairwise
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS as OFFERED_NEED_GRADIENTS
 from trappm.learner.acquisition.gradient import Distances, Lcmd, gradient_vectors
+from trappm.learner.acquisition.ours import PoolReduction
 from trappm.learner.acquisition.request import AcquisitionRequest, FloatArray, Pick, explained
 from trappm.learner.bench.peers import PEERS
 from trappm.learner.networks.dataset import Scaler
 from trappm.learner.stats.kernels import matern32
 
 ROWS_AT_ONCE = 4096
-NEED_GRADIENTS = OFFERED_NEED_GRADIENTS | {"badge"}
+NEED_GRADIENTS = OFFERED_NEED_GRADIENTS | {"badge", "ours-laplace"}
+CONDITIONED = frozenset({"ours-conditioned"})
+"""Strategies for which what is known of the pool is what the learner believes as fitted by then."""
 NEED_PREDICTIONS = frozenset({"ours-per-second", "uncertainty", "badge"})
 """Strategies that need the expected cost of runs, or how sure that is."""
 
@@ -118,11 +127,36 @@ class Badge:
         return explained(request, chosen)
 
 
+class LastLayers(PoolReduction):
+    """As `ours`, with the posterior of the last layers of the heads: a Laplace approximation there
+    (Snoek et al. 2015). Before there are gradients, coverage decides alone."""
+
+    def __init__(self) -> None:
+        super().__init__("ours-laplace", guarded=True, represents=True)
+
+    def select(self, request: AcquisitionRequest) -> list[Pick]:
+        gradients = request.gradients
+        covariances = [] if gradients is None else [last_layers(gradients)]
+        return super().select(replace(request, covariances=covariances))
+
+
+def last_layers(gradients: FloatArray) -> Covariance:
+    """The covariance of outputs that are linear in these gradients (n, g) with independent weights.
+
+    Its mean variance over the pool is 1, as that of scaled labels, whose mean is known.
+    """
+    centred = gradients - gradients.mean(axis=0)
+    scale = np.sqrt((centred**2).sum(axis=1).mean())
+    return Covariance(centred / max(scale, np.float32(1e-9)), NOISE_VARIANCE)
+
+
 JUDGED: tuple[Strategy, ...] = (
     Coreset(),
     DensityCoreset(),
     LcmdOnEmbeddings(),
     Badge(),
+    PoolReduction("ours-conditioned", guarded=True, represents=True),
+    LastLayers(),
     *PEERS,
 )
 """What is judged beside the strategies of a campaign."""

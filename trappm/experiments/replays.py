@@ -192,9 +192,9 @@ class Benches:
         self._by_learner: dict[str, Bench] = {}
 
     def play(self, job: Job) -> list[Point]:
-        return list(replay(self._bench(job.learner), job.strategy, job.seed, self._plan.budgets))
+        return list(replay(self.bench(job.learner), job.strategy, job.seed, self._plan.budgets))
 
-    def _bench(self, learner: str) -> Bench:
+    def bench(self, learner: str) -> Bench:
         if learner not in self._by_learner:
             from trappm.learner.estimators import OF_PHYSICS
 

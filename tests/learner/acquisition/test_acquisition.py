@@ -17,8 +17,9 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.covariance import narrow
 from trappm.learner.acquisition.coverage import Representation
 from trappm.learner.acquisition.ours import taught_by_bounds
+from trappm.learner.acquisition.reduction import Knowledge
 from trappm.learner.acquisition.similarity import LANDMARKS, embedding_features
-from trappm.learner.bench.strategies import JUDGED, named_strategy
+from trappm.learner.bench.strategies import JUDGED, last_layers, named_strategy
 from trappm.learner.stats.kernels import matern32
 from trappm.profiler.errors import InputError
 
@@ -515,3 +516,24 @@ def test_ours_minds_the_noise_in_what_a_label_stands_for():
     noise = np.ones(60)
     noise[first] = 9.0
     assert picks_of("ours", replace(asked, noise_factor=noise)) != first
+
+
+def test_what_last_layers_leave_open_is_the_posterior_of_their_weights():
+    """Against the closed form of Bayesian linear regression, weights of variance 1 / scale^2."""
+    gradients = np.random.default_rng(4).normal(2, 1, (12, 3)).astype(np.float32)
+    covariance = last_layers(gradients)
+    known = np.array([1, 5, 7])
+    centred = gradients - gradients.mean(axis=0)
+    rows = centred / np.sqrt((centred**2).sum(axis=1).mean())
+    precision = rows[known].T @ rows[known] / covariance.noise + np.eye(3)
+    expected = np.einsum("np,pq,nq->n", rows, np.linalg.inv(precision), rows)
+    assert Knowledge(covariance, known, None).variance == pytest.approx(expected, rel=1e-4)
+    assert np.mean(covariance.deviation**2) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_last_layers_count_once_there_are_any():
+    asked = request(covariances=())
+    assert picks_of("ours-laplace", asked) == picks_of("ours", asked)
+    gradients = np.zeros((60, 2), np.float32)
+    gradients[33] = 9.0
+    assert picks_of("ours-laplace", replace(asked, gradients=gradients))[0] == 33

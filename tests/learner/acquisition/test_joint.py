@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trappm.learner.acquisition.joint import Joint, PoolPoints
+from trappm.learner.acquisition.reduction import Knowledge
 from trappm.learner.estimator import Targets
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.errors import InputError
@@ -99,6 +100,29 @@ def test_its_covariance_is_that_of_its_doubts(pool):
     covariance = model.covariance(workloads, np.random.default_rng(0))
     said = model.predict(workloads).log_std_of_mean
     assert covariance.deviation == pytest.approx(said, rel=0.02)
+
+
+def test_the_covariance_of_a_fitted_learner_leaves_what_its_predictions_doubt(pool):
+    """Once its labels count as known; wild labels, which count less, are what differs."""
+    workloads = pool[0]
+    train, test = split(pool, 20)
+    model = fit(pool, train)
+    covariance = model.covariance(workloads, np.random.default_rng(0))
+    left = Knowledge(covariance, train, None).variance[test]
+    doubt = model.predict([workloads[i] for i in test]).log_std_of_mean ** 2
+    assert np.median(left / doubt) == pytest.approx(1.0, abs=0.2)
+    assert np.all(left <= covariance.deviation[test] ** 2)
+
+
+def test_labels_that_scatter_raise_what_a_fitted_learner_expects_of_the_rest(pool):
+    workloads, names, values = pool
+    train, _ = split(pool, 30)
+    scattered = values * np.exp(np.random.default_rng(5).normal(0, 0.8, len(values)))
+    calm, wild = (
+        fit((workloads, names, v), train).covariance(workloads, np.random.default_rng(0))
+        for v in (values, scattered)
+    )
+    assert wild.noise > 2 * calm.noise
 
 
 def test_a_start_is_refused(pool):

@@ -1,5 +1,7 @@
 """Replayed campaigns: nothing held out is chosen, pairs divide alike, design beats chance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -152,3 +154,32 @@ def test_of_purely_learned_heads_nobody_is_told_what_physics_knows(samples, stra
         expected = gradients and strategy != "ours"
         assert (asked[1].gradients is not None) == expected
         assert asked[1].uncertainty is None
+
+
+def picks_by_round(samples, strategy, monkeypatch):
+    chosen = []
+    chooser = named_strategy(strategy)
+    select = type(chooser).select
+
+    def watched(self, request):
+        picks = select(self, request)
+        chosen.append([pick.index for pick in picks])
+        return picks
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(chooser), "select", watched)
+        list(replay(bench(samples), strategy, 1, (8, 14, 20)))
+    return chosen
+
+
+def test_labels_that_contradict_the_prior_move_what_the_conditioned_strategy_picks(
+    samples, monkeypatch
+):
+    """Times that scatter threefold around what physics says, and the same by the plain prior."""
+    scatter = np.exp(np.random.default_rng(5).normal(0, 1.1, len(samples)))
+    surprising = replace(samples, values=samples.values * scatter)
+    for strategy, moves in (("ours", False), ("ours-conditioned", True)):
+        plain = picks_by_round(samples, strategy, monkeypatch)
+        moved = picks_by_round(surprising, strategy, monkeypatch)
+        assert plain[0] == moved[0]  # no label so far
+        assert (plain != moved) == moves

@@ -1,6 +1,6 @@
 """Which encoder's embeddings choose best: the autoencoder's, GraphMAE's, a random one's.
 
-    PYTHONPATH=. python benchmarks/learner/choosing_encoders.py LABELS.csv --metric step-time
+    PYTHONPATH=. python benchmarks/learner/acquisition/choosing_encoders.py LABELS.csv --metric step-time
         [--strategies facility,ours] [--learner quick] [--seeds 20] [--first-seed 3000] [--budget N]
 
 Campaigns are replayed as by `trappm campaign replay`, with the embeddings of one encoder after the
