@@ -18,6 +18,7 @@ from trappm.prediction.device_names import key_among, keys_of
 from trappm.prediction.estimate import largest_batch
 from trappm.prediction.prediction import (
     MIG_PROFILES,
+    NEEDS,
     Figures,
     Fit,
     Prediction,
@@ -339,7 +340,7 @@ class _Inquiry:
         for name, parts in needed.items():
             lacking = [part for part in parts if getattr(figures, part) is None]
             if lacking:
-                reasons[name] = f"it needs {' and '.join(lacking)}"
+                reasons[name] = f"{NEEDS}{' and '.join(lacking)}"
         return reasons
 
     def _no_head(self, metric: str) -> str:

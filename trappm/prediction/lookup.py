@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
+from trappm.notebook_cards import card
+from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
+from trappm.profiler.number_text import number_text
+from trappm.profiler.records import METRICS, Configuration, Pair, Protocol, Provenance
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
@@ -34,7 +37,7 @@ _NEAREST = 3
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Answer:
     """What one training step costs, and how that is known; iterating gives time, memory, power."""
 
@@ -57,6 +60,35 @@ class Answer:
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
+
+    def __str__(self) -> str:
+        """The answer in a sentence."""
+        if self.prediction is not None:
+            return str(self.prediction)
+        if self.memory_above_mib is not None:
+            return f"Memory runs out: a step needs more than {self.memory_above_mib:,.0f} MiB."
+        parts = [quantity(name, value) for name, value, _ in self.figures()]
+        return f"A step takes {', '.join(parts)}." if parts else "Nothing of it is known."
+
+    def figures(self) -> list[tuple[str, float, str]]:
+        """Name, value and unit of each metric that is known."""
+        return [
+            (name, value, unit)
+            for name, unit in METRICS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self._about}: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, number_text(value), unit) for name, value, unit in self.figures()]
+        return card(f"{self._about}: {self}", rows, filter(None, [self.remark]))
+
+    @property
+    def _about(self) -> str:
+        of = f"{self.model} on {self.device}, batch {self.batch_size:,}"
+        return f"{of}, {self.source}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the ids of the labels or of the snapshot."""
