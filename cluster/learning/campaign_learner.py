@@ -29,7 +29,7 @@ from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.bench.errors import Accuracy, accuracy
-from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
+from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
@@ -40,6 +40,7 @@ from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Phase

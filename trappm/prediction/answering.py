@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
+import numpy as np
+import numpy.typing as npt
+
+from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
@@ -26,16 +30,13 @@ from trappm.prediction.prediction import (
     remarks_on,
 )
 from trappm.prediction.snapshot_choice import snapshots_that_answer
-from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, member
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from trappm.learner.snapshots.snapshot import Snapshot
-    from trappm.prediction.subjects import Subject
+    from trappm.prediction.models.subjects import Subject
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 _FAMILIES: dict[str, type[enum.StrEnum]] = {
@@ -222,10 +223,15 @@ class _Inquiry:
 
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
-    ) -> npt.NDArray[np.float64] | None:
-        """For each of n workloads the probability (n); None from heads that have none."""
+    ) -> npt.NDArray[np.float64]:
+        """For each of n workloads the probability (n)."""
         heads = self._trained.heads
-        return heads.out_of_memory(workloads, capacity_mib) if isinstance(heads, Heads) else None
+        if isinstance(heads, Heads):
+            return heads.out_of_memory(workloads, capacity_mib)
+        output = self.predict(workloads)  # networks: a normal of the logarithm
+        at = output.metrics.index("memory_mib")
+        gaps = np.log(output.median[:, at] / (USABLE_SHARE * capacity_mib))
+        return np.array([NormalDist().cdf(z) for z in (gaps / output.log_std[:, at]).tolist()])
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
@@ -313,8 +319,6 @@ class _Inquiry:
             reason = self._no_head("memory_mib") if memory is None else unknown
             return fit, dict.fromkeys(("out_of_memory", "largest_batch_size"), reason)
         missing = {}
-        if risk is None:
-            missing["out_of_memory"] = "heads of this kind have none"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
             fit = replace(fit, largest_batch_size=self._largest(USABLE_SHARE * capacity))

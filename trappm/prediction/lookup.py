@@ -178,7 +178,7 @@ class _Inquiry:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
         if isinstance(model, Path) or is_file(name):
-            from trappm.prediction.subjects import subject_of
+            from trappm.prediction.models.subjects import subject_of
 
             file = subject_of(Path(model), input_size=input_size).profile().graph
             batch = batch_size or file.fixed_batch_size or 1

@@ -123,7 +123,7 @@ def predict(
             refuse_unknown(named)
     # What was wrong with the question was told before torch is imported, which takes a second.
     from trappm.prediction.answering import Question, answers
-    from trappm.prediction.subjects import subject_of
+    from trappm.prediction.models.subjects import subject_of
 
     is_named = [isinstance(model, str | Path) for model in models]
     is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone

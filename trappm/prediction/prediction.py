@@ -20,8 +20,8 @@ from trappm.profiler.records import METRICS, Precision, is_cpu_device
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
     from trappm.learner.physics.power.step_power import Interval, Thrift
+    from trappm.profiler.profile_record import StepSource
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-    from trappm.profiler.static_profile import StepSource
 
 
 @dataclass(frozen=True, kw_only=True)

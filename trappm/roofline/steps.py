@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trappm.learner.heads.metric_head import Head
     from trappm.learner.physics.prior import Prior
     from trappm.prediction.answering import Question
-    from trappm.prediction.subjects import Subject
+    from trappm.prediction.models.subjects import Subject
     from trappm.profiler.records import Phase
     from trappm.roofline.roofs import KnownDevice
 

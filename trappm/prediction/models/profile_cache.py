@@ -23,8 +23,8 @@ from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
+    from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile
 
 FORMAT = 3
 """Counted up when a profile says something else of the same model."""
@@ -137,8 +137,8 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     Raises:
         ValueError, KeyError, TypeError, TrappmError: it is damaged.
     """
+    from trappm.profiler.profile_record import StaticProfile, StepSource
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile, StepSource
 
     entry = json.loads(data)
     step, source = entry["step"], entry["step_source"]

@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.profile_cache import ProfileCache, content_key
-from trappm.prediction.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
+from trappm.prediction.models.profile_cache import ProfileCache, content_key
+from trappm.prediction.models.tracing import (
+    FileTracer,
+    NameTracer,
+    OutsideTracer,
+    Tracer,
+    own_process,
+)
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
 from trappm.profiler.models.known_names import is_file
@@ -25,8 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trappm.profiler.models.model_input import Sample
+    from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile
 
 
 class Subject(ABC):
