@@ -109,8 +109,8 @@ def show(
         known = [known_device(store, name) for name in devices]
     steps = []
     if model is not None:
-        from trappm.prediction.answering import Question
         from trappm.prediction.models.subjects import subject_of
+        from trappm.prediction.question import Question
         from trappm.roofline.steps import roofed_steps
 
         question = Question(

@@ -11,18 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trappm.learner.snapshots.manifest import OTHERS
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import card_of, cards, read_name
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records import Phase, is_cpu_device
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
 _COUNT = re.compile(r":(\d+)$")
 
 
-def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
+def key_among(manifests: Sequence[Manifest], name: object) -> str:
     """The key of the device that a name means, of those that these snapshots answer for.
 
     Raises:
@@ -30,9 +32,9 @@ def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
     """
     return device_key(
         name,
-        {key for snapshot in snapshots for key in snapshot.heads},
-        catalogued=any(snapshot.others is not None for snapshot in snapshots),
-        cards={key: card for s in snapshots[::-1] for key, card in s.cards.items()},
+        {key for manifest in manifests for key in manifest.heads},
+        catalogued=any(OTHERS in manifest.files for manifest in manifests),
+        cards={key: card for m in manifests[::-1] for key, card in m.cards.items()},
     )
 
 
@@ -76,7 +78,8 @@ def answerable(snapshots: Sequence[Snapshot]) -> list[DeviceEvidence]:
     others = [snapshot for snapshot in snapshots if snapshot.others is not None]
     if others:
         listed = (f"{card.name.model}-{card.memory_gb:g}gb" for card in cards())
-        named = (key_among(snapshots, name) for name in dict.fromkeys(listed))
+        manifests = [snapshot.manifest for snapshot in snapshots]
+        named = (key_among(manifests, name) for name in dict.fromkeys(listed))
         keys |= dict.fromkeys(named)
     return [_evidence(snapshots, key) for key in keys]
 

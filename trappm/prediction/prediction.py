@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from trappm.learner.physics.power.thrift import Thrift
 from trappm.notebook_cards import card
-from trappm.prediction.costs import Power, Run
+from trappm.prediction.costs import Offer, Power, Run
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.number_text import number_text
+from trappm.profiler.profile_record import StepSource
 from trappm.profiler.records import METRICS, Precision, is_cpu_device
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
-    from trappm.learner.physics.power.step_power import Interval, Thrift
-    from trappm.profiler.profile_record import StepSource
-    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
+    from trappm.learner.physics.power.step_power import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,32 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "memory_parts_mib": self.memory_parts_mib}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The prediction that `to_dict` was of, also after JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: it was of none, or of another version's.
+        """
+        given = {**values}
+        given.pop("memory_parts_mib")
+        for name, kind in (
+            ("simulated_memory", SimulatedMemory),
+            ("thriftiest", Thrift),
+            ("run", Run),
+        ):
+            part = given[name]
+            given[name] = part and kind(**part)
+        if given["run"] is not None:
+            offers = tuple(Offer(**offer) for offer in given["run"].offers)
+            given["run"] = replace(given["run"], offers=offers)
+        source = given["memory_source"]
+        given["memory_source"] = source and StepSource(source)
+        given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
+        for name in ("unfamiliar", "remarks"):
+            given[name] = tuple(given[name])
+        return cls(**given)
 
     @property
     def memory_parts_mib(self) -> dict[str, float]:
