@@ -130,11 +130,11 @@ def predict(
     def ask() -> list[Prediction]:
         return _answers(question, models, is_named, example, size, device, devices)
 
-    if all(is_named):
+    if all(is_named) and example is None:
         contents = [model if is_name(model) else content_key(Path(model)) for model in models]
-        whole = {**arguments, "models": models, "contents": contents, "example": example}
+        of_models = {"models": models, "contents": contents, "size": size}
         predictions = kept_answers(
-            {**whole, "size": size, "device": device, "devices": devices}, ask
+            {**arguments, **of_models, "device": device, "devices": devices}, ask
         )
     else:
         predictions = ask()
@@ -151,7 +151,8 @@ def _answers(
     devices: Any,
 ) -> list[Prediction]:
     """All devices of the first model, then those of the next."""
-    keys = question.device_keys(device, devices)
+    if all(is_named) and example is None:
+        question.device_keys(device, devices)
     # What was wrong with the question was told before torch is imported, which takes a second.
     from trappm.prediction.answering import answers
     from trappm.prediction.models.subjects import subject_of
@@ -165,6 +166,7 @@ def _answers(
         )
         for model, named in zip(models, is_named, strict=True)
     ]
+    keys = question.device_keys(device, devices)
     return answers([(question, subject, key) for subject in subjects for key in keys])
 
 
