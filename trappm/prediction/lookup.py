@@ -186,7 +186,7 @@ class _Inquiry:
             size = input_size or 1
         else:
             refuse_unknown(name)
-            from trappm.profiler.models.zoo import input_size_of
+            from trappm.prediction.models.subjects import input_size_of
 
             file, batch, size = None, batch_size or 1, input_size_of(name, input_size)
         what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
@@ -230,9 +230,9 @@ class _Inquiry:
             labels = store.labels.of_pairs([own], self.what, device)
             if labels:
                 return labels
-            from trappm.profiler.static_profile import static_profile
+            from trappm.prediction.models.subjects import subject_of
 
-            profile = static_profile(*own)
+            profile = subject_of(self.model, input_size=self.input_size).profile()
             pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
             profiles = store.workloads.step_profiles(pairs)
             step = None if profile.step is None else profile.step.to_bytes()

@@ -246,7 +246,7 @@ def test_without_a_store_a_folder_predicts_and_none_is_made(tmp_path, monkeypatc
     with pytest.raises(SnapshotError, match=f"no head for infer steps on {DEVICE}"):
         ask(phase="infer")
     made = {path.name for path in tmp_path.rglob("*") if path.suffix != ".json"}
-    assert made <= {"nowhere", "profiles"}  # profiles of what was asked about
+    assert made <= {"nowhere", "profiles", "answers"}  # of what was asked about
 
 
 PATIENT = Protocol(

@@ -69,6 +69,15 @@ class ProfileCache:
         self._keep(path, step.to_bytes())
         return step
 
+    def input_size(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
+        """A model's size of input in pixels, which timm is asked for if it is not there."""
+        path = self._path(key, "input-size.json")
+        with contextlib.suppress(OSError, ValueError):
+            return int(_bytes_of(path))
+        size = make()
+        self._keep(path, str(size).encode())
+        return size
+
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
         identity = repr((FORMAT, *_versions(), *key))
         return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.{suffix}"

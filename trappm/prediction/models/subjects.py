@@ -84,6 +84,21 @@ def subject_of(
     return _Module(model, sample, example_input.shape[0])
 
 
+def input_size_of(name: str, input_size: int | None) -> int:
+    """The size of input of a timm name in pixels, where one is given or left to its default.
+
+    Raises:
+        InputError, UnknownArchitectureError: as of timm's names.
+    """
+
+    def of_timm() -> int:
+        from trappm.profiler.models import zoo
+
+        return zoo.input_size_of(name, input_size)
+
+    return _profiles().input_size(name_key(name, input_size), of_timm)
+
+
 class UnprofiledError(Exception):
     """This process does not profile models by itself, and this one has no profile yet."""
 
