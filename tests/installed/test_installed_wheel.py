@@ -1,7 +1,7 @@
 """The wheel in an empty environment, from a folder that has a `store` and others of its own.
 
-Built, installed with pip under our constraints (with what campaigns need, then with PostgreSQL's driver), and
-used from there: nothing of the checkout is on anybody's path.
+Built, installed with pip under our constraints (with what campaigns need, then with the driver of
+PostgreSQL), and used from there: nothing of the checkout is on anybody's path.
 """
 
 from __future__ import annotations

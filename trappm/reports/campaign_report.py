@@ -40,6 +40,7 @@ def print_status(facts: CampaignFacts) -> None:
     out = console()
     out.print(f"campaign [bold]{facts.id}[/] ({facts.name}): {facts.standing}")
     _print_progress(facts)
+    _print_setbacks(facts)
     print_line(str(facts.cost))
     _print_end(facts)
     for event in facts.events:
@@ -56,6 +57,7 @@ def print_report(facts: CampaignFacts) -> None:
             print_line(str(left_out))
         _print_transfer(report)
         _print_scatter(report)
+    _print_setbacks(facts)
     if facts.rehearsal_on:
         print_line(
             f"\nA rehearsal: {', '.join(facts.rehearsal_on)} runs nothing, so what is shown here "
@@ -152,6 +154,14 @@ def _print_end(facts: CampaignFacts) -> None:
             f"at {end.at:%Y-%m-%d %H:%M} UTC: {end.reason}"
         )
     print_line(text)
+
+
+def _print_setbacks(facts: CampaignFacts) -> None:
+    """Last, where it is not overlooked: what got worse."""
+    if facts.setbacks:
+        console().print("it got worse:", style="bold")
+    for setback in facts.setbacks:
+        print_line(f"  {setback}")
 
 
 def _print_transfer(report: TrainingReport) -> None:
