@@ -27,7 +27,7 @@ MAKE_VENV = $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 \
   || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
        && $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
 
-.PHONY: help install campaign test test-slow test-gpu lint types check check-deps format wheel docs default-snapshot lock clean
+.PHONY: help install campaign test test-slow test-gpu lint types check check-deps format wheel release docs default-snapshot lock clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' Makefile
@@ -94,6 +94,13 @@ wheel: $(INSTALLED) ## build dist/trappm-*.whl, which the nodes of ray_config.ya
 	@rm -rf build dist
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@rm -rf build; ls dist
+
+# twine stays out of .venv, as pip-audit does.
+release: wheel ## build dist/ whole, wheel and sdist, and check what an index would show of them
+	@$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder" *.egg-info' EXIT; \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --target "$$folder" twine; \
+	  PYTHONPATH="$$folder" $(BIN)/python -m twine check --strict dist/*
 
 docs: $(INSTALLED) ## build the documentation into site/, reference included (any warning is an error)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[docs]'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -85,3 +85,11 @@ def store_or_none_yet(home: Home) -> Store:
         return store_to_read(home)
     except NoLabelStoreError:
         return Store.open("sqlite://")
+
+
+def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Each row by column; what is missing is None."""
+    names = list(frame.columns)
+    clean = frame.astype(object).where(frame.notna(), None)
+    for row in clean.itertuples(index=False, name=None):
+        yield dict(zip(names, row, strict=True))

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 
 from trappm.learner.estimator import Targets
-from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_profile import StepProfile

@@ -51,6 +51,9 @@ def publish(
         created_at=utc_now(),
     )
     _finish(store, campaign_id, f"snapshot {snapshot.id}", snapshot)
+    for note in published.notes:
+        news.tell(news=note)
+        store.campaigns.log_event(campaign_id, "published", {"message": note})
     try:
         kept = learner.promote(snapshots, snapshot.id)
     except TrappmError as error:  # the campaign is finished all the same

@@ -17,8 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.cluster.learning.encoded_pool import EncodedPool
+from trappm.cluster.learning.judging import Errors, judged_by
+from trappm.cluster.learning.label_arrays import bounds_of, targets_of
+from trappm.cluster.learning.transfer_choice import (
+    LEAST_TRAINING_LABELS,
+    better_heads,
+    cross_validated,
+)
 from trappm.cluster.profiles.step_profiles import StepKey
-from trappm.cluster.scheduler.training_report import Judgement, TrainingReport, TransferErrors
+from trappm.cluster.scheduler.training_report import (
+    Judgement,
+    TrainingReport,
+    TransferErrors,
+    difference_of,
+)
 from trappm.cluster.workers.interfaces import (
     Choice,
     ChoiceRequest,
@@ -28,8 +40,7 @@ from trappm.cluster.workers.interfaces import (
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.gradient import NEED_GRADIENTS
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.bench.errors import Accuracy, accuracy
-from trappm.learner.heads.device_heads import USABLE_SHARE, Heads, train_heads
+from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, StepSettings, TrainedHeads
 from trappm.learner.networks.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
@@ -40,17 +51,13 @@ from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS, Configuration, Phase
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
-Errors = dict[str, Accuracy]
-"""By metric."""
-
-LEAST_TRAINING_LABELS = 4
-"""A device with fewer training labels gets no heads yet."""
 FIRST_METRICS = ("memory_mib", "step_time_ms")
 """What every device tells: what a choice without any label has to serve."""
 
@@ -67,6 +74,8 @@ class CampaignLearner:
         self._cache = cache
         self._heads: dict[str, DeviceHeads] = {}
         self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
+        self._scratch: dict[str, DeviceHeads] = {}
+        self._labels: Sequence[TrainingLabel] = ()
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
         self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
@@ -121,6 +130,7 @@ class CampaignLearner:
             for label in labels
             if label.memory_above_mib is not None or any(v is not None for v in label.values)
         ]
+        self._labels = labels
         self._training_labels = [label for label in labels if label.role == Role.TRAIN]
         self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
@@ -139,9 +149,14 @@ class CampaignLearner:
             errors[device], judgements = self._judge(self._heads[device], held_out)
             evaluation += judgements
             if init is not None:
-                scratch, _ = self._judge(self._train(training, None, next(parts)), held_out)
+                self._scratch[device] = self._train(training, None, next(parts))
+                scratch, others = self._judge(self._scratch[device], held_out)
                 transfer[device] = {
-                    metric: TransferErrors(errors[device][metric]["mape"], scratch[metric]["mape"])
+                    metric: TransferErrors(
+                        errors[device][metric]["mape"],
+                        scratch[metric]["mape"],
+                        difference_of(others, judgements, device, metric).chance,
+                    )
                     for metric in errors[device]
                     if metric in scratch
                 }
@@ -264,6 +279,8 @@ class CampaignLearner:
         Its `parent` is what is the latest there.
         """
         before = Registry(registry).history(LATEST)
+        notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
+        fields = {**fields, "errors": errors}
         info = save_snapshot(
             registry,
             encoder=self._pool.encoder,
@@ -277,7 +294,35 @@ class CampaignLearner:
                 "parent": before[-1].snapshot if before else None,
             },
         )
-        return PublishedSnapshot(info.id, info.folder.name, info.manifest.to_json())
+        return PublishedSnapshot(info.id, info.folder.name, info.manifest.to_json(), notes)
+
+    def _leave_lost_transfer(self, errors: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
+        """Takes heads from scratch where cross-validation says that they are better.
+
+        Returns:
+            A line for each device where it does, and the errors of the heads that are there now.
+        """
+        notes = []
+        source = self._heads.get(self._source)
+        for device in [d for d in self._scratch if source is not None and d != self._source]:
+            training = [x for x in self._training_labels if x.device == device]
+            at = self._pool.indices([label.configuration_id for label in training]).tolist()
+            judged = cross_validated(
+                training,
+                [self._pool.groups[i] for i in at],
+                self._heads[self._source],
+                lambda labels, init: self._train(labels, init, lambda done, total: None),
+                lambda heads, labels: self._judge(heads, labels)[0],
+            )
+            heads, lost = better_heads(self._heads[device], self._scratch[device], judged)
+            if not lost:
+                continue
+            self._heads[device] = heads
+            held_out = [x for x in self._labels if x.device == device and x.role == Role.EVALUATE]
+            errors[device] = self._judge(heads, held_out)[0]
+            told = ", ".join(f"{m} ({judged[m]})" for m in lost)
+            notes.append(f"{device}: published from scratch, as transfer lost: {told}")
+        return tuple(notes), errors
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:
         """Calls it the latest one unless it regressed; None, or why another one stays so."""
@@ -308,8 +353,8 @@ class CampaignLearner:
             evidence = measured_evidence(spec, self._kernels.get(labels[0].device, ()))
         return train_heads(
             [workloads[i] for i in at],
-            _targets(labels),
-            above=_bounds(labels),
+            targets_of(labels),
+            above=bounds_of(labels),
             spec=spec,
             evidence=evidence,
             groups=[self._pool.groups[i] for i in at],
@@ -327,54 +372,11 @@ class CampaignLearner:
             return {}, []
         at = self._pool.indices([label.configuration_id for label in labels]).tolist()
         workloads = self._pool.workloads(self._cards[labels[0].device])
-        predictions = heads.predict([workloads[i] for i in at])
-        targets = _targets(labels)
-        errors: Errors = {}
-        judgements = []
-        for column, metric in enumerate(predictions.metrics):
-            measured = targets[:, list(METRICS).index(metric)]
-            known = np.flatnonzero(~np.isnan(measured)).tolist()
-            if not known:
-                continue
-            predicted, low, high = (
-                values[:, column]
-                for values in (predictions.median, predictions.low, predictions.high)
-            )
-            errors[metric] = accuracy(measured, predicted, low, high)
-            judgements += [
-                Judgement(
-                    device=labels[i].device,
-                    configuration_id=labels[i].configuration_id,
-                    architecture=self._pool.configurations[at[i]].architecture,
-                    metric=metric,
-                    measured=float(measured[i]),
-                    predicted=float(predicted[i]),
-                    low=float(low[i]),
-                    high=float(high[i]),
-                )
-                for i in known
-            ]
-        return errors, judgements
+        architectures = [self._pool.configurations[i].architecture for i in at]
+        return judged_by(heads, [workloads[i] for i in at], labels, architectures)
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose])
-
-
-def _targets(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
-    """The labels' values (n, metrics), NaN where missing."""
-    rows = [[np.nan if v is None else v for v in label.values] for label in labels]
-    return np.array(rows, dtype=np.float64).reshape(len(labels), len(METRICS))
-
-
-def _bounds(labels: Sequence[TrainingLabel]) -> npt.NDArray[np.float64]:
-    """Lower bounds of the values (n, metrics), NaN where there is none: memory that ran out."""
-    bounds = np.full((len(labels), len(METRICS)), np.nan)
-    bounds[:, list(METRICS).index("memory_mib")] = [
-        # Of the device's memory; a run dies where no more fits, which is a little earlier.
-        np.nan if label.memory_above_mib is None else USABLE_SHARE * label.memory_above_mib
-        for label in labels
-    ]
-    return bounds
 
 
 def _over_metrics(predictions: Predictions) -> npt.NDArray[np.float64]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from trappm.cluster.scheduler.training_report import Spent, TrainingReport
 from trappm.profiler.errors import InputError
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import METRICS
 
 SMALLEST_ERROR = 1e-3
@@ -161,9 +162,11 @@ def overspent(
     then = _budgets(rules, labels + more_labels, gpu_seconds + more_seconds)
     for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
         if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-            reason = f"{spent:.4g} of {limit:g} {rule} are spent"
+            reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
             if spent < limit:
-                reason += f", and one more measurement takes about {expected - spent:.2g}"
+                reason += (
+                    f", and one more measurement takes about {number_text(expected - spent, 2)}"
+                )
             return Stop(rule, reason)
     return None
 
@@ -192,7 +195,7 @@ def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Foreca
     label_s = (now.at - begin.at).total_seconds() / labels
     ends = [("rounds", float(planned), f"the {planned} labels of all rounds will be there")]
     ends += [
-        (rule, now.labels * limit / spent, f"{limit:g} {rule} will be spent")
+        (rule, now.labels * limit / spent, f"{number_text(limit)} {rule} will be spent")
         for rule, limit, spent in _budgets(rules, now.labels, now.gpu_seconds)
         if spent > 0
     ]
@@ -250,7 +253,7 @@ def _reached(
                 return None
             reasons.append(
                 f"{metric} on {device}: {judged.mape:.2f} %, with {rules.confidence:.0%} "
-                f"confidence below {bound:.2f} % (target {target:g} %)"
+                f"confidence below {bound:.2f} % (target {number_text(target)} %)"
             )
     return "; ".join(reasons) or None
 

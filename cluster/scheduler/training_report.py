@@ -9,11 +9,13 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from trappm.profiler.errors import CampaignError, one_line
+from trappm.profiler.number_text import number_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,47 @@ class TransferErrors:
 
     transferred: float
     from_scratch: float
+    chance: float | None = None
+    """How far apart chance alone may bring them, in percentage points; None where unknown."""
+
+    def __str__(self) -> str:
+        before, after = (number_text(e, 3) for e in (self.from_scratch, self.transferred))
+        return f"{after} % against {before} % from scratch"
+
+
+@dataclass(frozen=True)
+class ErrorDifference:
+    """How much the mean error of the same configurations differs between two trainings."""
+
+    points: float
+    """In percentage points: above 0 where the later one is worse."""
+    chance: float | None
+    """Two standard errors over architectures; None of fewer than two."""
+    judged: int
+    """Configurations."""
+
+
+def difference_of(
+    before: Sequence[Judgement], after: Sequence[Judgement], device: str, metric: str
+) -> ErrorDifference:
+    """Compares errors on what both were judged by."""
+
+    def errors(judgements: Sequence[Judgement]) -> dict[str | None, tuple[float, str | None]]:
+        return {
+            j.configuration_id: (100 * abs(j.predicted / j.measured - 1), j.architecture)
+            for j in judgements
+            if (j.device, j.metric) == (device, metric) and j.configuration_id is not None
+        }
+
+    old, new = errors(before), errors(after)
+    by_architecture: dict[str | None, list[float]] = {}
+    for name in old.keys() & new.keys():
+        gap = new[name][0] - old[name][0]
+        by_architecture.setdefault(new[name][1], []).append(gap)
+    gaps = [gap for group in by_architecture.values() for gap in group]
+    means = [fmean(group) for group in by_architecture.values()]
+    chance = 2 * stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    return ErrorDifference(fmean(gaps) if gaps else 0.0, chance, len(gaps))
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,8 @@ class PublishedSnapshot:
     """Its name there."""
     manifest: Mapping[str, Any]
     """As JSON values."""
+    notes: tuple[str, ...] = ()
+    """What else should be known of it, a line each."""
 
 
 class Learner(Protocol):

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.networks.dataset import Scaler
 from trappm.learner.stats.kernels import matern32, nystroem_root
 
 FloatArray = npt.NDArray[np.float32]
@@ -34,6 +33,8 @@ def embedding_points(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatA
     Each group is scaled over the pool to a mean squared norm of one, so that neither the width
     of the embedding nor its unit matters.
     """
+    from trappm.learner.networks.dataset import Scaler  # brings torch
+
     scaled = Scaler.fit(embeddings).apply(embeddings).astype(np.float64)
     groups = (scaled @ _leading(scaled), Scaler.fit(static).apply(static).astype(np.float64))
     return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)

@@ -40,6 +40,7 @@ from trappm.learner.physics.starting_prior import OF_KERNELS, starting_prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.tensors import with_prefix
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import OnProgress
 from trappm.profiler.records import METRICS
@@ -53,10 +54,6 @@ Array = npt.NDArray[np.float64]
 KIND = "physics"
 LEAST_LABELS = 2
 """A metric with fewer values than this gets no head."""
-
-USABLE_SHARE = 0.94
-"""Of a device's memory: published runs that reached 38,000 of an A100's 40,536 MiB had mostly died.
-The rest is what single segments do not fit into."""
 
 _KINDS: Mapping[str, type[Prior]] = {
     "graph": GraphPrior,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trappm.learner.workload import Workload
 
 Array = npt.NDArray[np.float64]
 

@@ -31,6 +31,8 @@ from trappm.profiler.files.plain_files import read_plain
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 3
 """3: heads by device and phase, the encoder only where it is needed."""
+OTHERS = "other-devices.safetensors"
+"""The file of what is known of cards without labels."""
 MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 4 << 20

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trappm.learner.snapshots.manifest_fields import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase
 
 BOUND_PERCENT = 20.0
@@ -68,7 +69,7 @@ def regressions(
     """The heads of a manifest that are worse than another's by more than the bound."""
     old, new = mean_errors(before), mean_errors(after)
     return [
-        f"{' '.join(head)} was {old[head]:.3g} % off, is {new[head]:.3g} %"
+        f"{' '.join(head)} was {number_text(old[head], 3)} % off, is {number_text(new[head], 3)} %"
         for head in sorted(set(old) & set(new))
         if new[head] > old[head] * (1 + bound_percent / 100)
         and new[head] > old[head] + LEAST_POINTS

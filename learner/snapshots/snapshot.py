@@ -32,6 +32,7 @@ from trappm.learner.snapshots.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     NAME,
+    OTHERS,
     Label,
     entries,
     label_set_hash,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from trappm.learner.networks.gae import Encoder
 
 ENCODER = "encoder.safetensors"
-OTHERS = "other-devices.safetensors"
 
 _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, SafetensorError)
 """What tensors and settings raise that do not belong together."""

@@ -36,7 +36,7 @@ from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.static_profile import StaticProfile
+    from trappm.profiler.profile_record import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
 

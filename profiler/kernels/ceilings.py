@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.kernels.kernel_measurement import KernelMeasurement
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome
 
 _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
@@ -125,7 +126,7 @@ def _fastest(level: str, streams: Sequence[tuple[int, float]]) -> list[Bandwidth
 def _size(number: int) -> str:
     for unit, width in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if number >= 1 << width:
-            return f"{number / (1 << width):.3g} {unit}"
+            return f"{number_text(number / (1 << width), 3)} {unit}"
     return f"{number} B"
 
 
@@ -133,15 +134,13 @@ def sentence(known: Ceilings) -> str:
     """The ceilings in one line, such as `0.12 TFLOP/s in fp32; 24 GB/s from memory; ...`."""
     parts = []
     if known.tflops:
-        peaks = ", ".join(f"{_short(value)} in {kind}" for kind, value in known.tflops.items())
+        peaks = ", ".join(
+            f"{number_text(value, 3)} in {kind}" for kind, value in known.tflops.items()
+        )
         parts.append(f"sustained TFLOP/s: {peaks}")
     if known.bandwidths:
-        speeds = ", ".join(f"{_short(b.gb_s)} in {b.level}" for b in known.bandwidths)
+        speeds = ", ".join(f"{number_text(b.gb_s, 3)} in {b.level}" for b in known.bandwidths)
         parts.append(f"GB/s: {speeds}")
     if known.launch_us is not None:
-        parts.append(f"a launch: {known.launch_us:.3g} us")
+        parts.append(f"a launch: {number_text(known.launch_us, 3)} us")
     return "; ".join(parts) or "no ceiling is known"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

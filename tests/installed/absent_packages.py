@@ -34,10 +34,14 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 """
 
 
-def of_extras_only() -> frozenset[str]:
-    """Top-level modules that are installed, and that the runtime dependencies do not bring."""
+def of_extras_only(*kept: str) -> frozenset[str]:
+    """Top-level modules that are installed, and that the runtime dependencies do not bring.
+
+    Args:
+        kept: further requirements that are there.
+    """
     extras = {name for lines in PROJECT["optional-dependencies"].values() for name in _own(lines)}
-    absent = extras - set(_own(PROJECT["dependencies"]))
+    absent = extras - set(_own([*PROJECT["dependencies"], *kept]))
     return frozenset(
         module
         for module, distributions in metadata.packages_distributions().items()

@@ -1,6 +1,7 @@
-"""An installation without extras does all that campaigns and predictions need.
+"""An installation with few extras does what these are for, and names the extra for the rest.
 
-For the rest it names the extra. What only extras bring is hidden from programs and children.
+Without any it predicts; with `campaign`, and what a server of one process needs, it does all but
+evaluate. What the other extras bring is hidden from programs and children.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from absent_packages import environment_without, of_extras_only
+from absent_packages import PROJECT, environment_without, of_extras_only
 
 ROOT = Path(__file__).parents[2]
-ABSENT = of_extras_only()
+EXTRAS = PROJECT["optional-dependencies"]
+ONE_SERVER = [line for line in EXTRAS["serve"] if not line.startswith("ray[serve]")]
+ABSENT = of_extras_only(*EXTRAS["campaign"], *ONE_SERVER)
+LIGHT = of_extras_only()
 pytestmark = pytest.mark.timeout(1200)
 
 COMMANDS = """
@@ -30,9 +34,18 @@ print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Runs Python as an installation without extras, from a folder of its own."""
-    folder = tmp_path_factory.mktemp("installed")
-    environment = environment_without(ABSENT, folder) | {"TRAPPM_HOME": str(folder / "home")}
+    """Runs Python as an installation with these extras, from a folder of its own."""
+    return started_without(ABSENT, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """The same without any extra."""
+    return started_without(LIGHT, tmp_path_factory.mktemp("light"))
+
+
+def started_without(absent, folder):
+    environment = environment_without(absent, folder) | {"TRAPPM_HOME": str(folder / "home")}
 
     def start(*arguments, **changes):
         return subprocess.Popen(
@@ -143,6 +156,44 @@ def test_a_postgresql_address_without_its_driver_names_the_extra(installed):
     (line,) = err.splitlines()
     assert line.endswith("pip install 'trappm[postgresql]'")
     assert "secret" not in line
+
+
+PREDICTING = (
+    "predict test_resnet --batch-size 4 --device a100",
+    "compare test_resnet --device a100 --device v100",
+    "fits test_resnet --device a100 --optimizer adamw",
+    "estimate test_resnet --device a100",
+    "devices",
+    "snapshot list",
+    "snapshot show default",
+)
+NEEDS_CAMPAIGN = (
+    "campaign launch --preset laptop",
+    "campaign list",
+    "pool status",
+    "labels query",
+    "labels lookup test_resnet --device cpu-2t",
+    "store stats",
+    "device show a100",
+)
+
+
+def test_without_any_extra_it_predicts(light):
+    assert {"ray", "sqlalchemy", "torch_geometric", "fastapi", "pandas"} <= LIGHT
+    assert not {"torch", "timm", "onnx", "xgboost", "pydantic", "rich"} & LIGHT
+    process = light("-c", COMMANDS, json.dumps(PREDICTING))
+    out, err = process.communicate(timeout=1000)
+    assert json.loads(out.splitlines()[-1]) == [0] * len(PREDICTING), err
+    assert "Fits a100-40gb" in out
+
+
+def test_without_any_extra_the_rest_is_one_line_that_names_it(light):
+    needs = dict.fromkeys(NEEDS_CAMPAIGN, "campaign") | {"serve --port 0": "serve"}
+    process = light("-c", COMMANDS, json.dumps([*needs]))
+    out, err = process.communicate(timeout=1000)
+    assert json.loads(out.splitlines()[-1]) == [2] * len(needs), err
+    lines = err.splitlines()
+    assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in lines] == [*needs.values()]
 
 
 def test_nothing_else_of_what_only_extras_bring_is_imported():

@@ -1,7 +1,7 @@
 """The wheel in an empty environment, from a folder that has a `store` and others of its own.
 
-Built, installed with pip under our constraints (without extras, then with PostgreSQL's driver), and
-used from there: nothing of the checkout is on anybody's path.
+Built, installed with pip under our constraints (with what campaigns need, then with the driver of
+PostgreSQL), and used from there: nothing of the checkout is on anybody's path.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """Of an environment with the wheel and its runtime dependencies."""
+    """Of an environment with the wheel and what campaigns need."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    install(python, str(wheel))
+    install(python, f"{wheel}[campaign]")
     return python
 
 

@@ -17,6 +17,7 @@ from trappm import __version__
 from trappm.cli import device, estimate, evaluate, pool, predict, serve, snapshot, store, tune, ui
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
+from trappm.extras import advice
 from trappm.profiler.errors import TrappmError
 
 app = typer.Typer(
@@ -37,7 +38,9 @@ app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(device.app, name="device")
 app.command(name="predict")(predict.predict)
 app.command(name="compare")(predict.compare)
+app.command(name="fits")(estimate.fits)
 app.command(name="estimate")(estimate.estimate)
+app.command(name="devices")(device.devices)
 app.command(name="serve")(serve.serve)
 app.command(name="ui")(ui.ui)
 app.command(
@@ -92,6 +95,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except BrokenPipeError:  # `trappm labels query | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        message = advice(error) or f"unexpected {type(error).__name__}: {error}"
+        return _fail(message, 2, error, debug)
     except Exception as error:  # the last resort: still one line, and the way to the rest
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the trace"
         return _fail(message, 1, error, debug)

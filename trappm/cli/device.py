@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,8 +109,8 @@ def show(
         known = [known_device(store, name) for name in devices]
     steps = []
     if model is not None:
-        from trappm.prediction.answering import Question
-        from trappm.prediction.subjects import subject_of
+        from trappm.prediction.models.subjects import subject_of
+        from trappm.prediction.question import Question
         from trappm.roofline.steps import roofed_steps
 
         question = Question(
@@ -170,3 +171,24 @@ def export(
         store.kernels.latest(device)  # refuses a device of which nothing is known
         count = export_kernels(store.kernels.each(device=device), file)
     typer.echo(f"{count:,} kernels written to {file}")
+
+
+def devices(
+    snapshot: Annotated[
+        str | None, typer.Option(help="An id, alias or folder; by default latest, then default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the devices that can be answered for, and by what evidence.
+
+    Example: trappm devices --json
+    """
+    from trappm.prediction.device_names import answerable
+    from trappm.prediction.snapshot_choice import snapshots_that_answer
+    from trappm.terminal.device_tables import print_devices
+
+    rows = answerable(snapshots_that_answer(snapshot))
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        print_devices(rows)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, InputSize, print_json
+from trappm.cli.options import AsJson, InputSize, Model, print_json
 
 Architecture = Annotated[str, typer.Argument(metavar="MODEL", help="A timm architecture.")]
 
@@ -49,3 +49,47 @@ def estimate(
         print_json(made.to_dict(devices, depth))
     else:
         print_estimate(made, devices, depth)
+
+
+def fits(
+    model: Model,
+    device: Annotated[
+        list[str] | None, typer.Option(help="A card, such as v100; again for more.")
+    ] = None,
+    input_size: InputSize = None,
+    phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    as_json: AsJson = False,
+) -> None:
+    """Find the largest batch whose step fits a card's memory.
+
+    By bisection over the memory that PyTorch's allocator would take, simulated without a GPU.
+
+    Example: trappm fits resnet50 --device a100 --optimizer adamw
+    """
+    from trappm.profiler.models.known_names import is_file, refuse_unknown
+
+    if not is_file(model):
+        refuse_unknown(model)
+    from trappm.prediction.fitting import fitting
+    from trappm.prediction.models.subjects import subject_of
+    from trappm.terminal.tables import print_line
+
+    rows = fitting(
+        subject_of(model, input_size=input_size),
+        device or ["a100"],
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+    )
+    if as_json:
+        answer = [row.to_dict() for row in rows]
+        print_json(answer if len(answer) > 1 else answer[0])
+        return
+    for row in rows:
+        print_line(str(row))
+        for remark in row.remarks:
+            print_line(remark, style="dim")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trappm.cli.options import AsJson, GraphProcesses, MetricName, print_json
+from trappm.profiler.number_text import number_text
 
 MAX_TRIALS = 10_000
 
@@ -79,7 +80,7 @@ def _print_study(report: Mapping[str, Any]) -> None:
     )
     rows = [
         (which, trial["trial"], trial["mape"],
-         ", ".join(f"{k} {v:.4g}" for k, v in trial["settings"].items()))
+         ", ".join(f"{k} {number_text(v)}" for k, v in trial["settings"].items()))
         for which, trial in (("shipped", report["shipped"]), ("best", report["best"]))
         if trial
     ]  # fmt: skip

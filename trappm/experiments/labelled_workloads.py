@@ -15,8 +15,8 @@ import numpy as np
 from trappm.cluster.profiles.static_profiles import profile_in_processes
 from trappm.cluster.profiles.step_profiles import StepCache, StepKey
 from trappm.learner.bench.benchmark import Samples
-from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.progress import Watch

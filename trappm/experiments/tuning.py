@@ -8,6 +8,7 @@ from trappm.experiments.label_files import read_labels
 from trappm.experiments.workbench import opened_workbench
 from trappm.learner.bench.tuning import StudyReport, Tuning, run_trials
 from trappm.learner.networks.presets import PRESETS
+from trappm.profiler.number_text import number_text
 from trappm.profiler.progress import Watch
 
 
@@ -39,7 +40,9 @@ def tune(
     tuning = Tuning(study, bench.home.database_url, estimator, samples, encoder)
 
     def on_trial(done: int, total: int, lowest: float | None) -> None:
-        watch(done, total, "trials" if lowest is None else f"trials, best {lowest:.3g} %")
+        watch(
+            done, total, "trials" if lowest is None else f"trials, best {number_text(lowest, 3)} %"
+        )
 
     if workers == 1 and address is None:
         return run_trials(tuning, trials, on_trial)

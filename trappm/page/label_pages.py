@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trappm.label_frames import records
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,
@@ -16,7 +17,6 @@ from trappm.profiler.records import (
     Precision,
     Provenance,
 )
-from trappm.terminal.frames import records
 
 if TYPE_CHECKING:
     from trappm.store import LabelFilter, Store

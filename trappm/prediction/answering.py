@@ -1,155 +1,38 @@
-"""From a question to predictions: which snapshot answers, in which settings, what follows."""
+"""From questions to predictions: what the heads say of each, and what follows."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from trappm.learner.heads.device_heads import USABLE_SHARE, Heads
-from trappm.learner.heads.predictions import Predictions, StepSettings, TrainedHeads
+import numpy as np
+import numpy.typing as npt
+
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.predictions import Predictions
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
-from trappm.prediction.device_names import key_among, keys_of
 from trappm.prediction.estimate import largest_batch
 from trappm.prediction.prediction import (
     MIG_PROFILES,
+    NEEDS,
     Figures,
     Fit,
     Prediction,
     mig_profile,
     remarks_on,
 )
-from trappm.prediction.snapshot_choice import snapshots_that_answer
-from trappm.profiler.devices.capacity import memory_mib
-from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.records import METRICS, MemoryFormat, Optimizer, Phase, Precision, member
+from trappm.prediction.question import Question
+from trappm.profiler.devices.capacity import USABLE_SHARE, memory_mib
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.records import METRICS, Phase
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from trappm.learner.snapshots.snapshot import Snapshot
-    from trappm.prediction.subjects import Subject
+    from trappm.prediction.models.subjects import Subject
     from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-
-_FAMILIES: dict[str, type[enum.StrEnum]] = {
-    "precision": Precision,
-    "memory_format": MemoryFormat,
-    "optimizer": Optimizer,
-}
-
-
-class Question:
-    """A question apart from its model and device: settings, snapshot, the length of a run."""
-
-    def __init__(
-        self,
-        *,
-        batch_size: int | None = None,
-        phase: str = Phase.TRAIN,
-        precision: str | None = None,
-        memory_format: str | None = None,
-        optimizer: str | None = None,
-        snapshot: str | Path | None = None,
-        snapshots: Sequence[Snapshot] | None = None,
-        epochs: int | None = None,
-        samples: int | None = None,
-        carbon_g_per_kwh: float | None = None,
-        power_limit_w: float | None = None,
-    ) -> None:
-        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
-
-        Raises:
-            InputError: a setting that there is not, or a run that cannot be.
-        """
-        self.batch_size = batch_size
-        self.phase = Phase(member("phase", Phase, phase))
-        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
-        self._given: dict[str, Any] = {
-            name: member(name, _FAMILIES[name], value)
-            for name, value in given.items()
-            if value is not None
-        }
-        if snapshot is not None and not isinstance(snapshot, str | Path):
-            raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
-        costs.check_limit(power_limit_w)
-        costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
-        self.epochs = epochs
-        self.power_limit_w = power_limit_w
-        self._samples = samples
-        self._carbon_g_per_kwh = carbon_g_per_kwh
-        self._snapshot = snapshot
-        self._snapshots = snapshots
-
-    @cached_property
-    def snapshots(self) -> Sequence[Snapshot]:
-        return self._snapshots or snapshots_that_answer(self._snapshot)
-
-    def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
-        """The keys of the devices that the names mean.
-
-        Raises:
-            SnapshotError: there are no heads for one of them, or none at all for the phase.
-            InputError: device and devices at once, or what is no device's name.
-        """
-        if devices is None:
-            return [key_among(self.snapshots, device or self.snapshots[0].source_device)]
-        if device is not None:
-            raise InputError("give device or devices, not both")
-        if devices != "all":
-            names = [devices] if isinstance(devices, str) else list(devices)
-            if not names:
-                raise InputError("the list of devices is empty; name some, or ask for all")
-            return [key_among(self.snapshots, name) for name in names]
-        return keys_of(self.snapshots, self.phase, limited=self.power_limit_w is not None)
-
-    def answer(self, subject: Subject, device: str) -> Prediction:
-        """What one step of the model costs on the device of this key; errors as of `answers`."""
-        return answers([(self, subject, device)])[0]
-
-    def snapshot_for(self, device: str) -> Snapshot:
-        """The first with heads of the device and phase; else the last, which may know its card."""
-        known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
-        return next(known, self.snapshots[-1])
-
-    def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Those that a model's steps are traced in, beside fp32 and contiguous.
-
-        Raises:
-            SnapshotError: there are no heads for a device and the phase.
-        """
-        trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        settings = dict.fromkeys(map(self.settings, trained))
-        return [row for row in settings if row[:2] != _PLAIN[:2]]  # the profile has the plain ones
-
-    def settings(self, trained: TrainedHeads) -> StepSettings:
-        """The question's settings of a step, the rest as in most labels that agree with it."""
-        agreeing = [
-            row
-            for row in trained.settings
-            if all(getattr(row, name) == value for name, value in self._given.items())
-        ]
-        usual = (*agreeing, *trained.settings, _PLAIN)[0]
-        return usual._replace(**self._given)
-
-    def run(self, device: str, batch: int, figures: Figures) -> costs.Run | None:
-        step_time_ms = figures.step_time_ms
-        if self.epochs is None or self._samples is None or step_time_ms is None:
-            return None
-        return costs.run_of(
-            epochs=self.epochs,
-            samples=self._samples,
-            batch_size=batch,
-            step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
-            energy_j=figures.energy_j,
-            carbon_g_per_kwh=self._carbon_g_per_kwh,
-            prices=costs.prices_of(device),
-        )
 
 
 def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
@@ -177,8 +60,6 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
             predictions[inquiry] = inquiry.prediction(output, row, risk, capacity)
     return [predictions[inquiry] for inquiry in inquiries]
 
-
-_PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
@@ -221,10 +102,15 @@ class _Inquiry:
 
     def out_of_memory(
         self, workloads: Sequence[Workload], capacity_mib: float
-    ) -> npt.NDArray[np.float64] | None:
-        """For each of n workloads the probability (n); None from heads that have none."""
+    ) -> npt.NDArray[np.float64]:
+        """For each of n workloads the probability (n)."""
         heads = self._trained.heads
-        return heads.out_of_memory(workloads, capacity_mib) if isinstance(heads, Heads) else None
+        if isinstance(heads, Heads):
+            return heads.out_of_memory(workloads, capacity_mib)
+        output = self.predict(workloads)  # networks: a normal of the logarithm
+        at = output.metrics.index("memory_mib")
+        gaps = np.log(output.median[:, at] / (USABLE_SHARE * capacity_mib))
+        return np.array([NormalDist().cdf(z) for z in (gaps / output.log_std[:, at]).tolist()])
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
@@ -312,8 +198,6 @@ class _Inquiry:
             reason = self._no_head("memory_mib") if memory is None else unknown
             return fit, dict.fromkeys(("out_of_memory", "largest_batch_size"), reason)
         missing = {}
-        if risk is None:
-            missing["out_of_memory"] = "heads of this kind have none"
         fixed = self._profile.graph.fixed_batch_size
         if fixed is None:
             fit = replace(fit, largest_batch_size=self._largest(USABLE_SHARE * capacity))
@@ -339,7 +223,7 @@ class _Inquiry:
         for name, parts in needed.items():
             lacking = [part for part in parts if getattr(figures, part) is None]
             if lacking:
-                reasons[name] = f"it needs {' and '.join(lacking)}"
+                reasons[name] = f"{NEEDS}{' and '.join(lacking)}"
         return reasons
 
     def _no_head(self, metric: str) -> str:

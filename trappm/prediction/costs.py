@@ -20,7 +20,8 @@ from trappm.profiler.host.data_folder import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
-    from trappm.learner.physics.power.step_power import Interval, Thrift
+    from trappm.learner.physics.power.step_power import Interval
+    from trappm.learner.physics.power.thrift import Thrift
     from trappm.learner.workload import Workload
 
 FILE = "prices.yaml"

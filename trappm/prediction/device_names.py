@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trappm.profiler.devices.catalogue import card_of, read_name
+from trappm.learner.snapshots.manifest import OTHERS
+from trappm.profiler.devices.capacity import memory_mib
+from trappm.profiler.devices.catalogue import card_of, cards, read_name
 from trappm.profiler.errors import InputError, SnapshotError
 from trappm.profiler.records import Phase, is_cpu_device
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
 
 _COUNT = re.compile(r":(\d+)$")
 
 
-def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
+def key_among(manifests: Sequence[Manifest], name: object) -> str:
     """The key of the device that a name means, of those that these snapshots answer for.
 
     Raises:
@@ -28,9 +32,9 @@ def key_among(snapshots: Sequence[Snapshot], name: object) -> str:
     """
     return device_key(
         name,
-        {key for snapshot in snapshots for key in snapshot.heads},
-        catalogued=any(snapshot.others is not None for snapshot in snapshots),
-        cards={key: card for s in snapshots[::-1] for key, card in s.cards.items()},
+        {key for manifest in manifests for key in manifest.heads},
+        catalogued=any(OTHERS in manifest.files for manifest in manifests),
+        cards={key: card for m in manifests[::-1] for key, card in m.cards.items()},
     )
 
 
@@ -47,6 +51,52 @@ def keys_of(snapshots: Sequence[Snapshot], phase: Phase, *, limited: bool) -> li
     if not keys:
         raise SnapshotError(f"there are no heads for {phase} steps; choose another phase")
     return sorted(key for key in keys if not (limited and is_cpu_device(key)))
+
+
+@dataclass(frozen=True)
+class DeviceEvidence:
+    """A device that can be answered for, and by what evidence."""
+
+    device: str
+    memory_gib: float | None
+    """Of a card of the catalogue; None of cores, whose host may be any."""
+    evidence: Mapping[str, Mapping[str, str]]
+    """By phase and metric: its own labels, or what there is in their place."""
+
+    @property
+    def has_labels(self) -> bool:
+        return any(OWN in by_metric.values() for by_metric in self.evidence.values())
+
+
+OWN = "its labels"
+
+
+def answerable(snapshots: Sequence[Snapshot]) -> list[DeviceEvidence]:
+    """All devices that snapshots answer for, the first one first: those with heads of their own,
+    then the cards of the catalogue by model and memory."""
+    keys = dict.fromkeys(key for snapshot in snapshots for key in sorted(snapshot.heads))
+    others = [snapshot for snapshot in snapshots if snapshot.others is not None]
+    if others:
+        listed = (f"{card.name.model}-{card.memory_gb:g}gb" for card in cards())
+        manifests = [snapshot.manifest for snapshot in snapshots]
+        named = (key_among(manifests, name) for name in dict.fromkeys(listed))
+        keys |= dict.fromkeys(named)
+    return [_evidence(snapshots, key) for key in keys]
+
+
+def _evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:
+    by_phase: dict[str, dict[str, str]] = {}
+    for phase in Phase:
+        knows = (s for s in snapshots if phase in s.heads.get(key, {}))
+        snapshot = next(knows, snapshots[-1])
+        try:
+            metrics = snapshot.trained(key, phase).heads.metrics
+        except SnapshotError:
+            continue
+        bases = snapshot.bases(key, phase)
+        by_phase[phase.value] = {metric: bases.get(metric, OWN) for metric in metrics}
+    capacity_mib = memory_mib(snapshots[-1].card(key))
+    return DeviceEvidence(key, capacity_mib and capacity_mib / 1024, by_phase)
 
 
 def device_key(

@@ -80,7 +80,7 @@ def estimate(
         memory_format=member("memory_format", MemoryFormat, memory_format),
         loss=default_loss if loss is None else lambda output, _: loss(output),
     )
-    loop = _loop(optimizer, options.precision)
+    loop = loop_of(optimizer, options.precision)
     which = member("phase", Phase, phase)
     pixels = None
     if isinstance(model, str):
@@ -143,7 +143,7 @@ class Estimate:
         Raises:
             InputError: no such card is known.
         """
-        return _capacity_mib(device)
+        return capacity_of(device)
 
     def largest_batch(self, device: str) -> int:
         """The largest batch that fits a device; 0 if not even one sample does."""
@@ -230,9 +230,9 @@ class Estimate:
     def _fixed(self, device: str) -> dict[Part, float]:
         """Of a device, whatever the step."""
         self.capacity_mib(device)
-        card = card_of(device)
-        workspace_mib = 0.0 if card is None else card.library_workspace_mib(self.phase)
-        return {Part.CONTEXT: CONTEXT_MIB[self.phase], Part.WORKSPACES: workspace_mib}
+        context_mib = CONTEXT_MIB[self.phase]
+        workspace_mib = beside_step_mib(device, self.phase) - context_mib
+        return {Part.CONTEXT: context_mib, Part.WORKSPACES: workspace_mib}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +257,9 @@ class EstimateRequest:
     def __post_init__(self) -> None:
         member("phase", Phase, self.phase)
         member("memory_format", MemoryFormat, self.memory_format)
-        _loop(self.optimizer, member("precision", Precision, self.precision))
+        loop_of(self.optimizer, member("precision", Precision, self.precision))
         for device in self.devices:
-            _capacity_mib(device)
+            capacity_of(device)
 
     def answer(self) -> dict[str, Any]:
         """The estimate for JSON; raises as `estimate` does."""
@@ -275,7 +275,8 @@ class EstimateRequest:
         return made.to_dict(self.devices, self.depth)
 
 
-def _capacity_mib(device: str) -> float:
+def capacity_of(device: str) -> float:
+    """Memory of a card in MiB; raises InputError where no such card is known."""
     capacity = memory_mib(device)
     if capacity is None:
         raise InputError(
@@ -285,7 +286,14 @@ def _capacity_mib(device: str) -> float:
     return capacity
 
 
-def _loop(optimizer: str | TrainingLoop, precision: Precision) -> TrainingLoop:
+def beside_step_mib(device: str, phase: Phase) -> float:
+    """What a process takes of a card beside the step: CUDA's context, and cuBLAS's workspaces."""
+    card = card_of(device)
+    return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))
+
+
+def loop_of(optimizer: str | TrainingLoop, precision: Precision) -> TrainingLoop:
+    """What happens around a step of this optimizer, as PyTorch runs it by default."""
     if isinstance(optimizer, TrainingLoop):
         return optimizer
     algorithm = member("optimizer", Algorithm, optimizer)

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.label_frames import store_to_read
+from trappm.notebook_cards import card
+from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, SnapshotError, TrappmError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
-from trappm.profiler.records import Configuration, Pair, Protocol, Provenance
+from trappm.profiler.number_text import number_text
+from trappm.profiler.records import METRICS, Configuration, Pair, Protocol, Provenance
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
@@ -34,7 +37,7 @@ _NEAREST = 3
 _SETTINGS = ("precision", "memory_format", "optimizer", "phase")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Answer:
     """What one training step costs, and how that is known; iterating gives time, memory, power."""
 
@@ -57,6 +60,35 @@ class Answer:
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
+
+    def __str__(self) -> str:
+        """The answer in a sentence."""
+        if self.prediction is not None:
+            return str(self.prediction)
+        if self.memory_above_mib is not None:
+            return f"Memory runs out: a step needs more than {self.memory_above_mib:,.0f} MiB."
+        parts = [quantity(name, value) for name, value, _ in self.figures()]
+        return f"A step takes {', '.join(parts)}." if parts else "Nothing of it is known."
+
+    def figures(self) -> list[tuple[str, float, str]]:
+        """Name, value and unit of each metric that is known."""
+        return [
+            (name, value, unit)
+            for name, unit in METRICS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self._about}: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, number_text(value), unit) for name, value, unit in self.figures()]
+        return card(f"{self._about}: {self}", rows, filter(None, [self.remark]))
+
+    @property
+    def _about(self) -> str:
+        of = f"{self.model} on {self.device}, batch {self.batch_size:,}"
+        return f"{of}, {self.source}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the ids of the labels or of the snapshot."""
@@ -146,7 +178,7 @@ class _Inquiry:
                 raise InputError(f"{name} is {value}; it must be from 1 to {MAX_SIZE:,}")
         name = str(model)
         if isinstance(model, Path) or is_file(name):
-            from trappm.prediction.subjects import subject_of
+            from trappm.prediction.models.subjects import subject_of
 
             file = subject_of(Path(model), input_size=input_size).profile().graph
             batch = batch_size or file.fixed_batch_size or 1
@@ -154,7 +186,7 @@ class _Inquiry:
             size = input_size or 1
         else:
             refuse_unknown(name)
-            from trappm.profiler.models.zoo import input_size_of
+            from trappm.prediction.models.subjects import input_size_of
 
             file, batch, size = None, batch_size or 1, input_size_of(name, input_size)
         what = Configuration(architecture=name, batch_size=batch, input_size=size, **settings)
@@ -198,9 +230,9 @@ class _Inquiry:
             labels = store.labels.of_pairs([own], self.what, device)
             if labels:
                 return labels
-            from trappm.profiler.static_profile import static_profile
+            from trappm.prediction.models.subjects import subject_of
 
-            profile = static_profile(*own)
+            profile = subject_of(self.model, input_size=self.input_size).profile()
             pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
             profiles = store.workloads.step_profiles(pairs)
             step = None if profile.step is None else profile.step.to_bytes()

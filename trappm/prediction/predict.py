@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, overload
 
+from trappm.prediction.kept_answers import kept_answers
+from trappm.prediction.models.profile_cache import content_key
 from trappm.prediction.prediction import Prediction
+from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import MAX_SIZE
@@ -119,15 +122,42 @@ def predict(
     if not models:
         raise InputError("the list of models is empty")
     for named in models:
-        if isinstance(named, str) and not is_file(named):
+        if is_name(named):
             refuse_unknown(named)
-    # What was wrong with the question was told before torch is imported, which takes a second.
-    from trappm.prediction.answering import Question, answers
-    from trappm.prediction.subjects import subject_of
-
-    is_named = [isinstance(model, str | Path) for model in models]
-    is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
     question = Question(**arguments)
+    is_named = [isinstance(model, str | Path) for model in models]
+
+    def ask() -> list[Prediction]:
+        return _answers(question, models, is_named, example, size, device, devices)
+
+    if all(is_named) and example is None:
+        contents = [model if is_name(model) else content_key(Path(model)) for model in models]
+        of_models = {"models": models, "contents": contents, "size": size}
+        predictions = kept_answers(
+            {**arguments, **of_models, "device": device, "devices": devices}, ask
+        )
+    else:
+        predictions = ask()
+    return predictions if many or devices is not None else predictions[0]
+
+
+def _answers(
+    question: Question,
+    models: Sequence[Any],
+    is_named: Sequence[bool],
+    example: Any,
+    size: int | None,
+    device: str | None,
+    devices: Any,
+) -> list[Prediction]:
+    """All devices of the first model, then those of the next."""
+    if all(is_named) and example is None:
+        question.device_keys(device, devices)
+    # What was wrong with the question was told before torch is imported, which takes a second.
+    from trappm.prediction.answering import answers
+    from trappm.prediction.models.subjects import subject_of
+
+    is_mixed = len(set(is_named)) > 1  # then each model gets the argument for its kind alone
     subjects = [
         subject_of(
             model,
@@ -137,8 +167,12 @@ def predict(
         for model, named in zip(models, is_named, strict=True)
     ]
     keys = question.device_keys(device, devices)
-    predictions = answers([(question, subject, key) for subject in subjects for key in keys])
-    return predictions if many or devices is not None else predictions[0]
+    return answers([(question, subject, key) for subject in subjects for key in keys])
+
+
+def is_name(model: object) -> TypeGuard[str]:
+    """Whether it names an architecture, and no file."""
+    return isinstance(model, str) and not is_file(model)
 
 
 def _arguments(

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from trappm.prediction.costs import Power, Run
+from trappm.learner.physics.power.thrift import Thrift
+from trappm.notebook_cards import card
+from trappm.prediction.costs import Offer, Power, Run
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.records import METRICS, Precision
+from trappm.profiler.number_text import number_text
+from trappm.profiler.profile_record import StepSource
+from trappm.profiler.records import METRICS, Precision, is_cpu_device
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import StepSettings
-    from trappm.learner.physics.power.step_power import Interval, Thrift
-    from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-    from trappm.profiler.static_profile import StepSource
+    from trappm.learner.physics.power.step_power import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,11 @@ class Fit:
     mig_profile: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
+"""Of all figures of a step."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction:
     """What one step costs; iterating gives step time, memory, power."""
 
@@ -126,7 +133,80 @@ class Prediction:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "memory_parts_mib": self.memory_parts_mib}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The prediction that `to_dict` was of, also after JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: it was of none, or of another version's.
+        """
+        given = {**values}
+        given.pop("memory_parts_mib")
+        for name, kind in (
+            ("simulated_memory", SimulatedMemory),
+            ("thriftiest", Thrift),
+            ("run", Run),
+        ):
+            part = given[name]
+            given[name] = part and kind(**part)
+        if given["run"] is not None:
+            offers = tuple(Offer(**offer) for offer in given["run"].offers)
+            given["run"] = replace(given["run"], offers=offers)
+        source = given["memory_source"]
+        given["memory_source"] = source and StepSource(source)
+        given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
+        for name in ("unfamiliar", "remarks"):
+            given[name] = tuple(given[name])
+        return cls(**given)
+
+    @property
+    def memory_parts_mib(self) -> dict[str, float]:
+        """What a GPU's memory is made of: the simulated step, and what a process has beside it.
+
+        Empty where no step could be traced, or the device is no GPU. The last part is what labels
+        of the device show beside the step, and less than nothing where they show less than it.
+        """
+        memory = self.simulated_memory
+        if memory is None or self.memory_mib is None or is_cpu_device(self.device):
+            return {}
+        scratch_mib = max(memory.reserved_with_workspace_mib - memory.reserved_mib, 0.0)
+        return {
+            "tensors": memory.live_mib,
+            "held by the allocator beside them": memory.reserved_mib - memory.live_mib,
+            "workspace of convolutions": scratch_mib,
+            CONTEXT: self.memory_mib - memory.reserved_mib - scratch_mib,
+        }
+
+    def figures(self) -> list[tuple[str, float, str, str]]:
+        """Name, value, unit and 90 % spread of each figure that is known."""
+        return [
+            (name, value, unit, " to ".join(map(number_text, self.intervals[name])))
+            for name, unit in UNITS.items()
+            if (value := getattr(self, name)) is not None
+        ]
+
+    def gaps(self) -> list[str]:
+        """A line for each reason why figures are not known."""
+        unknown: dict[str, list[str]] = {}
+        for name in UNITS:
+            if getattr(self, name) is None:
+                unknown.setdefault(self.missing.get(name, "not known"), []).append(name)
+        # What needs a figure that is missing is missing for the same reason.
+        roots = [reason for reason in unknown if not reason.startswith(NEEDS)]
+        for reason in [r for r in unknown if r.startswith(NEEDS) and roots]:
+            unknown[roots[0]] += unknown.pop(reason)
+        return [f"no {', '.join(names)}: {reason}" for reason, names in unknown.items()]
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self.model} on {self.device}, batch {self.batch_size:,}: {self}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, number_text(v), unit, spread) for name, v, unit, spread in self.figures()]
+        of = f"{self.model} on {self.device}, batch {self.batch_size:,}"
+        settings = f"{self.phase}, {self.precision}, {self.memory_format}, {self.optimizer}"
+        return card(f"{of}: {self}", rows, [settings, *self.gaps(), *self.remarks])
 
     def __str__(self) -> str:
         """The answer in a sentence."""
@@ -151,11 +231,13 @@ class Prediction:
     def _pace(self) -> str | None:
         if self.step_time_ms is None:
             return None
-        low, high = (_number(bound) for bound in self.intervals["step_time_ms"])
+        bounds = self.intervals["step_time_ms"]
+        unit, scale = ("s", 1000) if bounds[1] >= LONG_MS else ("ms", 1)
+        low, high = (_number(bound / scale) for bound in bounds)
         between = f"{low} to {high}" if low != high else low
         power = "" if self.power_w is None else f" at {self.power_w:.0f} W"
         fits = self.out_of_memory is None or self.out_of_memory <= 1 - SURE
-        return f"a step {'takes' if fits else 'would take'} {between} ms{power}"
+        return f"a step {'takes' if fits else 'would take'} {between} {unit}{power}"
 
     def _whole_run(self) -> str | None:
         run = self.run
@@ -197,6 +279,15 @@ def remarks_on(
     return remarks
 
 
+NEEDS = "it needs "
+"""How the reason of a gap begins that follows from another."""
+
+LONG_MS = 10_000
+"""Steps of so many ms are told in seconds."""
+
+CONTEXT = "CUDA's context and libraries"
+"""What memory is made of beside the step."""
+
 SURE = 0.05
 """A probability of running out of memory below this fits, as good as surely; above 1 less this
 it does not."""
@@ -210,7 +301,5 @@ def quantity(metric: str, value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """With two or three digits that count, and no exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    """With two or three digits that count."""
+    return number_text(value, 3 if value >= 10 else 2)

@@ -6,17 +6,21 @@ that ships with the package. Nothing here needs a network or the label store.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from trappm.learner.snapshots.manifest import MANIFEST
+from trappm.learner.snapshots.manifest import MANIFEST, read_manifest
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.host.data_folder import data_folder
 
 if TYPE_CHECKING:
+    from trappm.learner.snapshots.manifest_fields import Manifest
     from trappm.learner.snapshots.registry import Registry
     from trappm.learner.snapshots.snapshot import Snapshot
+
+Read = TypeVar("Read")
 
 DEFAULT = "default"
 SHIPPED = Path(__file__).parents[1] / "shipped_snapshot"
@@ -38,14 +42,23 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
     Raises:
         SnapshotError: there is none of that name, or it is damaged.
     """
+    return _answering(name, _loaded)
+
+
+def manifests_that_answer(name: str | Path | None) -> list[Manifest]:
+    """Their manifests, which are read without torch; errors as of `snapshots_that_answer`."""
+    return _answering(name, read_manifest)
+
+
+def _answering(name: str | Path | None, read: Callable[[Path], Read]) -> list[Read]:
     if name is not None:
-        return [_loaded(folder_of(name))]
-    shipped = _loaded(SHIPPED)
+        return [read(folder_of(name))]
+    shipped = read(SHIPPED)
     latest = local_registry_alias("latest")
     if latest is None:
         return [shipped]
     try:
-        return [_loaded(latest), shipped]
+        return [read(latest), shipped]
     except SnapshotError as error:
         raise SnapshotError(
             f"{error}; --snapshot {DEFAULT} uses the one that ships with trappm"
@@ -76,6 +89,8 @@ def folder_of(name: str | Path) -> Path:
 
 def local_registry_alias(alias: str) -> Path | None:
     """Where an alias of the local registry leads; None if there is none of that name."""
+    if not (data_folder() / "snapshots").is_dir():
+        return None
     registry = local_registry()
     history = registry.history(alias)
     return folder_of(history[-1].snapshot) if history else None

@@ -18,6 +18,7 @@ from trappm.cluster.campaign.stop_check import CampaignEnd, end_of
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, budget_of
 from trappm.cluster.workers.rehearsal import runs_nothing
+from trappm.reports.setbacks import Setback, setbacks
 from trappm.store import AssignmentState, CampaignRecord, CampaignState, Store
 from trappm.store.records import EventRecord, Purpose, RoundState
 
@@ -150,6 +151,8 @@ class CampaignFacts:
     snapshot: str | None
     end: CampaignEnd | None
     cost: Cost
+    setbacks: Sequence[Setback]
+    """Where it got worse, each with what of that chance may be."""
     working: Sequence[Working]
     events: Sequence[EventRecord]
     """The latest, in their order."""
@@ -211,6 +214,15 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
     devices = _devices(store, campaign, budget)
     minutes = [device.minutes_to_go for device in devices.values()]
     snapshots = [s.id for s in store.snapshots.all() if s.campaign_id == campaign_id]
+    rounds = [
+        RoundFacts(
+            number=r.number,
+            purpose=r.purpose,
+            state=r.state,
+            report=TrainingReport.of(r.report),
+        )
+        for r in store.rounds.all(campaign_id)
+    ]
     return CampaignFacts(
         id=campaign.id,
         name=campaign.name,
@@ -224,15 +236,8 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         minutes_to_go=None if None in minutes else max(m for m in minutes if m is not None),
         assignments=store.assignments.counts(campaign_id),
         outcomes=store.campaigns.outcome_counts(campaign_id),
-        rounds=[
-            RoundFacts(
-                number=r.number,
-                purpose=r.purpose,
-                state=r.state,
-                report=TrainingReport.of(r.report),
-            )
-            for r in store.rounds.all(campaign_id)
-        ],
+        rounds=rounds,
+        setbacks=setbacks([(r.number, r.report) for r in rounds if r.report is not None]),
         canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         snapshot=snapshots[0] if snapshots else None,

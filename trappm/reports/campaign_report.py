@@ -9,7 +9,7 @@ from trappm.profiler.records import METRICS
 from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, standing
 from trappm.store import AssignmentState
 from trappm.store.records import EventRecord
-from trappm.terminal.tables import console, scatter, table
+from trappm.terminal.tables import console, print_line, scatter, table
 
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
@@ -40,10 +40,11 @@ def print_status(facts: CampaignFacts) -> None:
     out = console()
     out.print(f"campaign [bold]{facts.id}[/] ({facts.name}): {facts.standing}")
     _print_progress(facts)
-    _print_line(str(facts.cost))
+    _print_setbacks(facts)
+    print_line(str(facts.cost))
     _print_end(facts)
     for event in facts.events:
-        _print_line(event_line(event))
+        print_line(event_line(event))
 
 
 def print_report(facts: CampaignFacts) -> None:
@@ -53,11 +54,12 @@ def print_report(facts: CampaignFacts) -> None:
     if facts.trained:
         _, report = facts.trained[-1]
         for left_out in report.left_out:
-            _print_line(str(left_out))
+            print_line(str(left_out))
         _print_transfer(report)
         _print_scatter(report)
+    _print_setbacks(facts)
     if facts.rehearsal_on:
-        _print_line(
+        print_line(
             f"\nA rehearsal: {', '.join(facts.rehearsal_on)} runs nothing, so what is shown here "
             "was not measured on such a device, and no snapshot is published."
         )
@@ -88,10 +90,6 @@ def errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
 
 
 MAPES = tuple(f"{metric}, MAPE %" for metric in METRICS)
-
-
-def _print_line(text: str) -> None:
-    console().print(text, soft_wrap=True, markup=False)
 
 
 def _minute(at: str) -> str:
@@ -138,7 +136,7 @@ def _print_canary(facts: CampaignFacts) -> None:
     console().print(table("canary: is each device still itself?", columns, rows))
     for series in facts.canary:
         if series.message:
-            _print_line(f"{series.device}: {series.message}")
+            print_line(f"{series.device}: {series.message}")
 
 
 def _print_end(facts: CampaignFacts) -> None:
@@ -155,7 +153,15 @@ def _print_end(facts: CampaignFacts) -> None:
             f"it will end by {end.rule}, at the pace so far with about {end.labels} labels "
             f"at {end.at:%Y-%m-%d %H:%M} UTC: {end.reason}"
         )
-    _print_line(text)
+    print_line(text)
+
+
+def _print_setbacks(facts: CampaignFacts) -> None:
+    """Last, where it is not overlooked: what got worse."""
+    if facts.setbacks:
+        console().print("it got worse:", style="bold")
+    for setback in facts.setbacks:
+        print_line(f"  {setback}")
 
 
 def _print_transfer(report: TrainingReport) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trappm.profiler.errors import InputError
+from trappm.reports.kept_choices import NextChoices, kept_choices
 from trappm.store import AssignmentState
 from trappm.store.records import Role
 from trappm.terminal.png_figures import new_figure, save_png
@@ -120,14 +121,27 @@ def explain(
         )
     assigned = store.assignments.of_campaign(campaign.id, device=chosen_device)
     pool = store.campaigns.pool(campaign.id)
-    wanted, embeddings = _next(store, home, campaign, spec, chosen_device, count)
+    cache = home.campaigns / campaign.id
+    if not list(cache.glob("encoder-*.safetensors")):
+        raise InputError(
+            f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
+        )
+    following = kept_choices(
+        store,
+        campaign.id,
+        cache,
+        chosen_device,
+        count,
+        lambda: _next(store, home, campaign, spec, chosen_device, count),
+    )
+    by_id = {c.id: c for c, _ in pool}
     return Explanation(
         campaign=campaign.id,
         device=chosen_device,
         strategy=spec.strategy,
         chosen=_chosen(assigned),
-        wanted=[WantedChoice(str(c), dict(reason)) for c, reason in wanted],
-        map=_map(pool, assigned, {c.id for c, _ in wanted}, embeddings),
+        wanted=[WantedChoice(str(by_id[name]), reason) for name, reason in following.picks],
+        map=_map(pool, assigned, {name for name, _ in following.picks}, following.points),
     )
 
 
@@ -147,18 +161,14 @@ def _next(
     spec: CampaignSpec,
     device: str,
     count: int,
-) -> tuple[list[tuple[Configuration, Mapping[str, Any]]], np.ndarray[Any, np.dtype[np.float32]]]:
-    """What the strategy would pick now, and the embeddings of the pool."""
+) -> NextChoices:
+    """What the strategy would pick now, and the two directions in which embeddings differ most."""
     from trappm.cluster.campaign.learner_thread import training_labels
     from trappm.cluster.campaign.planner import Planner
     from trappm.cluster.learning.campaign_learner import CampaignLearner
     from trappm.cluster.profiles.step_profiles import StepCache
+    from trappm.learner.acquisition.similarity import principal_directions
 
-    cache = home.campaigns / campaign.id
-    if not list(cache.glob("encoder-*.safetensors")):
-        raise InputError(
-            f"campaign {campaign.id} has not encoded its pool yet; ask again when it measures"
-        )
     pool = store.campaigns.pool(campaign.id)
     pairs = {(c.architecture, c.input_size) for c, _ in pool}
     templates = store.workloads.graph_templates(pairs)
@@ -167,7 +177,7 @@ def _next(
         strategy=spec.strategy,
         source=spec.devices.source,
         seed=spec.seed,
-        cache=cache,
+        cache=home.campaigns / campaign.id,
     )
     planner = Planner(store, campaign.id, spec)
     learner.set_pool(
@@ -181,22 +191,22 @@ def _next(
         learner.fit(known.labels, lambda done, total: None, known.kernels)
     number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
-    by_id = {c.id: c for c, _ in pool}
-    return [(by_id[c.configuration_id], c.reason) for c in choices], learner.embeddings
+    embeddings = learner.embeddings
+    points = (embeddings - embeddings.mean(axis=0)) @ principal_directions(embeddings)[:, :2]
+    points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
+    return NextChoices(
+        [(c.configuration_id, dict(c.reason)) for c in choices],
+        [(round(float(x), 4), round(float(y), 4)) for x, y in points],
+    )
 
 
 def _map(
     pool: Sequence[tuple[Configuration, bool]],
     assigned: Sequence[Assignment],
     wanted: set[str],
-    embeddings: np.ndarray[Any, np.dtype[np.float32]],
+    points: Sequence[tuple[float, float]],
 ) -> list[MapPoint]:
-    """The two directions in which the embeddings differ most."""
-    from trappm.learner.acquisition.similarity import principal_directions
-
-    directions = principal_directions(embeddings)[:, :2]
-    points = (embeddings - embeddings.mean(axis=0)) @ directions
-    points = np.hstack([points, np.zeros((len(points), 2 - points.shape[1]))])
+    """Each configuration where it lies, with what became of it."""
     states = {a.configuration.id: a.state for a in assigned}
 
     def kind(configuration: Configuration, held_out: bool) -> PointKind:
@@ -210,7 +220,7 @@ def _map(
         return PointKind.HELD_OUT if held_out else PointKind.POOL
 
     return [
-        MapPoint(str(c), round(float(x), 4), round(float(y), 4), kind(c, held_out))
+        MapPoint(str(c), x, y, kind(c, held_out))
         for (c, held_out), (x, y) in zip(pool, points, strict=True)
     ]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.number_text import number_text
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
 from trappm.terminal.png_figures import new_figure, save_png
 
@@ -55,13 +56,15 @@ def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
     for value, same in groupby(sorted(peaks, key=lambda r: r.value), key=lambda r: r.value):
         roofs = [*same]
         start = low if steepest is None else min(max(low, 1000 * value / steepest), high)
-        name = f"{', '.join(roof.of for roof in roofs)} {value:,.4g} TFLOP/s"
+        name = f"{', '.join(roof.of for roof in roofs)} {number_text(value)} TFLOP/s"
         ends = (start, value), (high, value)
         drawn.append(Line(name, ends, roofs[0].source != ON_PAPER))
     for roof in levels:
         end = high if top is None else max(min(high, 1000 * top / roof.value), low)
         ends = (low, low * roof.value / 1000), (end, end * roof.value / 1000)
-        drawn.append(Line(f"{roof.of} {roof.value:,.4g} GB/s", ends, roof.source != ON_PAPER))
+        drawn.append(
+            Line(f"{roof.of} {number_text(roof.value)} GB/s", ends, roof.source != ON_PAPER)
+        )
     return drawn
 
 
@@ -115,7 +118,7 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
         (plotext.yticks, (lowest_tflops, most)),
     ):
         ticks = [10.0**p for p in range(ceil(log10(first)), floor_of(log10(last)) + 1)]
-        axis(ticks, [f"{tick:g}" for tick in ticks])
+        axis(ticks, [number_text(tick) for tick in ticks])
     plotext.xlabel("FLOP a byte")
     plotext.ylabel("TFLOP/s")
     text: str = plotext.uncolorize(plotext.build())

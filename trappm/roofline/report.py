@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
 from trappm.profiler.kernels.command import facts
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Outcome, Phase
 from trappm.roofline.drawing import MOST_POINTS, as_text, key_of_text
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
-from trappm.terminal.tables import console, print_table
+from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.roofline.steps import RoofedStep
@@ -30,8 +31,8 @@ def sentence(step: RoofedStep) -> str:
     what = "a training" if step.phase is Phase.TRAIN else "an inference"
     text = (
         f"{most.capitalize()} most bounds {what} step of {step.model} at batch "
-        f"{step.batch_size:,} on {step.device.key}: {share:.0%} of {step.step_time_ms:,.3g} ms "
-        f"({rest})."
+        f"{step.batch_size:,} on {step.device.key}: {share:.0%} of "
+        f"{number_text(step.step_time_ms, 3)} ms ({rest})."
     )
     if step.doubled is None:
         return f"{text} The model knows this batch size only."
@@ -74,12 +75,12 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
 def print_rooflines(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> None:
     """What is known of devices, and of a step on each of them if there is one."""
     for step in steps:
-        _line(f"{sentence(step)} Its times rest on {step.source}.")
+        print_line(f"{sentence(step)} Its times rest on {step.source}.")
     for device in devices:
-        _line(f"{device.key} ({device.name}): {_ceilings(device)}.")
+        print_line(f"{device.key} ({device.name}): {_ceilings(device)}.")
     if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
-        _line(as_text(devices, steps))
-        _line(f"{key_of_text(devices, steps)}.")
+        print_line(as_text(devices, steps))
+        print_line(f"{key_of_text(devices, steps)}.")
     for device in devices:
         rows = [
             (f"{_KINDS[r.kind]} {r.of}", r.value, UNITS[r.kind], r.source) for r in device.roofs
@@ -108,15 +109,11 @@ def devices_json(
     return rows
 
 
-def _line(text: str) -> None:
-    console().print(text, markup=False, soft_wrap=True)
-
-
 def _ceilings(device: KnownDevice) -> str:
     if device.kernels:
         return ceilings_sentence(device.measured)
     values = ", ".join(
-        f"{r.value:,.4g} {UNITS[r.kind]} {_KINDS[r.kind]} {r.of}" for r in device.roofs
+        f"{number_text(r.value)} {UNITS[r.kind]} {_KINDS[r.kind]} {r.of}" for r in device.roofs
     )
     return f"by its data sheet, as no kernel of it was timed: {values}"
 

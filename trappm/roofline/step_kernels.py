@@ -21,6 +21,7 @@ import torch
 from trappm.learner.physics.kernel_terms import PRODUCTS, Peak, terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.profiler.errors import InputError
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
 from trappm.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice
@@ -128,7 +129,7 @@ def step_kernels(
         points.append(
             KernelPoint(
                 name=f"optimizer step, {workload.optimizer}",
-                size=f"{updated / 2**20:,.3g} MiB",
+                size=f"{number_text(updated / 2**20, 3)} MiB",
                 count=1,
                 data_type="fp32",
                 time_ms=factor * float(times.optimizer),
@@ -195,7 +196,7 @@ def _name(table: KernelTable, i: int) -> str:
 def _size(kernels: Kernels, i: int) -> str:
     """Of a product, its rows, columns and depth; of others, what they read and write."""
     if kernels.table.kinds[i] >= PRODUCTS:
-        return f"{_bytes(kernels)[i] / 2**20:,.3g} MiB"
+        return f"{number_text(_bytes(kernels)[i] / 2**20, 3)} MiB"
     rows, columns, depth, products = kernels.sizes[i, Size.ROWS :]
     times = f"{products:.0f} of " if products > 1 else ""
     return f"{times}{rows:.0f}x{columns:.0f}x{depth:.0f}"

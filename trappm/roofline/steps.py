@@ -28,8 +28,8 @@ from trappm.roofline.step_kernels import StepKernels, step_kernels
 if TYPE_CHECKING:
     from trappm.learner.heads.metric_head import Head
     from trappm.learner.physics.prior import Prior
-    from trappm.prediction.answering import Question
-    from trappm.prediction.subjects import Subject
+    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.question import Question
     from trappm.profiler.records import Phase
     from trappm.roofline.roofs import KnownDevice
 
@@ -150,7 +150,7 @@ def _trained(
     without_labels: tuple[Head[Prior], str] | None = None
     for snapshot in question.snapshots:
         try:
-            key = key_among([snapshot], device.key)
+            key = key_among([snapshot.manifest], device.key)
             trained = snapshot.trained(key, question.phase)
         except SnapshotError:
             continue

@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from trappm.learner.bench.benchmark import SPLIT_TITLES, SplitKind
+from trappm.profiler.number_text import number_text
 from trappm.terminal.progress_bar import LiveBar
 from trappm.terminal.tables import console, print_table
 
@@ -123,7 +124,7 @@ def _print_families(title: str, results: Sequence[Mapping[str, Any]]) -> None:
         for result in results:
             errors = result["by_family"].get(family)
             cells.append(
-                None if errors is None else f"{errors['mape']:.2f} / {errors['rmse']:,.4g}"
+                None if errors is None else f"{errors['mape']:.2f} / {number_text(errors['rmse'])}"
             )
         rows.append(cells)
     print_table(f"{title}, MAPE % / RMSE", ("family", *(_name(r) for r in results)), rows)
@@ -137,7 +138,7 @@ def _row(result: Mapping[str, Any], which: str = "accuracy") -> list[Any]:
         if value is None:
             cells.append(None)
         elif deviation is None or key not in _WITH_DEVIATION:
-            cells.append(f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
+            cells.append(number_text(value))
         else:
             cells.append(f"{value:.2f} ± {deviation:.2f}")
     return cells

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.records import METRICS
-from trappm.terminal.tables import cell, console, print_table
+from trappm.terminal.tables import cell, console, print_line, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,13 +67,19 @@ def print_label(
     """Everything about one label: metrics, spread, attempts, environment, raw samples."""
     out = console()
     rows: list[tuple[Any, ...]] = []
+    gaps: dict[str, list[str]] = {}
     for metric, unit in UNITS.items():
         value, note = getattr(label, metric), measurement.missing.get(metric)
         if metric == "memory_mib" and label.memory_above_mib is not None:
-            note = f"more than {label.memory_above_mib:,.0f}: memory ran out"
-        rows.append((metric, value, unit, note if value is None else None))
+            note = f"more than {label.memory_above_mib:,.0f} MiB: memory ran out"
+        if value is None:
+            gaps.setdefault(note or "not measured", []).append(metric)
+        else:
+            rows.append((metric, value, unit))
     title = f"label {label.id}: {label.configuration}, on {label.device}"
-    print_table(title, ("metric", "value", "unit", "remark"), rows)
+    print_table(title, ("metric", "value", "unit"), rows)
+    for reason, metrics in gaps.items():
+        print_line(f"no {', '.join(metrics)}: {reason}")
     out.print(
         f"{label.provenance} by protocol {label.protocol}, "
         f"label of {label.created_at[:19]} UTC, stack {label.fingerprint}",
@@ -107,21 +113,18 @@ def print_answer(answer: Answer) -> None:
         from trappm.terminal.prediction_tables import print_prediction
 
         source = "source: predicted; no label there is known to be of this graph"
-        console().print(source, style="bold")
-        if answer.remark is not None:
-            console().print(answer.remark, style="dim", markup=False)
-        print_prediction(answer.prediction)
+        print_prediction(answer.prediction, [source, *filter(None, [answer.remark])])
         return
     best, others = answer.labels[0], answer.labels[1:]
-    rows = [(metric, getattr(answer, metric), unit) for metric, unit in METRICS.items()]
+    print_line(str(answer))
     title = f"{answer.model} on {answer.device}, batch {answer.batch_size}"
-    console().print(f"source: {answer.source}, label {best.id}", style="bold")
-    print_table(title, ("metric", "value", "unit"), rows)
-    if answer.memory_above_mib is not None:
-        above = f"{answer.memory_above_mib:,.0f} MiB"
-        console().print(f"memory ran out: the step needs more than {above}")
+    print_line(f"source: {answer.source}, label {best.id}", style="dim")
+    print_table(title, ("metric", "value", "unit"), answer.figures())
+    unknown = [metric for metric in METRICS if getattr(answer, metric) is None]
+    if unknown:
+        print_line(f"no {', '.join(unknown)}: the label has none")
     if answer.remark is not None:
-        console().print(answer.remark, style="dim")
+        print_line(answer.remark, style="dim")
     if others:
         columns = ("id", "architecture", "input_size", "protocol", "provenance", *METRICS)
         console().print(f"\nThe same graph has {len(answer.labels)} labels there:")

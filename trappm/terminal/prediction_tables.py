@@ -6,53 +6,41 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import cheapest_usd, verdicts
-from trappm.profiler.records import METRICS
-from trappm.terminal.tables import cell, console, print_table, table
+from trappm.prediction.prediction import CONTEXT
+from trappm.terminal.tables import cell, console, print_line, print_table, table
 
 if TYPE_CHECKING:
     from trappm.prediction.costs import Run
     from trappm.prediction.prediction import Prediction
 
-_UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s"}
 
+def print_prediction(prediction: Prediction, source: Sequence[str] = ()) -> None:
+    """The answer in a sentence and in full, what it rests on, and what it lacks.
 
-def print_prediction(prediction: Prediction) -> None:
-    """The answer in a sentence and in full, what it rests on, and what it lacks."""
-    rows = []
-    unknown: dict[str, list[str]] = {}
-    for metric, unit in _UNITS.items():
-        value = getattr(prediction, metric)
-        if value is None:
-            unknown.setdefault(prediction.missing.get(metric, "not known"), []).append(metric)
-        else:
-            low, high = prediction.intervals[metric]
-            rows.append((metric, value, unit, f"{cell(low)} to {cell(high)}"))
+    Lines about its source stand below the sentence.
+    """
     out = console()
-    _line(str(prediction))
-    _line(
+    print_line(str(prediction))
+    for line in source:
+        print_line(line, style="dim")
+    print_line(
         f"{_step(prediction)} on {prediction.device}, batch {prediction.batch_size}, "
         f"in {_settings(prediction)}:"
     )
+    rows = prediction.figures()
     if rows:
         out.print(table("", ("metric", "prediction", "unit", "90 % spread"), rows))
-    for reason, metrics in unknown.items():
-        _line(f"no {', '.join(metrics)}: {reason}")
-    for line in (*_what_fits(prediction), *_about_power(prediction)):
-        _line(line)
+    for line in (*prediction.gaps(), *_what_fits(prediction), *_about_power(prediction)):
+        print_line(line)
     if prediction.run is not None:
         _print_run(prediction.run)
     elif "run" in prediction.missing:
-        _line(f"the whole run is not known: {prediction.missing['run']}")
+        print_line(f"the whole run is not known: {prediction.missing['run']}")
     for remark in prediction.remarks:
-        _line(remark)
-    memory = prediction.simulated_memory
+        print_line(remark)
+    memory = _memory(prediction)
     if memory is not None:
-        _line(
-            f"simulated on CUDA, {_settings(prediction)} ({prediction.memory_source}): "
-            f"{memory.live_mib:,.0f} MiB live, "
-            f"{memory.reserved_mib:,.0f} reserved, "
-            f"{memory.reserved_with_workspace_mib:,.0f} with workspace"
-        )
+        print_line(memory)
     out.print(f"snapshot {prediction.snapshot}", style="dim")
 
 
@@ -87,7 +75,7 @@ def print_comparison(predictions: Sequence[Prediction]) -> None:
     )
     for model, best in verdicts(predictions).items():
         winners = ", ".join(f"{what}: {device}" for what, device in best.items() if device)
-        _line(f"{model}: {winners or 'no device tells enough to compare'}")
+        print_line(f"{model}: {winners or 'no device tells enough to compare'}")
     gaps = {
         f"{prediction.device}: {why}"
         for prediction in predictions
@@ -117,6 +105,29 @@ def _remarks(predictions: Sequence[Prediction]) -> list[str]:
         about = [*(() if of_all else concerned), *(() if device in remark else (device,))]
         lines.append(f"{', '.join(about)}: {remark}" if about else remark)
     return lines
+
+
+def _memory(prediction: Prediction) -> str | None:
+    """What the memory of the step is made of on a GPU, and what stands beside it there."""
+    memory = prediction.simulated_memory
+    if memory is None:
+        return None
+    parts = [f"{memory.live_mib:,.0f} MiB of tensors"]
+    parts += [f"{memory.reserved_mib - memory.live_mib:,.0f} held by the allocator beside them"]
+    scratch_mib = memory.reserved_with_workspace_mib - memory.reserved_mib
+    if round(scratch_mib) > 0:
+        parts.append(f"{scratch_mib:,.0f} workspace of convolutions")
+    rest_mib = prediction.memory_parts_mib.get(CONTEXT)
+    beside = f"{CONTEXT} come beside it"
+    if rest_mib is not None:
+        of_all = f"of {prediction.memory_mib:,.0f} MiB"
+        beside = f"the other {rest_mib:,.0f} {of_all} are {CONTEXT}"
+        if rest_mib < 0:
+            beside = f"labels show {-rest_mib:,.0f} less"
+    return (
+        f"simulated on CUDA, {_settings(prediction)} ({prediction.memory_source}): "
+        f"{' + '.join(parts)}; {beside}"
+    )
 
 
 def _what_fits(prediction: Prediction) -> list[str]:
@@ -149,7 +160,7 @@ def _about_power(prediction: Prediction) -> list[str]:
 
 
 def _print_run(run: Run) -> None:
-    _line(
+    print_line(
         f"{run.epochs} epochs of {run.samples:,} samples: {run.steps:,} steps, {cell(run.hours)} h "
         f"({cell(run.low_hours)} to {cell(run.high_hours)})"
     )
@@ -161,7 +172,7 @@ def _print_run(run: Run) -> None:
         print_table("", ("cloud", "USD", "90 % spread", "USD an hour", "noted"), rows)
     if run.energy_kwh is not None:
         carbon = "" if run.co2_kg is None else f", {cell(run.co2_kg)} kg CO2"
-        _line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
+        print_line(f"energy {cell(run.energy_kwh)} kWh{carbon}")
 
 
 def _step(prediction: Prediction) -> str:
@@ -171,7 +182,3 @@ def _step(prediction: Prediction) -> str:
 
 def _settings(prediction: Prediction) -> str:
     return ", ".join((prediction.precision, prediction.memory_format, prediction.optimizer))
-
-
-def _line(text: str) -> None:
-    console().print(text, soft_wrap=True, markup=False)

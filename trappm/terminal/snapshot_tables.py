@@ -11,6 +11,7 @@ from trappm.learner.snapshots.manifest import read_manifest
 from trappm.learner.snapshots.regressions import mean_errors
 from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED
 from trappm.profiler.errors import SnapshotError
+from trappm.profiler.number_text import number_text
 from trappm.profiler.records import Phase
 from trappm.terminal.tables import console, print_table
 
@@ -201,7 +202,7 @@ def _facts(manifest: Manifest) -> dict[str, str | None]:
         for phase, head in phases.items():
             for metric in head.metrics:
                 error = errors.get((device, phase, metric))
-                known = "error not known" if error is None else f"{error:.3g} % off"
+                known = "error not known" if error is None else f"{number_text(error, 3)} % off"
                 facts[f"head {device} {phase} {metric}"] = known
     return facts | {f"version of {name}": v for name, v in manifest.versions.items()}
 

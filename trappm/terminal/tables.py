@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trappm.profiler.number_text import number_text
+
 LONG = 30
 """Words longer than this may be broken over lines in a table."""
 SHORT = 12
@@ -22,6 +24,12 @@ _GAP = 2
 
 def console() -> Console:
     return Console(highlight=False)
+
+
+def print_line(text: str, **style: Any) -> None:
+    """Prints a line of plain words, between words onto the next where a screen ends."""
+    out = console()
+    out.print(text, soft_wrap=not out.is_terminal, markup=False, **style)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -155,7 +163,7 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return number_text(value)
     # What a terminal would obey is shown as a mark.
     return "".join(
         c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value)

@@ -7,7 +7,6 @@ lower in the same draw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +17,7 @@ from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power.known_power import CardPower
 from trappm.learner.physics.power.loads import Loads, loads_of
 from trappm.learner.physics.power.operating_point import Steps
+from trappm.learner.physics.power.thrift import Thrift
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -43,18 +43,6 @@ LEAST_LIMIT = 0.25
 """Of the limit as delivered: below, nobody measured anything."""
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thrift:
-    """The power limit under which a step costs the least energy, for 5 % more time at most."""
-
-    power_limit_w: float
-    step_time_ms: float
-    power_w: float
-    energy_j: float
-    saved: float
-    """Share of the energy of a step under the limit as delivered."""
 
 
 class StepPower:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trappm.learner.heads.device_heads import USABLE_SHARE, heads_from_tensors, train_heads
+from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError
 
 

@@ -4,8 +4,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,35 @@ def test_what_is_wanted_next_is_what_heads_say_once_there_are_labels(home, tmp_p
     assert len(facts.wanted) == 2
     # The labels are 40 to 80 ms; what the prior says without heads is 2 or 3.
     assert all(20 < one.reason["predicted_step_time_ms"] < 150 for one in facts.wanted)
+
+
+def test_choices_are_kept_until_the_store_knows_more(home, tmp_path):
+    kept = Home(shutil.copytree(home.path, tmp_path / "kept"))
+    with Store.open(kept.database_url) as store:
+        campaign = store.campaigns.get(None).id
+        first = explain(store, kept, campaign, device=None, count=2)
+    code = (
+        "import json, sys; from dataclasses import asdict; from pathlib import Path; "
+        "from trappm.reports.choices import explain; from trappm.store import Home, Store; "
+        f"home = Home(Path({str(kept.path)!r})); store = Store.open(home.database_url); "
+        f"facts = explain(store, home, {campaign!r}, device=None, count=2); "
+        "learner = 'trappm.cluster.learning.campaign_learner'; "
+        "print(json.dumps([asdict(facts), learner in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    again, has_trained = json.loads(done.stdout)
+    assert not has_trained
+    assert again == json.loads(json.dumps(asdict(first)))
+    with Store.open(kept.database_url) as store:
+        assert len(explain(store, kept, campaign, device=None, count=1).wanted) == 1
+        waiting = store.assignments.of_campaign(campaign, state="open")[0]
+        (entry,) = (kept.campaigns / campaign).glob("choices-*.json")
+        before = entry.read_bytes()
+        store.measurements.record_and_lease([], [(waiting.id, "one")])
+        explain(store, kept, campaign, device=None, count=1)
+        assert entry.read_bytes() != before
+        entry.write_text('{"state": []}')
+        assert explain(store, kept, campaign, device=None, count=2).wanted
 
 
 def test_the_command_prints_draws_and_answers_in_json(home, monkeypatch, capsys, tmp_path):

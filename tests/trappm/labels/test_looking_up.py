@@ -246,7 +246,7 @@ def test_without_a_store_a_folder_predicts_and_none_is_made(tmp_path, monkeypatc
     with pytest.raises(SnapshotError, match=f"no head for infer steps on {DEVICE}"):
         ask(phase="infer")
     made = {path.name for path in tmp_path.rglob("*") if path.suffix != ".json"}
-    assert made <= {"nowhere", "profiles"}  # profiles of what was asked about
+    assert made <= {"nowhere", "profiles", "answers"}  # of what was asked about
 
 
 PATIENT = Protocol(
@@ -280,7 +280,8 @@ def test_the_command_says_where_the_answer_is_from(store, snapshot, capsys):
     command = ["labels", "lookup", MODEL, "--input-size", str(SIZE), "--device", DEVICE]
     assert cli.run([*command, "--batch-size", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("source: measured, label 1")
+    assert out.startswith("A step takes 7 ms")
+    assert "source: measured, label 1" in out
     assert "The same graph has 2 labels" in out
     assert "twin" in out
     assert cli.run([*command, "--batch-size", "2", "--json"]) == 0

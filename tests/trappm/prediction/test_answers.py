@@ -14,17 +14,17 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm.cli import run
-from trappm.learner.heads.device_heads import USABLE_SHARE
 from trappm.learner.networks.presets import LAPTOP
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
-from trappm.prediction import subjects
-from trappm.prediction.answering import Question
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.costs import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
+from trappm.prediction.models import subjects
 from trappm.prediction.prediction import MIB_PER_GB, mig_profile
+from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
+from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Phase
 

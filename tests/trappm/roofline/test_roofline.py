@@ -8,8 +8,9 @@ from store_whole import kernel
 
 from trappm.learner.heads.other_devices import Basis, OtherDevices, errors_of_devices
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.prediction.answering import Question, answers
-from trappm.prediction.subjects import subject_of
+from trappm.prediction.answering import answers
+from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.records import Phase, Provenance

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trappm.cli.options import print_json
+from trappm.label_frames import records
 from trappm.profiler.errors import InputError
-from trappm.terminal.frames import records
 
 if TYPE_CHECKING:
     import pandas as pd

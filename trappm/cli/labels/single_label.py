@@ -26,7 +26,7 @@ def show(
     if as_json:
         from dataclasses import asdict
 
-        from trappm.terminal.frames import records
+        from trappm.label_frames import records
 
         print_json(
             {

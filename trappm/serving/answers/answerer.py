@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from trappm.prediction.answering import Question, answers
+from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
-from trappm.prediction.subjects import UnprofiledError, known_subject, name_key
+from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
+from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.serving.answers.batching import Batcher
 from trappm.serving.answers.estimates import Estimates

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trappm.label_frames import store_or_none_yet
-from trappm.prediction.answering import Question
-from trappm.prediction.subjects import UnprofiledError, known_subject
+from trappm.prediction.models.subjects import UnprofiledError, known_subject
+from trappm.prediction.question import Question
 from trappm.roofline.report import devices_json
 from trappm.roofline.roofs import KnownDevice, known_device
 from trappm.roofline.steps import roofed_steps, step_settings

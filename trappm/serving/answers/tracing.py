@@ -1,4 +1,4 @@
-"""Models without profiles are traced in processes of their own (`trappm.prediction.tracing`).
+"""Models without profiles are traced in processes of their own (`prediction.models.tracing`).
 
 Few run at once, and the others wait their turn, client by client (`turns`). The profiles go into
 the cache of TRAPPM_HOME (`profile_cache`), where the server then finds them.
@@ -17,8 +17,8 @@ from typing import Any
 
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.estimate import EstimateRequest
-from trappm.prediction.subjects import traced
-from trappm.prediction.tracing import (
+from trappm.prediction.models.subjects import traced
+from trappm.prediction.models.tracing import (
     FOR_FILES,
     FOR_NAMES,
     Deadline,

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
-from trappm.prediction.subjects import file_key
+from trappm.prediction.models.subjects import file_key
 from trappm.profiler.errors import ModelFileError
 from trappm.serving.answers.tracing import Model
 from trappm.serving.problems import TooLargeError

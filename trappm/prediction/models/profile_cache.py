@@ -23,8 +23,8 @@ from trappm.profiler.errors import InputError, ModelFileError, TrappmError
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
+    from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile
 
 FORMAT = 3
 """Counted up when a profile says something else of the same model."""
@@ -68,6 +68,15 @@ class ProfileCache:
             return str(error)
         self._keep(path, step.to_bytes())
         return step
+
+    def input_size(self, key: tuple[object, ...], make: Callable[[], int]) -> int:
+        """A model's size of input in pixels, which timm is asked for if it is not there."""
+        path = self._path(key, "input-size.json")
+        with contextlib.suppress(OSError, ValueError):
+            return int(_bytes_of(path))
+        size = make()
+        self._keep(path, str(size).encode())
+        return size
 
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
         identity = repr((FORMAT, *_versions(), *key))
@@ -137,8 +146,8 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     Raises:
         ValueError, KeyError, TypeError, TrappmError: it is damaged.
     """
+    from trappm.profiler.profile_record import StaticProfile, StepSource
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile, StepSource
 
     entry = json.loads(data)
     step, source = entry["step"], entry["step_source"]

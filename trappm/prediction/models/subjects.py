@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.heads.predictions import StepSettings
-from trappm.prediction.profile_cache import ProfileCache, content_key
-from trappm.prediction.tracing import FileTracer, NameTracer, OutsideTracer, Tracer, own_process
+from trappm.prediction.models.profile_cache import ProfileCache, content_key
+from trappm.prediction.models.tracing import (
+    FileTracer,
+    NameTracer,
+    OutsideTracer,
+    Tracer,
+    own_process,
+)
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
 from trappm.profiler.models.known_names import is_file
@@ -25,8 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trappm.profiler.models.model_input import Sample
+    from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile
 
 
 class Subject(ABC):
@@ -76,6 +82,21 @@ def subject_of(
 
     sample = Sample.from_example(model, example_input)
     return _Module(model, sample, example_input.shape[0])
+
+
+def input_size_of(name: str, input_size: int | None) -> int:
+    """The size of input of a timm name in pixels, where one is given or left to its default.
+
+    Raises:
+        InputError, UnknownArchitectureError: as of timm's names.
+    """
+
+    def of_timm() -> int:
+        from trappm.profiler.models import zoo
+
+        return zoo.input_size_of(name, input_size)
+
+    return _profiles().input_size(name_key(name, input_size), of_timm)
 
 
 class UnprofiledError(Exception):

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.learner.heads.predictions import StepSettings
 from trappm.prediction.estimate import EstimateRequest
-from trappm.prediction.profile_cache import profile_from_bytes, profile_to_bytes
+from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
 from trappm.profiler.errors import ModelFileError, TrappmError, one_line
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 
 if TYPE_CHECKING:
+    from trappm.profiler.profile_record import StaticProfile
     from trappm.profiler.simulation.step_profile import StepProfile
-    from trappm.profiler.static_profile import StaticProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
 FOR_FILES = (
-    "onnx", "torch._dynamo", "trappm.prediction.tracing", "trappm.profiler.static_profile",
+    "onnx", "torch._dynamo", "trappm.prediction.models.tracing", "trappm.profiler.static_profile",
     "trappm.profiler.onnx_files.module", "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
 """Imported by the warm process, since tracing a file needs them."""
@@ -280,7 +280,7 @@ class TracingProcess:
         reply: Mapping[str, Any] = {}
         limits = self._limits(request)
         message = {"request": asdict(request), "limits": asdict(limits)}
-        child = self._server.fork("trappm.prediction.tracing:look", message)
+        child = self._server.fork("trappm.prediction.models.tracing:look", message)
         try:
             for reply in child.messages(lambda: until.at_s):  # noqa: B007  # the last one counts
                 pass

@@ -1,0 +1,181 @@
+"""A campaign that got worse says so, and does not publish transfer that lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trappm.cluster.learning import campaign_learner
+from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.learning.transfer_choice import better_heads, cross_validated
+from trappm.cluster.scheduler.training_report import (
+    Judgement,
+    TrainingReport,
+    TransferErrors,
+    difference_of,
+)
+from trappm.cluster.workers.interfaces import TrainingLabel
+from trappm.learner.networks.presets import LAPTOP, PRESETS
+from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.profiler.records import METRICS, Configuration
+from trappm.profiler.static_profile import graph_template
+from trappm.reports.setbacks import setbacks
+
+
+def judged(device, errors_percent, metric="step_time_ms"):
+    """One judgement for each of (architecture, number, error)."""
+    return [
+        Judgement(
+            device=device, metric=metric, measured=100.0, predicted=100.0 + error,
+            architecture=name, configuration_id=f"{name}{number}",
+        )
+        for name, number, error in errors_percent
+    ]  # fmt: skip
+
+
+def report(judgements, transfer=None):
+    mape = float(np.mean([abs(j.predicted - 100) for j in judgements]))
+    return TrainingReport(
+        devices={"cpu-2t": {"step_time_ms": {"mape": mape, "count": len(judgements)}}},
+        transfer={"cpu-1t": {"memory_mib": transfer}} if transfer else {},
+        evaluation=judgements,
+    )
+
+
+BEFORE = judged("cpu-2t", [("a", 1, 5), ("a", 2, 5), ("b", 1, 5), ("c", 1, 5)])
+WORSE = judged("cpu-2t", [("a", 1, 9), ("a", 2, 9), ("b", 1, 9), ("c", 1, 10)])
+NOISY = judged("cpu-2t", [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("c", 1, 19)])
+
+
+def test_differences_are_of_what_both_were_judged_by():
+    gap = difference_of(BEFORE, WORSE[:-1], "cpu-2t", "step_time_ms")
+    assert (gap.points, gap.judged) == (pytest.approx(4.0), 3)
+    assert gap.chance == pytest.approx(0.0)
+    gap = difference_of(BEFORE, WORSE, "cpu-2t", "step_time_ms")  # means 4, 4 and 5
+    assert gap.chance == pytest.approx(2 * np.std([4, 4, 5], ddof=1) / np.sqrt(3))
+    alone = difference_of(BEFORE[:2], WORSE[:2], "cpu-2t", "step_time_ms")
+    assert alone.chance is None
+    assert difference_of(BEFORE, WORSE, "cpu-1t", "step_time_ms").judged == 0
+
+
+def test_errors_that_rose_are_told_with_what_chance_may_be():
+    (risen,) = setbacks([(0, report(NOISY)), (1, report(BEFORE)), (2, report(WORSE))])
+    assert risen.beyond_chance
+    assert str(risen).startswith("cpu-2t step_time_ms: errors rose from round 1 to 2, 5 to 9.25 %")
+    assert "more than chance (4 judged, chance ± 0.67)" in str(risen)
+    (perhaps,) = setbacks([(1, report(BEFORE)), (2, report(NOISY))])
+    assert not perhaps.beyond_chance
+    assert "which chance may be" in str(perhaps)
+    assert setbacks([(1, report(WORSE)), (2, report(BEFORE))]) == []
+    assert setbacks([]) == []
+
+
+def test_transfer_that_lost_is_told_and_transfer_that_won_is_not():
+    (lost,) = setbacks([(1, report(BEFORE, TransferErrors(9.0, 7.0, 0.5)))])
+    assert "cpu-1t memory_mib: transfer lost to a start from scratch, 7 to 9 %" in str(lost)
+    assert lost.beyond_chance
+    assert setbacks([(1, report(BEFORE, TransferErrors(7.0, 9.0, 0.5)))]) == []
+
+
+def test_reports_from_before_chance_was_told_are_read():
+    stored = report(BEFORE, TransferErrors(9.0, 7.0)).to_json()
+    del stored["transfer"]["cpu-1t"]["memory_mib"]["chance"]
+    (lost,) = setbacks([(1, TrainingReport.of(stored))])
+    assert "chance unknown" in str(lost)
+
+
+def label(name, batch, device, ms, role="train"):
+    what = Configuration(architecture=name, batch_size=batch, input_size=64)
+    values = tuple(ms if metric == "step_time_ms" else 20.0 for metric in METRICS)
+    return TrainingLabel(
+        configuration_id=what.id, device=device, role=role, values=values,
+        provenance="measured",
+    )  # fmt: skip
+
+
+def test_folds_hold_whole_architectures_out_and_start_both_ways():
+    labels = [label(name, batch, "cpu-1t", 10.0) for name in "abcdef" for batch in (1, 2)]
+    groups = [name for name in "abcdef" for _ in range(2)]
+    starts = []
+
+    def train(rest, init):
+        starts.append((len(rest), init))
+        return {x.configuration_id for x in rest}, init
+
+    def judge(heads, held_out):
+        known, init = heads
+        assert not known & {x.configuration_id for x in held_out}
+        mape = 8.0 if init else 6.0
+        return {"step_time_ms": {"mape": mape, "count": len(held_out)}}
+
+    errors = cross_validated(labels, groups, "source", train, judge)
+    assert errors == {"step_time_ms": TransferErrors(8.0, 6.0)}
+    assert sorted(starts, key=str) == sorted([(8, "source"), (8, None)] * 3, key=str)
+    assert cross_validated(labels[:2], groups[:2], "source", train, judge) == {}
+
+
+@pytest.fixture
+def learner(tmp_path, monkeypatch):
+    preset = replace(LAPTOP, encoder=replace(LAPTOP.encoder, steps=1))
+    monkeypatch.setitem(PRESETS, "laptop", preset)
+    learner = CampaignLearner(
+        preset="laptop", strategy="random", source="cpu-2t", seed=1, cache=tmp_path / "cache"
+    )
+    names = ("test_resnet", "test_vit", "test_efficientnet", "test_convnext")
+    pool = [
+        (Configuration(architecture=name, batch_size=batch, input_size=64),
+         graph_template(name, 64).to_bytes())
+        for name in names for batch in (1, 2, 4)
+    ]  # fmt: skip
+    learner.set_pool(pool, lambda done, total: None)
+    labels = [
+        label(name, batch, device, scale * batch * (3 + at), "evaluate" if at == 3 else "train")
+        for device, scale in (("cpu-2t", 1.0), ("cpu-1t", 2.0))
+        for at, name in enumerate(names)
+        for batch in (1, 2, 4)
+    ]
+    learner.training = learner.fit(labels, lambda done, total: None)
+    return learner
+
+
+def published(learner, folder):
+    errors = {device: dict(of) for device, of in learner.training.devices.items()}
+    made = learner.publish(folder, {"errors": errors})
+    return made, load_snapshot(folder / made.folder)
+
+
+def test_transfer_that_lost_is_not_published(learner, tmp_path, monkeypatch):
+    chance = learner.training.transfer["cpu-1t"]["step_time_ms"].chance
+    assert chance is None  # one architecture is held out
+    lost = {"step_time_ms": TransferErrors(9.0, 7.0), "memory_mib": TransferErrors(3.0, 4.0)}
+    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: lost)
+    transferred, scratch = learner._heads["cpu-1t"], learner._scratch["cpu-1t"]
+    made, snapshot = published(learner, tmp_path / "lost")
+    (note,) = made.notes
+    assert note == (
+        "cpu-1t: published from scratch, as transfer lost: step_time_ms (9 % against 7 % from "
+        "scratch)"
+    )
+    heads, names = better_heads(transferred, scratch, lost)
+    assert names == ["step_time_ms"]
+    assert heads.heads["memory_mib"] is transferred.heads["memory_mib"]
+    assert heads.heads["step_time_ms"] is scratch.heads["step_time_ms"]
+    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    from_scratch = learner.training.transfer["cpu-1t"]["step_time_ms"].from_scratch
+    assert errors["step_time_ms"].mape == pytest.approx(from_scratch)
+
+
+def test_transfer_that_won_is_published_as_it_is(learner, tmp_path, monkeypatch):
+    won = {"step_time_ms": TransferErrors(6.0, 7.0)}
+    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: won)
+    made, snapshot = published(learner, tmp_path / "won")
+    assert made.notes == ()
+    transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred
+    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    assert errors["step_time_ms"].mape == pytest.approx(transferred)
+
+
+def test_real_heads_are_published_whichever_way_it_goes(learner, tmp_path):
+    made, _ = published(learner, tmp_path / "real")
+    for note in made.notes:
+        assert note.startswith("cpu-1t: published from scratch, as transfer lost: ")

@@ -1,0 +1,81 @@
+"""Answers that were given before, kept so that the same question is answered without torch.
+
+An answer is named by all that it depends on: the question, the content of a file, this code, every
+file of the snapshots that could answer, and the prices. As with kept profiles, a damaged one is
+made again, a folder that cannot be written keeps none, and deleting it loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trappm.prediction.costs import FILE as PRICES
+from trappm.prediction.prediction import Prediction
+from trappm.profiler.host.data_folder import data_folder
+
+MOST = 1000
+"""So many are kept, the latest."""
+MAX_BYTES = 16 << 20
+_CODE = Path(__file__).parents[1]
+"""With the shipped snapshot."""
+
+
+def kept_answers(
+    question: Mapping[str, Any], make: Callable[[], list[Prediction]]
+) -> list[Prediction]:
+    """The predictions that answer a question, made if they are not there.
+
+    Args:
+        question: all of it, in values that tell themselves apart by `repr`.
+        make: answers it; what it raises is kept nowhere.
+    """
+    folder = data_folder() / "answers"
+    path = folder / f"{_name(question)}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if path.stat().st_size <= MAX_BYTES:
+            return [Prediction.from_dict(row) for row in json.loads(path.read_bytes())]
+    answers = make()
+    with contextlib.suppress(OSError, TypeError, ValueError):  # the answer does not depend on it
+        data = json.dumps([answer.to_dict() for answer in answers]).encode()
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{path.name}.{os.getpid()}.part"
+        part.write_bytes(data)
+        part.replace(path)
+        kept = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
+        for entry in kept[:-MOST]:
+            entry.unlink(missing_ok=True)
+    return answers
+
+
+def _name(question: Mapping[str, Any]) -> str:
+    named = question.get("snapshot")
+    places = [data_folder() / "snapshots", data_folder() / PRICES]
+    if named is not None:
+        places.append(Path(named))
+    state = (_code(), [list(_files(place)) for place in places])
+    identity = repr((state, sorted((name, repr(value)) for name, value in question.items())))
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+@cache
+def _code() -> Sequence[tuple[str, int, int]]:
+    return tuple(_files(_CODE))
+
+
+def _files(place: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of change of each file in a folder and below, or of the file itself."""
+    if place.is_file():
+        status = place.stat()
+        yield str(place), status.st_size, status.st_mtime_ns
+    for folder, folders, names in os.walk(place, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            status = os.stat(os.path.join(folder, name))
+            yield os.path.join(folder, name), status.st_size, status.st_mtime_ns

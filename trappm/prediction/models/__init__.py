@@ -1,0 +1,1 @@
+"""Models that questions are about: told apart, traced where nobody did before, and kept."""

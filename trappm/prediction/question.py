@@ -1,0 +1,142 @@
+"""A question apart from its model and device; what is asked for is checked without torch."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trappm.learner.heads.predictions import StepSettings
+from trappm.prediction import costs
+from trappm.prediction.device_names import key_among, keys_of
+from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
+
+if TYPE_CHECKING:
+    from trappm.learner.heads.predictions import TrainedHeads
+    from trappm.learner.snapshots.manifest_fields import Manifest
+    from trappm.learner.snapshots.snapshot import Snapshot
+    from trappm.prediction.prediction import Figures
+
+_FAMILIES: dict[str, type[enum.StrEnum]] = {
+    "precision": Precision,
+    "memory_format": MemoryFormat,
+    "optimizer": Optimizer,
+}
+
+PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
+
+
+class Question:
+    """A question apart from its model and device: settings, snapshot, the length of a run."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int | None = None,
+        phase: str = Phase.TRAIN,
+        precision: str | None = None,
+        memory_format: str | None = None,
+        optimizer: str | None = None,
+        snapshot: str | Path | None = None,
+        snapshots: Sequence[Snapshot] | None = None,
+        epochs: int | None = None,
+        samples: int | None = None,
+        carbon_g_per_kwh: float | None = None,
+        power_limit_w: float | None = None,
+    ) -> None:
+        """With `snapshots` these answer, the first one first, whatever `snapshot` names.
+
+        Raises:
+            InputError: a setting that there is not, or a run that cannot be.
+        """
+        self.batch_size = batch_size
+        self.phase = Phase(member("phase", Phase, phase))
+        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
+        self._given: dict[str, Any] = {
+            name: member(name, _FAMILIES[name], value)
+            for name, value in given.items()
+            if value is not None
+        }
+        if snapshot is not None and not isinstance(snapshot, str | Path):
+            raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        costs.check_limit(power_limit_w)
+        costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        self.epochs = epochs
+        self.power_limit_w = power_limit_w
+        self._samples = samples
+        self._carbon_g_per_kwh = carbon_g_per_kwh
+        self._snapshot = snapshot
+        self._snapshots = snapshots
+
+    @cached_property
+    def snapshots(self) -> Sequence[Snapshot]:
+        return self._snapshots or snapshots_that_answer(self._snapshot)
+
+    def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
+        """The keys of the devices that the names mean.
+
+        Raises:
+            SnapshotError: there are no heads for one of them, or none at all for the phase.
+            InputError: device and devices at once, or what is no device's name.
+        """
+        if devices == "all" and device is None:
+            return keys_of(self.snapshots, self.phase, limited=self.power_limit_w is not None)
+        if devices is None:
+            names: list[Any] = [device or self._manifests[0].source_device]
+        elif device is not None:
+            raise InputError("give device or devices, not both")
+        else:
+            names = [devices] if isinstance(devices, str) else list(devices)
+        if not names:
+            raise InputError("the list of devices is empty; name some, or ask for all")
+        return [key_among(self._manifests, name) for name in names]
+
+    @property
+    def _manifests(self) -> Sequence[Manifest]:
+        """Of the snapshots that answer, which tell what there is before torch is needed."""
+        if self._snapshots:
+            return [snapshot.manifest for snapshot in self._snapshots]
+        return manifests_that_answer(self._snapshot)
+
+    def snapshot_for(self, device: str) -> Snapshot:
+        """The first with heads of the device and phase; else the last, which may know its card."""
+        known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
+        return next(known, self.snapshots[-1])
+
+    def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
+        """Those that a model's steps are traced in, beside fp32 and contiguous.
+
+        Raises:
+            SnapshotError: there are no heads for a device and the phase.
+        """
+        trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
+        settings = dict.fromkeys(map(self.settings, trained))
+        return [row for row in settings if row[:2] != PLAIN[:2]]  # the profile has the plain ones
+
+    def settings(self, trained: TrainedHeads) -> StepSettings:
+        """The question's settings of a step, the rest as in most labels that agree with it."""
+        agreeing = [
+            row
+            for row in trained.settings
+            if all(getattr(row, name) == value for name, value in self._given.items())
+        ]
+        usual = (*agreeing, *trained.settings, PLAIN)[0]
+        return usual._replace(**self._given)
+
+    def run(self, device: str, batch: int, figures: Figures) -> costs.Run | None:
+        step_time_ms = figures.step_time_ms
+        if self.epochs is None or self._samples is None or step_time_ms is None:
+            return None
+        return costs.run_of(
+            epochs=self.epochs,
+            samples=self._samples,
+            batch_size=batch,
+            step_time_ms=(step_time_ms, *figures.intervals["step_time_ms"]),
+            energy_j=figures.energy_j,
+            carbon_g_per_kwh=self._carbon_g_per_kwh,
+            prices=costs.prices_of(device),
+        )
