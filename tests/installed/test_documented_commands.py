@@ -24,7 +24,6 @@ PAGES = sorted(
 )
 ELSEWHERE = {
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
-    "campaign resume": "test_main_job resumes one",
     "ui": "a server, which test_page opens in a browser",
     "serve": "a server, which tests/trappm/serving asks",
     "pool build": "makes the graphs of 800 architectures; test_cli_pool builds small ones",
@@ -79,6 +78,9 @@ def folder(tmp_path_factory):
         timeout=600,
     )
     export_onnx("test_resnet", 64, folder / "model.onnx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAPPM_HOME", str(home))
+        assert cli.run(["labels", "export", str(folder / "results.jsonl")]) == 0
     return folder
 
 
