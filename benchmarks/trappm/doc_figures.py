@@ -1,9 +1,10 @@
-"""Draws the figures of docs/how_it_works.md and docs/accuracy.md from what docs and the shipped snapshot tell.
+"""Draws the figures of docs/how_it_works.md and docs/accuracy.md from what docs and snapshots tell.
 
     PYTHONPATH=. python benchmarks/trappm/doc_figures.py [--to docs/figures]
 
 No data is needed: learning curves and coverage are those of tables in docs/acquisition.md and
-docs/accuracy.md, errors those of the manifest of the shipped snapshot, so the figures change when these do.
+docs/accuracy.md, errors those of the manifest of the shipped snapshot, so the figures change when
+these do.
 """
 
 from __future__ import annotations
