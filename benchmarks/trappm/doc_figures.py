@@ -1,9 +1,10 @@
-"""Draws the figures of docs/how_it_works.md from what docs and the shipped snapshot tell.
+"""Draws the figures of docs/how_it_works.md and docs/studies/intervals.md from what docs and snapshots tell.
 
     PYTHONPATH=. python benchmarks/trappm/doc_figures.py [--to docs/figures]
 
-No data is needed: learning curves are those of the tables in docs/studies/choosing.md, errors those of
-the manifest of the shipped snapshot, so the figures change when these do.
+No data is needed: learning curves and coverage are those of tables in docs/studies/choosing.md and
+docs/studies/intervals.md, errors those of the manifest of the shipped snapshot, so the figures
+change when these do.
 """
 
 from __future__ import annotations
@@ -92,6 +93,22 @@ def save(figure: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_reliability(folder: Path) -> None:
+    text = (ROOT / "docs/studies/intervals.md").read_text()
+    table = text.split("\nWhat intervals of each size cover:\n\n", 1)[1].split("\n\n", 1)[0]
+    head, _, *rows = ([cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines())
+    nominal = [float(cell) for cell in head[1:]]
+    figure, axes = pyplot.subplots(figsize=(4.4, 4.2))
+    axes.plot([0, 100], [0, 100], color="#667788", linewidth=0.8)
+    for name, *covered in rows:
+        axes.plot(nominal, [float(cell) for cell in covered], marker="o", markersize=4, label=name)
+    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    axes.set(xlabel="interval, %", ylabel="of the measurements inside, %")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    save(figure, folder / "reliability.svg")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "docs/figures")
@@ -100,6 +117,7 @@ def main() -> None:
     with matplotlib.rc_context(SETTINGS):
         draw_curves(folder)
         draw_errors(folder)
+        draw_reliability(folder)
     print(*sorted(folder.glob("*.svg")), sep="\n")
 
 
