@@ -1,7 +1,8 @@
 """Whether a covariance of the fitted learner chooses better than that without labels.
 
     PYTHONPATH=. python benchmarks/learner/acquisition/conditioned_choice.py ../shared/data
-        --traces FOLDER --labels infer-3090|infer-4090|train-nhwc|v100 [--seeds 10] [--first-seed 3000]
+        --traces FOLDER --labels infer-3090|infer-4090|train-nhwc|v100 [--seeds 10]
+        [--first-seed 3000]
 
 Whole campaigns as `trappm campaign replay` runs them, with the quick learner, on sheets of which
 kernels alone are known: 250 rows of timm's inference on the RTX 3090 or 4090 or of its training
