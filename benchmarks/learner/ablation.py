@@ -24,7 +24,14 @@ from torch import Tensor
 
 from benchmarks.learner import step_time_nodes
 from benchmarks.learner.other_devices import evidence_of_all, step_time_errors
-from benchmarks.learner.step_time import SOURCES, Labels, errors, held_out, load
+from benchmarks.learner.step_time import (
+    SOURCES,
+    Labels,
+    architectures_of,
+    errors,
+    held_out,
+    load,
+)
 from trappm.learner.physics import kernel_times, step_time_prior
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.kernel_times import GROUPS, group_rows
@@ -86,9 +93,9 @@ def judge(
         ):
             test = held_out(labels.groups(split), seed)
             row.append(off(fitted(StepTimePrior(spec_of("rtx3090")), labels, ~test), labels, test))
-        names = new.groups("architectures")
+        of_old, names = architectures_of(old, new)
         test = held_out(names, seed)
-        known = ~np.isin(old.groups("architectures"), names[test])
+        known = ~np.isin(of_old, names[test])
         source = fitted(StepTimePrior(spec_of("rtx3090")), old, known)
         moved = StepTimePrior(spec_of("rtx4090")).started_from(source)
         row.append(off(moved, new, test))

@@ -25,6 +25,7 @@ import pandas as pd
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.capacity import USABLE_SHARE
 from trappm.profiler.models.families import family_of
@@ -109,8 +110,8 @@ def held_out(names: pd.Series, generator: np.random.Generator) -> np.ndarray:
 def judge(table: pd.DataFrame, asked: list[Workload], task: str, seed: int) -> dict[str, float]:
     """Trains on what is not held out (or a draw of it), and judges on what is."""
     generator = np.random.default_rng(seed)
-    by = table.architecture.map(family_of) if task == "families" else table.architecture
-    test = held_out(by, generator)
+    twins = pd.Series(content_groups(table.architecture.tolist(), asked))
+    test = held_out(table.architecture.map(family_of) if task == "families" else twins, generator)
     train = np.flatnonzero(~test)
     if task.isdigit():
         train = np.sort(generator.permutation(train)[: int(task)])
@@ -121,7 +122,7 @@ def judge(table: pd.DataFrame, asked: list[Workload], task: str, seed: int) -> d
     started = time.perf_counter()
     head = Ours(MemoryPrior()).fit(
         [asked[i] for i in train],
-        Targets(values[train], bounds[train], table.architecture.to_numpy()[train].tolist()),
+        Targets(values[train], bounds[train], twins.to_numpy()[train].tolist()),
         generator,
     )
     trained_s = time.perf_counter() - started

@@ -95,7 +95,7 @@ def of_timm(key: str, data: Path, traces: Path) -> Labels:
         spec_of(source.device),
         labels.workloads,
         labels.step_time_ms,
-        labels.groups("architectures"),
+        labels.current_names,
     )
 
 

@@ -19,6 +19,7 @@ import argparse
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.starting_prior import starting_prior
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Configuration, Measurement, Outcome
 from trappm.profiler.static_profile import static_profile
@@ -70,6 +72,11 @@ class Pool:
     workloads: Sequence[Workload]
     first: Mapping[str, Mapping[Configuration, Measurement]]
     again: Mapping[str, Mapping[Configuration, Measurement]]
+
+    @cached_property
+    def twins(self) -> list[str]:
+        """With whom each configuration is held out (n): names of the same layers are one."""
+        return content_groups([c.architecture for c in self.configurations], self.workloads)
 
     def values(self, device: str, metric: str) -> Array:
         """(n), in the metric's unit."""
@@ -153,7 +160,7 @@ def _errors_of_split(
     pool: Pool, pair: tuple[str, str], metric: str, prior: Prior, seed: int
 ) -> dict[str, float]:
     of_source, of_target = pair
-    names = np.array([c.architecture for c in pool.configurations])
+    names = np.array(pool.twins)
     values = {device: pool.values(device, metric) for device in pair}
     generator = np.random.default_rng(seed)
     distinct = np.unique(names)
@@ -187,7 +194,7 @@ def _errors_of_split(
 def coverage_beyond(pool: Pool, devices: Sequence[str], metric: str, splits: int) -> Array:
     """Times the largest label of each answer, whether its interval held, and would have (n, 3)."""
     prior = starting_prior(metric, CPU, kernels=True)
-    names = np.array([c.architecture for c in pool.configurations])
+    names = np.array(pool.twins)
     rows = []
     for device, seed, share in itertools.product(devices, range(splits), LEAST_SHARES):
         values, generator = pool.values(device, metric), np.random.default_rng(seed)
@@ -250,7 +257,7 @@ def prior_errors(
     pool: Pool, start: Prior, device: str, count: int, splits: int, source: str | None = None
 ) -> list[float]:
     """Of the formula alone after so many labels of a device, and `SOURCE_LABELS` of a source."""
-    names = np.array([c.architecture for c in pool.configurations])
+    names = np.array(pool.twins)
     off = []
     for seed in range(splits):
         generator = np.random.default_rng(seed)

@@ -129,7 +129,7 @@ def inference_steps(key: str, data: Path, traces: Path) -> Steps:
         np.log(labels.step_time_ms),
     )
     trains = np.zeros(len(labels.workloads), dtype=np.bool_)
-    return Steps(evidence, labels.groups("architectures"), trains)
+    return Steps(evidence, labels.current_names, trains)
 
 
 def evidence_of_all(data: Path, traces: Path) -> tuple[list[Steps], list[Evidence]]:

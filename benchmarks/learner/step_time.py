@@ -28,6 +28,7 @@ from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.prior import TRANSFER_TIGHTNESS, Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.families import family_of
@@ -83,9 +84,22 @@ class Labels:
     refused: list[str]
 
     def groups(self, split: str) -> npt.NDArray[np.str_]:
+        """With whom each row is held out; architectures of the same kernels are one."""
         if split == "architectures":
-            return np.array([current_name(name) for name in self.architectures.tolist()])
+            return architectures_of(self)[0]
         return np.array([family_of(name) for name in self.architectures.tolist()])
+
+    @property
+    def current_names(self) -> npt.NDArray[np.str_]:
+        return np.array([current_name(name) for name in self.architectures.tolist()])
+
+
+def architectures_of(*sheets: Labels) -> list[npt.NDArray[np.str_]]:
+    """With whom the rows of each file are held out, in all of these files at once."""
+    names = [name for labels in sheets for name in labels.current_names.tolist()]
+    workloads = [workload for labels in sheets for workload in labels.workloads]
+    ends = np.cumsum([len(labels.workloads) for labels in sheets])[:-1]
+    return np.split(np.array(content_groups(names, workloads)), ends)
 
 
 def load(source: Source, data: Path, traces: Path, most: int | None = None) -> Labels:
@@ -227,10 +241,10 @@ def transfer(old: Labels, new: Labels, seeds: tuple[int, ...], head: bool) -> di
     first, second = spec_of("rtx3090"), spec_of("rtx4090")
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in seeds:
-        names = new.groups("architectures")
+        of_old, names = architectures_of(old, new)
         test = held_out(names, seed)
         unseen = [w for w, t in zip(new.workloads, test, strict=True) if t]
-        known = ~np.isin(old.groups("architectures"), names[test])
+        known = ~np.isin(of_old, names[test])
         source = StepTimePrior(first).refit(*_labelled(old, known))
         old_head = _head(old, known, StepTimePrior(first), seed) if head else None
         moved = StepTimePrior(second).started_from(source)

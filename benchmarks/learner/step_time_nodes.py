@@ -142,7 +142,7 @@ def timm_steps(data: Path, traces: Path) -> Steps:
         np.log(labels.step_time_ms),
     )
     trains = np.ones(len(labels.workloads), dtype=np.bool_)
-    return Steps(evidence, labels.groups("architectures"), trains)
+    return Steps(evidence, labels.current_names, trains)
 
 
 def published_kernels(data: Path, card: str, share: float) -> Evidence:
