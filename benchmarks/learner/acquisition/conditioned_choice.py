@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learner.choosing_for_target import Labels, of_nodes, of_timm
+from benchmarks.learner.acquisition.choosing_for_target import Labels, of_nodes, of_timm
 from trappm.experiments.replays import Job, Plan, Results
 from trappm.learner.bench.benchmark import Samples
 from trappm.learner.bench.replay import Bench, replay
