@@ -1,4 +1,5 @@
-"""How far heads of CPU cores are off, on the whole pool of the preset `laptop` (docs/studies/cpu_cores.md).
+"""How far heads of CPU cores are off, on the whole pool of the preset `laptop`
+(docs/studies/cpu_cores.md).
 
     PYTHONPATH=. python benchmarks/learner/cpu_cores.py [--splits 20] [--beyond | --parts]
         [--source intel-xeon/cpu-2t] [--target intel-xeon/cpu-1t]

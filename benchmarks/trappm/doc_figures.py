@@ -1,4 +1,4 @@
-"""Draws the figures of docs/how_it_works.md and docs/studies/intervals.md from what docs and snapshots tell.
+"""Draws the figures of docs/how_it_works.md and docs/studies/intervals.md.
 
     PYTHONPATH=. python benchmarks/trappm/doc_figures.py [--to docs/figures]
 

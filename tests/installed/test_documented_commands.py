@@ -3,6 +3,8 @@ that the page shows: the same columns in tables, the same beginnings of sentence
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shlex
@@ -31,6 +33,9 @@ ELSEWHERE = {
 """Commands that are not run here, by their beginning, and why."""
 PLACES = {"/shared/team": "team", "s3://bucket/snapshots": "team"}
 """What pages share, and where it lies here."""
+RESNET18 = {"attempt_key": "documented", "architecture": "resnet18", "batch_size": 8,
+            "input_size": 64, "device": "cpu-2t"}  # fmt: skip
+"""Of a label that pages look up."""
 RULE = re.compile(r"^─+$")
 
 
@@ -80,7 +85,11 @@ def folder(tmp_path_factory):
     export_onnx("test_resnet", 64, folder / "model.onnx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(home))
-        assert cli.run(["labels", "export", str(folder / "results.jsonl")]) == 0
+        results = folder / "results.jsonl"
+        assert cli.run(["labels", "export", str(results)]) == 0
+        label = json.loads(results.read_text().splitlines()[0]) | RESNET18
+        results.write_text(json.dumps(label) + "\n")
+        assert cli.run(["labels", "import", str(results)]) == 0
     return folder
 
 
@@ -115,7 +124,7 @@ def headers(lines) -> list[str]:
     """Names of the columns of each table: what stands in the line above a rule."""
     return [
         re.sub(r"\s+", " ", above).strip()
-        for above, below in zip(lines, lines[1:], strict=False)
+        for above, below in itertools.pairwise(lines)
         if RULE.match(below)
     ]
 

@@ -1,6 +1,7 @@
 """How long each strategy takes to choose a batch from a large pool, and the memory it needs.
 
-    PYTHONPATH=. python benchmarks/learner/acquisition/choosing.py [--pool N] [--batch N] [--strategy A,B,...]
+    PYTHONPATH=. python benchmarks/learner/acquisition/choosing.py [--pool N] [--batch N]
+        [--strategy A,B,...]
 
 The pool is made up: 50 families of configurations, embeddings of 32 numbers, a label on every
 thousandth, and a covariance of 320 features, as many as a campaign keeps. One line each.

@@ -1,7 +1,8 @@
 """Which encoder's embeddings choose best: the autoencoder's, GraphMAE's, a random one's.
 
-    PYTHONPATH=. python benchmarks/learner/acquisition/choosing_encoders.py LABELS.csv --metric step-time
-        [--strategies facility,ours] [--learner quick] [--seeds 20] [--first-seed 3000] [--budget N]
+    PYTHONPATH=. python benchmarks/learner/acquisition/choosing_encoders.py LABELS.csv
+        [--metric step-time] [--strategies facility,ours] [--learner quick] [--seeds 20]
+        [--first-seed 3000] [--budget N]
 
 Campaigns are replayed as by `trappm campaign replay`, with the embeddings of one encoder after the
 other, and compared with a uniform draw on the same splits: the area under the curve of errors over
