@@ -1,7 +1,8 @@
 """Which labels of a second device to buy, where the first one has taught its heads already.
 
     PYTHONPATH=. python benchmarks/learner/acquisition/choosing_for_target.py ../shared/data
-        --traces FOLDER --pair v100|4090 [--ways A,B,...] [--judge prior|head] [--seeds 20] [--first-seed 0]
+        --traces FOLDER --pair v100|4090 [--ways A,B,...] [--judge prior|head] [--seeds 20]
+        [--first-seed 0]
 
 Each seed holds a fifth of the architectures out of both devices' labels, fits a head to the
 source's labels, starts the target's from it, and fits it anew to the labels that each way chooses
