@@ -7,6 +7,7 @@ step                       (T_device^8 + T_host^8)^(1/8) + a constant
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -191,7 +192,8 @@ class Lookup:
     """
 
     def __init__(self, constants: Tensor, tracked: bool = False) -> None:
-        self._parts = dict(zip(_OFFSETS, constants.split(_SIZES), strict=True))
+        parts: Sequence[Tensor] = torch.split(constants, _SIZES)
+        self._parts = dict(zip(_OFFSETS, parts, strict=True))
         self._tracked = tracked
         self._picked: list[tuple[Tensor, int, Tensor, Tensor]] = []
 

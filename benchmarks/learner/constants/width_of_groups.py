@@ -1,6 +1,6 @@
 """Are the widths of `GROUPS` better than others where they were not chosen?
 
-    python benchmarks/learner/width_of_groups.py SHEETS --traces FOLDER [--rows 400] [--seeds 1337]
+    python benchmarks/learner/constants/width_of_groups.py SHEETS --traces FOLDER [--rows 400]
 
 All published rows took part in the choice of the widths. Here the architectures of a sheet are
 halved. On one half a factor on all widths is chosen, by errors of the prior alone on a fifth of its
