@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ from trappm.profiler.records import (
 
 _LONGEST_S = 3600.0
 Measure = Callable[[Configuration], Measurement]
+_DOING = {
+    "create": "the model is made",
+    "warmup": "steps warm up",
+    "measure": "steps are timed",
+}
+"""Parts of a measurement, for people."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,8 +99,14 @@ def _measure(options: argparse.Namespace) -> int:
             raise InputError(f"{name} goes with --sweep only")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **_settings(options)})
     protocol = protocol_named(options.protocol)
+    begin = time.monotonic()
+
+    def tell(doing: str) -> None:
+        _tell(f"profiler: {time.monotonic() - begin:5.1f} s  {_DOING.get(doing, doing)}")
+
+    tell(f"{configuration} on {options.device}; its process starts, then waits for the cores")
     with Measurer() as measurer:
-        measurement = measurer.measure(configuration, options.device, protocol)
+        measurement = measurer.measure(configuration, options.device, protocol, on_phase=tell)
     if options.json:
         print(json.dumps(measurement.to_dict()))
     elif measurement.outcome is not Outcome.UNSUPPORTED:

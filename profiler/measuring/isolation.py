@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +91,7 @@ class Measurer:
         device_key: str,
         protocol: Protocol,
         attempt_key: str | None = None,
+        on_phase: Callable[[str], None] = lambda phase: None,
     ) -> Measurement:
         """One attempt. Whatever the measured process does, this returns how it went.
 
@@ -98,15 +99,16 @@ class Measurer:
         is tried once more, now that this process is gone with whatever it had of the GPU.
 
         Waiting for another measurement of this host counts neither towards the time-out nor in
-        `duration_s`; it is in the environment as `lock_wait_s`.
+        `duration_s`; it is in the environment as `lock_wait_s`. `on_phase` hears of each part of
+        the work as it begins.
 
         Raises:
             DeviceError: there is no such device on this machine.
         """
-        first = self._measure(configuration, device_key, protocol, attempt_key)
+        first = self._measure(configuration, device_key, protocol, attempt_key, on_phase)
         if not is_worth_another(first):
             return first
-        again = self._measure(configuration, device_key, protocol, first.attempt_key)
+        again = self._measure(configuration, device_key, protocol, first.attempt_key, on_phase)
         environment = {**again.environment, "first_try": first.message}
         message = again.message
         if is_worth_another(again):
@@ -125,6 +127,7 @@ class Measurer:
         device_key: str,
         protocol: Protocol,
         attempt_key: str | None,
+        on_phase: Callable[[str], None],
     ) -> Measurement:
         """One try, in a process of its own."""
         # A wrong key is the caller's mistake, not an outcome.
@@ -140,7 +143,7 @@ class Measurer:
             "lock_timeout_s": self._lock_timeout_s,
             "run": self._run,
         }
-        progress = _Progress(self._lock_timeout_s + _GRACE_S, protocol.timeout_s)
+        progress = _Progress(self._lock_timeout_s + _GRACE_S, protocol.timeout_s, on_phase=on_phase)
         failure = self._attempt_alone(request, progress, device)
         if progress.result is not None:
             return Measurement.from_dict(progress.result)
@@ -267,6 +270,7 @@ class _Progress:
     environment: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
     begin: float = field(default_factory=time.monotonic)
+    on_phase: Callable[[str], None] = lambda phase: None
 
     @property
     def deadline(self) -> float:
@@ -281,7 +285,10 @@ class _Progress:
         for message in messages:
             if not self.has_lock:  # the first word comes as soon as it has it
                 self.begin, self.has_lock = time.monotonic(), True
-            self.phase = message.get("phase", self.phase)
+            phase = message.get("phase", self.phase)
+            if phase != self.phase:
+                self.on_phase(phase)
+            self.phase = phase
             self.environment = message.get("environment", self.environment)
             self.result = message.get("result", self.result)
 

@@ -66,6 +66,7 @@ class LabelFilter:
     """Attempts that ended so (or `any`) are wanted, instead of labels."""
     provenance: Provenance | str | None = None
     campaign: str | None = None
+    """Its id, or the beginning of it."""
     since: str | None = None
     """When the label was made, or the attempt begun: from this time on. As `until`, an ISO 8601
     date or time (UTC unless it names a zone), or an age such as `7d` (m, h, d, w)."""
@@ -186,13 +187,13 @@ def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
     if wanted.until is not None:
         query = query.where(time <= point_in_time(wanted.until, end_of_day=True))
     if wanted.campaign is not None and wanted.outcome is not None:
-        query = query.where(MeasurementRow.campaign_id == wanted.campaign)
+        query = query.where(MeasurementRow.campaign_id.startswith(wanted.campaign, autoescape=True))
     elif wanted.campaign is not None:
         query = query.where(
             LabelRow.id.in_(
                 select(AssignmentLabelRow.label_id)
                 .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
-                .where(AssignmentRow.campaign_id == wanted.campaign)
+                .where(AssignmentRow.campaign_id.startswith(wanted.campaign, autoescape=True))
             )
         )
     return query
@@ -215,7 +216,13 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             if not architectures_matching(session, name):
                 raise InputError(f"no architecture of the label store matches {name!r}")
             continue
-        if session.scalar(select(column).where(column == name).limit(1)) is not None:
+        is_there = column == name
+        if what == "campaign":  # an id, or its beginning
+            is_there = column.startswith(name, autoescape=True)
+            alike = sorted(session.scalars(select(column).where(is_there)))
+            if len(alike) > 1:
+                raise InputError(f"campaign {name!r} may be {' or '.join(alike[:10])}; name one")
+        if session.scalar(select(column).where(is_there).limit(1)) is not None:
             continue
         known = known_names(session, column)
         raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")

@@ -66,7 +66,7 @@ class Campaigns(Repository):
         return _campaign(row, database_time(session.connection()))
 
     def get(self, campaign_id: str | None = None) -> CampaignRecord:
-        """The campaign of this id, the latest one without an id.
+        """The campaign of this id or of its beginning, the latest one without an id.
 
         Raises:
             InputError: there is none.
@@ -75,6 +75,9 @@ class Campaigns(Repository):
         for record in known:
             if campaign_id in {None, record.id}:
                 return record
+        alike = [c for c in known if campaign_id and c.id.startswith(campaign_id)]
+        if len(alike) == 1:
+            return alike[0]
         if campaign_id is None:
             raise InputError("there is no campaign yet; start one with: trappm campaign launch")
         there_are = ", ".join(c.id for c in known[:10]) or "none yet"

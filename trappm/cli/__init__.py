@@ -6,6 +6,7 @@ Errors become one line on standard error: exit status 2 for what the user can me
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -14,7 +15,19 @@ from typing import Annotated
 import typer
 
 from trappm import __version__
-from trappm.cli import device, estimate, evaluate, pool, predict, serve, snapshot, store, tune, ui
+from trappm.cli import (
+    device,
+    estimate,
+    evaluate,
+    pool,
+    predict,
+    serve,
+    shell,
+    snapshot,
+    store,
+    tune,
+    ui,
+)
 from trappm.cli.campaign import commands as campaign
 from trappm.cli.labels import commands as labels
 from trappm.extras import advice
@@ -24,12 +37,13 @@ app = typer.Typer(
     name="trappm",
     help="Predict time, memory and power of deep-learning training steps.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=shell.Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: trappm predict resnet18 --batch-size 4 --input-size 96",
 )
+shell.flags_without_type()
 app.add_typer(campaign.app, name="campaign")
 app.add_typer(pool.app, name="pool")
 app.add_typer(labels.app, name="labels")
@@ -50,6 +64,10 @@ app.command(
 app.command(
     name="tune", epilog="Example: trappm tune --labels sheet.csv --estimator xgboost --trials 50"
 )(tune.tune)
+
+
+_UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
+"""What standard output may fail by, such as a full disk."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -95,6 +113,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except BrokenPipeError:  # `trappm labels query | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            return _fail(f"unexpected {type(error).__name__}: {error}", 1, error, debug)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's end fails, too
+        return _fail(f"the output cannot be written: {error.strerror}", 1, error, debug)
     except ModuleNotFoundError as error:
         message = advice(error) or f"unexpected {type(error).__name__}: {error}"
         return _fail(message, 2, error, debug)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trappm.cli import shell
 from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ app = typer.Typer(
     epilog="Example: trappm device characterise cpu-2t",
 )
 
-_Device = Annotated[str, typer.Argument(help="Its key, such as cpu-2t or a100.")]
+_Device = Annotated[
+    str,
+    typer.Argument(
+        metavar="DEVICE", help="Its key, such as cpu-2t or a100.", autocompletion=shell.devices
+    ),
+]
 _LONGEST_S = 3600.0
 _SOURCES = ("neusight",)
 
@@ -66,7 +72,11 @@ def characterise(
 def show(
     devices: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DEVICE...", help="Keys; without one, all that are known."),
+        typer.Argument(
+            metavar="DEVICE",
+            help="Keys; without one, all that are known.",
+            autocompletion=shell.devices,
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A timm architecture or ONNX file: its kernels, too.")
@@ -175,7 +185,11 @@ def export(
 
 def devices(
     snapshot: Annotated[
-        str | None, typer.Option(help="An id, alias or folder; by default latest, then default.")
+        str | None,
+        typer.Option(
+            help="An id, alias or folder; by default latest, then default.",
+            autocompletion=shell.snapshots,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from trappm.cli import shell
 from trappm.cli.options import AsJson, InputSize, Model, print_json
 
-Architecture = Annotated[str, typer.Argument(metavar="MODEL", help="A timm architecture.")]
+Architecture = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A timm architecture.", autocompletion=shell.models)
+]
 
 
 def estimate(
@@ -16,7 +19,8 @@ def estimate(
     batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 1,
     input_size: InputSize = None,
     device: Annotated[
-        list[str] | None, typer.Option(help="A card, such as v100; again for more.")
+        list[str] | None,
+        typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
     ] = None,
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
     precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
@@ -54,7 +58,8 @@ def estimate(
 def fits(
     model: Model,
     device: Annotated[
-        list[str] | None, typer.Option(help="A card, such as v100; again for more.")
+        list[str] | None,
+        typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
     ] = None,
     input_size: InputSize = None,
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",

@@ -8,9 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+from trappm.cli import shell
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
-Model = Annotated[str, typer.Argument(help="A timm architecture, or an ONNX file.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A timm architecture, or an ONNX file.", autocompletion=shell.models
+    ),
+]
 BatchSize = Annotated[
     int | None, typer.Option(help="Samples a step; by default the file's own, or 1.")
 ]

@@ -59,7 +59,7 @@ def build(
 @app.command(epilog="Example: trappm pool status paper")
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[POOL]", help="Its name; the latest by default.")
+        str | None, typer.Argument(metavar="POOL", help="Its name; the latest by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,20 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trappm.cli import options
+from trappm.cli import options, shell
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
 
 Models = Annotated[
-    list[str], typer.Argument(metavar="MODEL...", help="timm architectures, or ONNX files.")
+    list[str],
+    typer.Argument(
+        metavar="MODEL", help="timm architectures, or ONNX files.", autocompletion=shell.models
+    ),
 ]
 DeviceName = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
         help="A device by any of its names, again for more, or all; by default the snapshot's.",
+        autocompletion=shell.devices,
     ),
 ]
 Phase = Annotated[str, typer.Option(help="train or infer.")]
@@ -28,7 +32,11 @@ MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-l
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
 SnapshotName = Annotated[
     str | None,
-    typer.Option("--snapshot", help="An id, alias or folder; by default latest, then default."),
+    typer.Option(
+        "--snapshot",
+        help="An id, alias or folder; by default latest, then default.",
+        autocompletion=shell.snapshots,
+    ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Of a whole run, with --samples.")]
 Samples = Annotated[int | None, typer.Option(help="Of one epoch.")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +21,14 @@ app = typer.Typer(
     epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots",
 )
 
-Name = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="An id, its beginning, or an alias.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help="An id, its beginning, or an alias.",
+        autocompletion=shell.snapshots,
+    ),
+]
 Location = Annotated[
     str | None,
     typer.Option(
@@ -125,7 +133,7 @@ def push(
 
 @app.command(epilog="Example: trappm snapshot alias stable latest")
 def alias(
-    name: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="A name.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="ALIAS", help="A name.")] = None,
     snapshot: Annotated[str | None, typer.Argument(help="What it is to mean.")] = None,
     registry: Here = None,
     as_json: AsJson = False,
@@ -171,7 +179,7 @@ def diff(
 @app.command(epilog="Example: trappm snapshot verify latest")
 def verify(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SNAPSHOT]", help="By default all of them.")
+        str | None, typer.Argument(metavar="SNAPSHOT", help="By default all of them.")
     ] = None,
     registry: Here = None,
 ) -> None:

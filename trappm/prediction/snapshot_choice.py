@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 
 DEFAULT = "default"
+LEAST_PREFIX = 4
+"""Letters of an id that mean it."""
 SHIPPED = Path(__file__).parents[1] / "shipped_snapshot"
 
 
@@ -73,7 +75,8 @@ def folder_of(name: str | Path) -> Path:
     """
     if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
         return Path(name)
-    if name == DEFAULT:
+    shipped_id = read_manifest(SHIPPED).id
+    if name == DEFAULT or (len(name) >= LEAST_PREFIX and shipped_id.startswith(name)):
         return SHIPPED
     registry = local_registry()
     try:

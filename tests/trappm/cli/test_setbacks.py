@@ -1,10 +1,12 @@
 """A campaign that got worse says so, and does not publish transfer that lost."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from trappm.cli import run
 from trappm.cluster.learning import campaign_learner
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.learning.transfer_choice import better_heads, cross_validated
@@ -14,12 +16,14 @@ from trappm.cluster.scheduler.training_report import (
     TransferErrors,
     difference_of,
 )
+from trappm.cluster.spec import parse_spec
 from trappm.cluster.workers.interfaces import TrainingLabel
 from trappm.learner.networks.presets import LAPTOP, PRESETS
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.records import METRICS, Configuration
 from trappm.profiler.static_profile import graph_template
 from trappm.reports.setbacks import setbacks
+from trappm.store import Home, PlannedAssignment, Store
 
 
 def judged(device, errors_percent, metric="step_time_ms"):
@@ -179,3 +183,42 @@ def test_real_heads_are_published_whichever_way_it_goes(learner, tmp_path):
     made, _ = published(learner, tmp_path / "real")
     for note in made.notes:
         assert note.startswith("cpu-1t: published from scratch, as transfer lost: ")
+
+
+SPEC = """
+name: worse
+devices: {source: cpu-2t}
+evaluation: {source: 2}
+initial: {source: 4}
+rounds: {count: 1, source: 2}
+pool:
+  groups:
+    - {architectures: [test_resnet], batch_sizes: [1, 2], input_sizes: [64]}
+"""
+
+
+def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    spec = parse_spec(SPEC, origin="the test")
+    pool = [Configuration(architecture="test_resnet", batch_size=b, input_size=64) for b in (1, 2)]
+    with Store.open(Home(tmp_path).database_url) as store:
+        campaign = store.campaigns.create(spec.name, spec.model_dump(mode="json"), 1).id
+        store.workloads.save_graph(
+            "test_resnet", 64, graph_template("test_resnet", 64).to_bytes(), None
+        )
+        store.campaigns.set_pool(campaign, [(c, False) for c in pool])
+        for number, (what, judgements) in enumerate(zip(pool, (BEFORE, WORSE), strict=True)):
+            planned = PlannedAssignment(
+                configuration=what, device="cpu-2t", role="train", rank=0, reason={}
+            )
+            store.rounds.plan(campaign, number, "initial", [planned])
+            store.rounds.close(campaign, number, report(judgements).to_json())
+    for command in ("status", "report"):
+        assert run(["campaign", command]) == 0
+        shown = capsys.readouterr().out
+        assert "it got worse:" in shown
+        assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
+    assert run(["campaign", "status", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["setbacks"]
+    assert (told["metric"], told["judged"]) == ("step_time_ms", 4)
+    assert told["chance"] == pytest.approx(2 / 3)

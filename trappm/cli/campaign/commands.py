@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trappm.cli import shell
 from trappm.cli.campaign import explain, replay
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Launch labelling campaigns and follow them.",
     no_args_is_help=True,
+    cls=shell.Commands,
     epilog="Example: trappm campaign launch --preset laptop",
 )
 
@@ -37,14 +39,19 @@ Detach = Annotated[
     bool, typer.Option("--detach", help="With --address: leave it to the cluster at once.")
 ]
 CampaignId = Annotated[
-    str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its id; the latest one by default.")
+    str | None,
+    typer.Argument(
+        metavar="CAMPAIGN",
+        help="Its id; the latest one by default.",
+        autocompletion=shell.campaigns,
+    ),
 ]
 
 
 @app.command(epilog="Example: trappm campaign launch --preset laptop")
 def launch(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A campaign file (YAML).")
+        Path | None, typer.Argument(metavar="FILE", help="A campaign file (YAML).")
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="A campaign file that ships with TraPPM: laptop.")
@@ -113,7 +120,11 @@ def watch(
 def pause(
     campaign_id: Annotated[
         str | None,
-        typer.Argument(metavar="[CAMPAIGN]", help="Its id; by default the one that runs."),
+        typer.Argument(
+            metavar="CAMPAIGN",
+            help="Its id; by default the one that runs.",
+            autocompletion=shell.campaigns,
+        ),
     ] = None,
 ) -> None:
     """Have a campaign stop, wherever it runs; `resume` goes on with it."""
@@ -121,7 +132,11 @@ def pause(
 
 
 @app.command(epilog="Example: trappm campaign cancel 1a2b3c4d")
-def cancel(campaign_id: Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Its id.")]) -> None:
+def cancel(
+    campaign_id: Annotated[
+        str, typer.Argument(metavar="CAMPAIGN", help="Its id.", autocompletion=shell.campaigns)
+    ],
+) -> None:
     """End a campaign for good; its labels are kept."""
     _stop(campaign_id, "cancelled", "its labels are kept; see them with: trappm campaign report")
 

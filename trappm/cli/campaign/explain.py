@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
+from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 
 
 def explain(
     campaign_id: Annotated[
-        str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its id; the latest by default.")
+        str | None,
+        typer.Argument(
+            metavar="CAMPAIGN",
+            help="Its id; the latest by default.",
+            autocompletion=shell.campaigns,
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="One of the campaign's; by default its source.")

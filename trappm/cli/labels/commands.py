@@ -35,7 +35,10 @@ app.command("import", epilog="Example: trappm labels import sheet.csv --source g
 SHOWN = 200
 """Rows of a table for people, unless `--limit` says more."""
 
-Limit = Annotated[int | None, typer.Option(min=1, help="Rows at most; a table shows 200.")]
+MOST_ROWS = 1_000_000_000
+Limit = Annotated[
+    int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows at most; a table shows 200.")
+]
 
 
 @app.command(

@@ -32,7 +32,7 @@ _OPTIONS = {
     "metric": _text("Only labels that have it, such as power_w."),
     "outcome": _text("Attempts that ended so (oom, timeout, ... or any), instead of labels."),
     "provenance": _text("measured, imported or simulated."),
-    "campaign": _text("A campaign's id."),
+    "campaign": _text("A campaign's id, or its beginning."),
     "since": _text("A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w)."),
     "until": _text("As --since; a date to its end."),
 }

@@ -1,0 +1,141 @@
+"""What a shell sees: words completed, the order of commands, help without types of flags."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trappm.cli import run, shell
+from trappm.store import Home, Store
+
+TRAPPM = Path(sys.executable).with_name("trappm")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = Home(tmp_path_factory.mktemp("home"))
+    with Store.open(home.database_url) as store:
+        ids = [store.campaigns.create(name, {"devices": {}}, 1).id for name in ("one", "two")]
+    return home, ids
+
+
+def completed(home, line):
+    words = line.split(" ")
+    done = subprocess.run(
+        [TRAPPM], capture_output=True, text=True, check=False, timeout=120,
+        env={
+            **os.environ, "TRAPPM_HOME": str(home.path), "_TRAPPM_COMPLETE": "complete_bash",
+            "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
+        },
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("trappm sna", {"snapshot"}),
+        ("trappm campaign ex", {"explain"}),
+        ("trappm predict efficientnet_b0", {"efficientnet_b0", "efficientnet_b0_g8_gn"}),
+        ("trappm predict resnet18 --device v100", {"v100", "v100-16gb", "v100s"}),
+        ("trappm predict resnet18 --snapshot d", {"default"}),
+        ("trappm fits resnet18 --device nothing", set()),
+    ],
+)
+def test_words_are_completed(home, line, words):
+    assert words <= set(completed(home[0], line))
+    if not words:
+        assert completed(home[0], line) == []
+
+
+def test_campaigns_are_completed(home):
+    folder, ids = home
+    assert set(completed(folder, "trappm campaign status ")) >= set(ids)
+    assert completed(folder, f"trappm campaign status {ids[0][:6]}") == [ids[0]]
+
+
+def test_a_completion_never_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
+    assert shell.campaigns("") == []
+    (tmp_path / "nowhere").write_text("a file")
+    assert shell.campaigns("") == []
+    assert shell.snapshots("") == ["default"]
+
+
+def test_campaigns_go_by_the_beginning_of_their_ids(home, monkeypatch, capsys):
+    folder, (first, second) = home
+    monkeypatch.setenv("TRAPPM_HOME", str(folder.path))
+    same = next(
+        at for at, letters in enumerate(zip(first, second, strict=True)) if len({*letters}) > 1
+    )
+    with Store.open(folder.database_url) as store:
+        assert store.campaigns.get(first[: same + 1]).id == first
+        assert store.campaigns.get(second).id == second
+    assert run(["labels", "query", "--campaign", first[: same + 1], "--json"]) == 0
+    capsys.readouterr()
+    assert run(["labels", "query", "--campaign", "nothing"]) == 2
+    assert "knows no campaign 'nothing'" in capsys.readouterr().err
+    assert run(["campaign", "status", "nothing"]) == 2
+    assert "no campaign 'nothing'" in capsys.readouterr().err
+
+
+def test_the_shipped_snapshot_goes_by_the_beginning_of_its_id(tmp_path, monkeypatch, capsys):
+    from trappm.learner.snapshots.manifest import read_manifest
+    from trappm.prediction.snapshot_choice import SHIPPED, folder_of
+
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    name = read_manifest(SHIPPED).id
+    assert folder_of(name[:6]) == folder_of(name) == SHIPPED
+
+
+def listed(capsys, *words):
+    assert run([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "<bool>" not in shown
+    assert "[[" not in shown
+    assert "......" not in shown
+    return re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)
+
+
+def test_commands_stand_in_the_order_of_use_and_flags_without_a_type(capsys):
+    assert listed(capsys)[:6] == ["predict", "compare", "fits", "estimate", "devices", "campaign"]
+    assert listed(capsys, "campaign")[:3] == ["launch", "watch", "status"]
+    assert listed(capsys, "predict") == []
+    assert listed(capsys, "campaign", "status") == []
+    assert listed(capsys, "device", "show") == []
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "devices --json", "campaign list", "predict test_resnet --device a100"]
+)
+def test_an_output_that_cannot_be_written_is_one_line(home, command):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [TRAPPM, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TRAPPM_HOME": str(home[0].path)}, check=False, timeout=300,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == ("trappm: error: the output cannot be written: No space left on device\n")
+
+
+def test_a_limit_beyond_any_store_is_one_line(home, monkeypatch, capsys):
+    monkeypatch.setenv("TRAPPM_HOME", str(home[0].path))
+    assert run(["labels", "query", "--limit", "9" * 30]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--limit" in line
+
+
+def test_a_measurement_tells_what_it_does(tmp_path):
+    asked = "measure test_resnet --batch-size 1 --input-size 64 --device cpu-1t --protocol quick"
+    done = subprocess.run(
+        [sys.executable, "-m", "trappm.profiler", *asked.split(), "--json"],
+        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=280,
+    )  # fmt: skip
+    told = [re.sub(r"^profiler: +[\d.]+ s  ", "", line) for line in done.stderr.splitlines()]
+    assert told[0].startswith("test_resnet batch 1 at 64 px on cpu-1t; ")
+    assert told[1:4] == ["the model is made", "steps warm up", "steps are timed"]
+    assert len(done.stdout.splitlines()) == 1
