@@ -36,9 +36,15 @@ def refuse_unknown(name: str) -> None:
     marks = (f"def {bare}(", f"'{bare}'", f'"{bare}"', f"'{bare}.", f'"{bare}.')
     if any(mark in source for source in sources for mark in marks):
         return  # a model, or the old name of one
-    names = {registered for source in sources for registered in _REGISTERED.findall(source)}
+    names = registered_names()
     if names and not any(mark in name for mark in WILD):
         raise unknown_architecture(name, names)
+
+
+@cache
+def registered_names() -> frozenset[str]:
+    """The names that timm's sources register; none where timm is not installed."""
+    return frozenset(name for source in _sources() for name in _REGISTERED.findall(source))
 
 
 @cache

@@ -3,7 +3,7 @@
 import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, bytes, hours, number, percent, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, empty, errorBox, facts, field, pill, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, facts, field, pill, table, waiting } from "./parts.js";
 import { cellInterval } from "./charts.js";
 import { memoryCard } from "./estimate.js";
 
@@ -19,7 +19,7 @@ let file = null; // chosen or dropped; it cannot stand in an address
 export async function predictView({ values, signal, main }) {
   const snapshots = (await get("api/snapshots", {}, signal)).data.snapshots.filter((x) => !x.damage);
   const result = h("div", { class: "result", "aria-live": "off" });
-  const form = questionForm(values, snapshots, (asked) => {
+  const form = questionForm(values, snapshots, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
@@ -33,16 +33,17 @@ export async function predictView({ values, signal, main }) {
   return null;
 }
 
-function questionForm(values, snapshots, ask) {
+function questionForm(values, snapshots, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
   const fileName = h("p", { class: "file-name" });
-  const model = h("input", { id: "model", name: "model", value: values.model ?? "", placeholder: EXAMPLE.model, autocomplete: "off", spellcheck: "false", maxlength: 200 });
+  const model = h("input", { id: "model", name: "model", value: values.model ?? "", placeholder: EXAMPLE.model, autocomplete: "off", spellcheck: "false", maxlength: 200, list: "models" });
+  const known = completion(signal);
   const picker = h("input", { type: "file", accept: ".onnx", class: "unseen", id: "file" });
   const drop = h("div", { class: "drop" },
     h("label", { class: "button quiet", for: "file" }, "Choose an ONNX file"), picker, h("span", { class: "muted" }, " or drop it here"), fileName);
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "ask-model" },
-      h("label", { class: "field", for: "model" }, h("span", {}, "timm architecture"), model), drop),
+      h("label", { class: "field", for: "model" }, h("span", {}, "timm architecture"), model, known), drop),
     h("div", { class: "filters" },
       field("Batch size", "batch_size", values.batch_size ?? (values.model ? "" : EXAMPLE.batch_size), { inputmode: "numeric", placeholder: "its own" }),
       choice("Phase", "phase", [["train", "training step"], ["infer", "inference step"]], values.phase ?? "train"),
