@@ -2,6 +2,7 @@
 
 import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
+import { number } from "./format.js";
 
 export const COLOURS = 10; // style.css has them
 export const colour = (i) => `var(--series-${i % COLOURS})`;
@@ -48,9 +49,11 @@ export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "li
   const both = points.flatMap((p) => [p.x, p.y]);
   const ends = diagonal ? [Math.min(...both) / 1.15, Math.max(...both) * 1.15] : undefined;
   const y = [...points.map((p) => p.y), ...rules.map((rule) => rule.y)];
+  const isWhole = xType === "linear" && points.every((p) => Number.isInteger(p.x));
+  const across = isWhole ? Math.max(...points.map((p) => p.x)) - Math.min(...points.map((p) => p.x)) : Infinity;
   const chart = responsive((width) => drawn(label, {
     width, height, marginLeft: 56, marginBottom: 42, marginTop: 26,
-    x: { type: xType, label: xLabel, labelArrow: "none", inset: 8, ticks: Math.floor(width / 90), domain: ends },
+    x: { type: xType, label: xLabel, labelArrow: "none", inset: 8, ticks: Math.max(1, Math.min(across, Math.floor(width / 90))), domain: ends, tickFormat: isWhole ? (x) => (Number.isInteger(x) ? number(x) : "") : undefined },
     y: { type: yType, label: yLabel, labelArrow: "none", grid: true, inset: zero ? 0 : 8, ticks: Math.floor(height / 50), domain: ends ?? (zero ? [0, 1.08 * Math.max(...y) || 1] : undefined) },
     marks: [
       diagonal && Plot.line(ends.map((x) => [x, x]), { stroke: "var(--strong-line)", strokeDasharray: "4 4" }),

@@ -3,7 +3,7 @@
 import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
 import { number, share } from "./format.js";
-import { post } from "./server.js";
+import { get, post } from "./server.js";
 import { card, choice, errorBox, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
@@ -26,7 +26,7 @@ export function memoryCard(question, signal) {
     result.replaceChildren(waiting("Tracing a step; it takes some seconds"));
     try {
       const estimate = await post("v1/estimate", { ...question, optimizer, depth: 2 }, mine.signal);
-      if (!mine.signal.aborted) result.replaceChildren(...shown(estimate));
+      if (!mine.signal.aborted) result.replaceChildren(...shown(estimate), everyCard({ ...question, optimizer }, mine.signal));
     } catch (error) {
       if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
     }
@@ -53,6 +53,37 @@ function shown(estimate) {
       { name: "line", label: "Line of code", cell: (t) => h("code", { class: "nowrap" }, t.line || "–") },
     ], estimate.largest),
   ].filter(Boolean);
+}
+
+const AT_ONCE = 60; // cards in one question
+
+/** Whether the step fits each card of the catalogue, worked out when it is opened. */
+function everyCard(question, signal) {
+  const slot = h("div", {});
+  const details = h("details", {}, h("summary", {}, "Does it fit? Every known card"), slot);
+  details.addEventListener("toggle", async () => {
+    slot.replaceChildren(waiting("Working it out for each card"));
+    try {
+      const { cards } = (await get("api/devices", {}, signal)).data;
+      const rows = [];
+      for (let at = 0; at < cards.length; at += AT_ONCE)
+        rows.push(...Object.entries((await post("v1/estimate", { ...question, devices: cards.slice(at, at + AT_ONCE) }, signal)).devices));
+      rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || b[1].largest_batch - a[1].largest_batch);
+      const fitting = rows.filter(([, answer]) => answer.fits).length;
+      slot.replaceChildren(
+        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} cards`), ", simulated, nothing learned; the smallest first."),
+        table("Whether it fits, by card", [
+          { name: "card", label: "Card", header: true, cell: ([name]) => name },
+          { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.fits ? "fits" : "does not fit") },
+          { name: "memory", label: "Memory, GiB", numeric: true, cell: ([, answer]) => number(answer.memory_mib / GIB, 3) },
+          { name: "capacity", label: "Of, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
+          { name: "largest", label: "Largest batch", numeric: true, cell: ([, answer]) => number(answer.largest_batch) },
+        ], rows, { hideCaption: true }));
+    } catch (error) {
+      if (!signal.aborted) slot.replaceChildren(errorBox(error));
+    }
+  }, { once: true });
+  return details;
 }
 
 // Parts.

@@ -10,7 +10,7 @@ import { COLOURS, colour, drawn, legend, responsive } from "./charts.js";
 // In the order in which they are drawn; `colour` is that of the kind, where families have none.
 const KINDS = {
   pool: { name: "In the pool", mark: "○", symbol: "circle", r: 2.5, colour: 8 },
-  "held out": { name: "Held out for evaluation", mark: "□", symbol: "square", r: 3, colour: 8, hollow: true },
+  "held out": { name: "Held out for evaluation", mark: "□", symbol: "square", r: 4, colour: 8, hollow: true },
   labelled: { name: "Labelled", mark: "●", symbol: "circle", r: 5, colour: 0 },
   pending: { name: "Waits to be measured", mark: "▲", symbol: "triangle", r: 6, colour: 4 },
   wanted: { name: "Wanted next", mark: "★", symbol: "star", r: 8, colour: 5 },

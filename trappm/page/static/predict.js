@@ -151,9 +151,19 @@ function answers({ predictions, best }) {
   return [
     told.length > 0 && h("div", { class: "verdicts" }, told.map(([what, device]) => h("div", { class: "verdict" }, h("span", { class: "muted" }, what), h("b", {}, device)))),
     card(`${predictions[0].phase === "train" ? "Training" : "Inference"} step of ${predictions[0].model}, batch ${number(predictions[0].batch_size)}`, comparison(predictions)),
+    remarks(predictions),
     h("div", { class: "devices" }, predictions.map(deviceCard)),
     h("p", { class: "muted" }, `Snapshot ${[...new Set(predictions.map((p) => p.snapshot))].join(", ")}. Intervals hold 90 % of new architectures; bars show them on a logarithmic scale.`),
   ].filter(Boolean);
+}
+
+/** What is to be known before an answer is relied on: each remark once, with the devices that it is about. */
+function remarks(predictions) {
+  const about = new Map();
+  for (const p of predictions) for (const text of p.remarks) about.set(text, [...(about.get(text) ?? []), p.device]);
+  if (!about.size) return null;
+  return card("Remarks", h("ul", { class: "remarks" }, [...about].map(([text, devices]) =>
+    h("li", {}, h("b", {}, devices.length === predictions.length && devices.length > 1 ? "all devices" : devices.join(", ")), `: ${text}`))));
 }
 
 function comparison(predictions) {
@@ -196,6 +206,5 @@ function deviceCard(p) {
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),
     run?.offers.length > 0 && table("Offers, the cheapest first", [{ name: "cloud", label: "Cloud", header: true, cell: (o) => [o.cloud, h("br"), h("span", { class: "muted small" }, `noted ${o.noted}`)] }, { name: "usd", label: "USD", numeric: true, cell: (o) => `${number(o.usd)} (${number(o.low_usd, 3)} to ${number(o.high_usd, 3)})` }, { name: "usd_per_hour", label: "USD an hour", numeric: true }], run.offers),
-    p.remarks.map((text) => h("p", { class: "notice" }, text)),
     gaps.length > 0 && h("details", {}, h("summary", {}, `What is not told (${gaps.length})`), facts(gaps.map(([name, why]) => [METRICS[name]?.name ?? name.replaceAll("_", " "), why]))));
 }
