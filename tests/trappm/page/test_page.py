@@ -293,14 +293,17 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     text = memory.inner_text()
     assert "The peak is in the backward pass" in text
     assert "timm/models/resnet.py:" in text
-    label = memory.locator("svg.stack").get_attribute("aria-label")
+    label = memory.locator(".stack svg").get_attribute("aria-label")
     assert "a100-40gb fits: " in label
-    assert memory.locator("svg.stack .stack-capacity").count() == label.count("fits: ")
-    assert memory.locator(".treemap .inner").count() > 2
+    assert memory.locator(".stack [aria-label=tick] line").count() == label.count("fits: ")
+    assert memory.locator(".treemap [aria-label=rect] rect").count() > 4
     for summary in memory.locator("figure summary").all():
         summary.press("Enter")
     assert "CUDA context" in memory.locator("figure table").first.inner_text()
     assert "layer1.0" in memory.locator("figure table").last.inner_text()
+    memory.locator("summary", has_text="Every known card").press("Enter")
+    memory.get_by_text(re.compile(r"It fits \d+ of \d+ cards")).wait_for()
+    assert "h100" in memory.locator("table").last.inner_text()
     memory.get_by_label("Optimizer").select_option("adamw")
     memory.get_by_text("optimizer state").wait_for()
     assert page.evaluate(NAMELESS) == []

@@ -108,8 +108,7 @@ function parts({ devices, model, batch_size }) {
     const isNarrow = width < 480;
     const row = isNarrow ? 64 : 48;
     return drawn(label, {
-      width, height: rows.length * row, margin: 0, marginRight: 2, className: "plot",
-      x: { axis: null, domain: [0, end] },
+      width, height: rows.length * row, margin: 0, marginRight: 2, x: { axis: null, domain: [0, end] },
       y: { axis: null, domain: rows.map(([device]) => device), padding: 0 },
       marks: [
         Plot.barX(rows, { y: "0", x: (r) => r[1].capacity_mib, fill: "var(--raised)", stroke: "var(--line)", insetTop: row - 28, insetBottom: 8 }),
@@ -119,7 +118,7 @@ function parts({ devices, model, batch_size }) {
         Plot.tip(sizes, Plot.pointer(Plot.stackX({ y: "device", x: "mib", z: "part", order: names, title: "tip" }))),
       ],
     });
-  }, "low");
+  }, "low stack");
   return figure(`Memory of a step of ${model} at batch ${number(batch_size)}, by what needs it; a line stands at each card's capacity.`,
     h("div", {}, legend(names.map((name) => [name, PARTS.indexOf(name)])), chart),
     () => table("Parts in MiB", [
@@ -148,7 +147,7 @@ function treemap(modules, model) {
     width, height: HEIGHT, margin: 0,
     x: { type: "identity", axis: null }, y: { type: "identity", axis: null },
     marks: marks(tiles(modules, total, width), told),
-  }));
+  }), "treemap");
   return figure(`Activations of ${model} at the peak by module, ${gib(total)} in all; gradients of activations count as well.`, chart,
     () => table("Activations by module", [
       { name: "name", label: "Module", header: true, cell: (m) => h("code", {}, m.name) },

@@ -112,6 +112,12 @@ export function lines(row, low, high) {
   return [...level, ...slanted];
 }
 
+/** Powers of ten between two numbers. */
+const decades = (low, high) => {
+  const first = Math.ceil(Math.log10(low));
+  return Array.from({ length: Math.floor(Math.log10(high)) - first + 1 }, (_, i) => 10 ** (first + i));
+};
+
 function roofline(rows) {
   const points = rows.flatMap((row) => row.step?.kernels ?? []);
   const low = Math.min(LOW, ...points.filter((p) => p.share > 0.002).map((p) => 0.7 * p.intensity));
@@ -135,8 +141,8 @@ function roofline(rows) {
     const isNarrow = width < 560;
     return drawn(label, {
       width, height: HEIGHT, marginLeft: left, marginRight: right, marginTop: top, marginBottom: bottom,
-      x: { type: "log", domain: [low, high], label: "FLOP a byte", labelArrow: "none", ticks: Math.floor(width / 90) },
-      y: { type: "log", domain: [least, most], label: "TFLOP/s", labelArrow: "none", grid: true, ticks: 6 },
+      x: { type: "log", domain: [low, high], label: "FLOP a byte", labelArrow: "none", clamp: true, ticks: decades(low, high), tickFormat: (x) => number(x) },
+      y: { type: "log", domain: [least, most], label: "TFLOP/s", labelArrow: "none", clamp: true, grid: true, ticks: decades(least, most), tickFormat: (y) => number(y) },
       r: { type: "identity" },
       marks: [
         Plot.dot(dots, { x: "x", y: "y", r: "r", fill: "fill", fillOpacity: 0.7, stroke: "var(--surface)", strokeWidth: 0.75 }),
