@@ -393,7 +393,9 @@ def test_times_are_those_of_the_clock_here(browser, server, home):
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     show(page, server, f"campaigns/{home[1]}")
-    page.get_by_text("2026-01-01 22:00 GMT-5").or_(page.get_by_text("2026-01-01 22:00 EST")).wait_for()
+    page.get_by_text("2026-01-01 22:00 GMT-5").or_(
+        page.get_by_text("2026-01-01 22:00 EST")
+    ).wait_for()
     context.close()
 
 
@@ -426,7 +428,13 @@ def test_on_a_phone_a_label_shows_its_time_and_memory(page, server):
 
 def test_no_table_is_cut_on_a_screen_of_1400_pixels(page, server, home):
     page.set_viewport_size({"width": 1400, "height": 900})
-    for view in ("labels", f"map?campaign={home[1]}", "campaigns", f"campaigns/{home[1]}", "snapshots/default"):
+    for view in (
+        "labels",
+        f"map?campaign={home[1]}",
+        "campaigns",
+        f"campaigns/{home[1]}",
+        "snapshots/default",
+    ):
         show(page, server, view)
         cut = page.evaluate(
             "() => [...document.querySelectorAll('.scroll')]"
