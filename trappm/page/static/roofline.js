@@ -134,7 +134,7 @@ function roofline(rows) {
     tip: `${p.name} (${p.size}), ${number(p.count)} on ${row.device}: ${share(p.share)} of the step, ${number(p.tflops, 3)} TFLOP/s in ${p.data_type}, bound by ${p.bound}`,
   })));
   const chart = responsive((width) => {
-    const [left, right, top, bottom] = [52, 14, 26, 42];
+    const [left, right, top, bottom] = [52, 28, 26, 42];
     const inX = (width - left - right) / Math.log10(high / low);
     const inY = (HEIGHT - top - bottom) / Math.log10(most / least);
     const name = { stroke: "var(--surface)", strokeWidth: 3, fill: "stroke", text: "name", dy: -7, fontSize: 11.5 };
