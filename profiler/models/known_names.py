@@ -47,6 +47,12 @@ def registered_names() -> set[str]:
 
 
 @cache
+def registered_names() -> frozenset[str]:
+    """The names that timm's sources register; none where timm is not installed."""
+    return frozenset(name for source in _sources() for name in _REGISTERED.findall(source))
+
+
+@cache
 def _sources() -> tuple[str, ...]:
     """Of the modules that register timm's models."""
     spec = importlib.util.find_spec("timm")

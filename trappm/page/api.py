@@ -15,6 +15,7 @@ from trappm.page import campaigns, label_pages, snapshots
 from trappm.page.maps import Maps
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.known_names import registered_names
 from trappm.store import Home, LabelFilter, Store
 
 router = APIRouter(prefix="/api", tags=["page"])
@@ -40,6 +41,13 @@ def list_campaigns() -> dict[str, Any]:
     home = Home.find()
     with _store(home) as store:
         return {"campaigns": campaigns.rows(store)}
+
+
+@router.get("/curves")
+def learning_curves() -> dict[str, Any]:
+    """Errors by round of the latest campaigns that were judged."""
+    with _store(Home.find()) as store:
+        return {"campaigns": campaigns.curves(store)}
 
 
 @router.get("/campaigns/{campaign_id}")
@@ -109,6 +117,12 @@ def show_snapshot(name: str) -> dict[str, Any]:
     """A snapshot's manifest, and its errors by head and by family."""
     with _store(Home.find()) as store:
         return snapshots.facts(store, name)
+
+
+@router.get("/models")
+def list_models() -> dict[str, Any]:
+    """timm's names, to complete what is typed."""
+    return {"models": sorted(registered_names())}
 
 
 @router.get("/devices")

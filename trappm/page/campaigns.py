@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.profiler.errors import CampaignError
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ BINS = 40
 MOST_EVENTS = 50
 MOST_POINTS = 2_000
 """Of predicted against measured."""
+MOST_CURVES = 10
+"""Campaigns whose learning curves lie over each other."""
 
 
 def rows(store: Store) -> list[dict[str, Any]]:
@@ -45,15 +50,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
             {"number": r.number, "purpose": str(r.purpose), "state": str(r.state)}
             for r in known.rounds
         ],
-        "errors": [
-            {
-                "round": r.number,
-                "purpose": str(r.purpose),
-                "labels": report["labels"],
-                "devices": report["devices"],
-            }
-            for r, report in reports
-        ],
+        "errors": [_errors(r.number, str(r.purpose), report) for r, report in reports],
         "transfer": reports[-1][1]["transfer"] if reports else {},
         "predicted": reports[-1][1]["evaluation"][:MOST_POINTS] if reports else [],
         "pace": _pace(store, campaign_id),
@@ -61,6 +58,33 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
             {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
             for e in reversed(known.events)
         ],
+    }
+
+
+def curves(store: Store) -> list[dict[str, Any]]:
+    """Errors by round of the latest campaigns that have any."""
+    found = []
+    for campaign in store.campaigns.all():
+        errors = []
+        with contextlib.suppress(CampaignError):  # another version wrote its reports
+            errors = [
+                _errors(r.number, str(r.purpose), report.to_json())
+                for r in store.rounds.all(campaign.id)
+                if (report := TrainingReport.of(r.report)) is not None
+            ]
+        if errors:
+            found.append({"id": campaign.id, "name": campaign.name, "errors": errors})
+        if len(found) == MOST_CURVES:
+            break
+    return found
+
+
+def _errors(number: int, purpose: str, report: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "round": number,
+        "purpose": purpose,
+        "labels": report["labels"],
+        "devices": report["devices"],
     }
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.models.families import family_of
 
 if TYPE_CHECKING:
     from trappm.reports.choices import MapPoint
@@ -88,7 +89,14 @@ def _explained(home: Home, campaign_id: str, device: str | None) -> dict[str, An
     for point in _thinned(explanation.map):
         about = reasons.get(point.configuration)
         in_round = about.round if isinstance(about, PastChoice) else None
-        points.append({**asdict(point), "round": in_round, "reason": about.reason if about else {}})
+        points.append(
+            {
+                **asdict(point),
+                "family": family_of(point.configuration.split()[0]),
+                "round": in_round,
+                "reason": about.reason if about else {},
+            }
+        )
     return {
         "campaign": explanation.campaign,
         "device": explanation.device,

@@ -39,7 +39,7 @@ class CampaignRow:
     name: str
     state: str
     next_command: str | None
-    """To go on with it, where it was interrupted."""
+    """To go on with it, where it was interrupted or paused."""
     labels: int
     seed: int
     created_at: str
@@ -132,7 +132,7 @@ class CampaignFacts:
     name: str
     state: str
     next_command: str | None
-    """To go on with it, where it was interrupted."""
+    """To go on with it, where it was interrupted or paused."""
     seed: int
     created_at: str
     finished_at: str | None
@@ -269,8 +269,8 @@ def standing(state: str, next_command: str | None) -> str:
 
 
 def _next_command(campaign: CampaignRecord) -> str | None:
-    is_interrupted = live_state(campaign) == INTERRUPTED
-    return f"trappm campaign resume {campaign.id}" if is_interrupted else None
+    stands_still = live_state(campaign) in {INTERRUPTED, CampaignState.PAUSED}
+    return f"trappm campaign resume {campaign.id}" if stands_still else None
 
 
 def _by_state(

@@ -1,5 +1,6 @@
 """The page in a real browser: every view on a real store, by mouse and by keyboard."""
 
+import hashlib
 import inspect
 import json
 import re
@@ -142,7 +143,7 @@ def test_the_map_tells_each_configuration_and_why(page, server, home):
     show(page, server, f"map?campaign={home[1]}")
     plot = page.get_by_role("application")
     about = page.locator(".about")
-    assert plot.locator("path").count() == 9
+    assert plot.locator("[class^=kind-] > *").count() == 9
     plot.focus()
     page.keyboard.press("ArrowLeft")
     first = about.locator(".about-title").inner_text()
@@ -160,6 +161,26 @@ def test_the_map_tells_each_configuration_and_why(page, server, home):
     assert plot.locator(".kind-wanted").count() == 0
 
 
+def test_the_map_is_coloured_by_family_and_zooms(page, server, home):
+    show(page, server, f"map?campaign={home[1]}")
+    plot = page.get_by_role("application")
+    marks = plot.locator("[class^=kind-] > *")
+    by_family = {mark.get_attribute("fill") for mark in marks.all()} - {None, "none"}
+    assert page.locator(".legend li").count() == 3
+    assert len(by_family) >= 3
+    whole = plot.locator("[class^=kind-labelled] > *").all()
+    before = [mark.bounding_box()["x"] for mark in whole]
+    page.get_by_role("button", name="Nearer").click()
+    page.get_by_role("button", name="Nearer").click()
+    after = [m.bounding_box()["x"] for m in plot.locator("[class^=kind-labelled] > *").all()]
+    assert max(after) - min(after) > 2 * (max(before) - min(before))
+    page.get_by_role("button", name="The whole map").click()
+    again = [m.bounding_box()["x"] for m in plot.locator("[class^=kind-labelled] > *").all()]
+    assert again == pytest.approx(before)
+    page.get_by_label("Colour").select_option("kind")
+    assert page.locator(".legend li").count() == 0
+
+
 def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     show(page, server, "labels")
     assert "6 labels" in page.locator("main").inner_text()
@@ -173,7 +194,7 @@ def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("Raw step times").first.wait_for()
-    assert dialog.locator("circle.dot").count() == 4
+    assert dialog.locator("[aria-label=dot] circle").count() == 4
     assert "no meter" in dialog.inner_text()
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
@@ -272,14 +293,17 @@ def test_what_takes_the_memory_is_drawn_and_can_be_read(page, server):
     text = memory.inner_text()
     assert "The peak is in the backward pass" in text
     assert "timm/models/resnet.py:" in text
-    label = memory.locator("svg.stack").get_attribute("aria-label")
+    label = memory.locator(".stack svg").get_attribute("aria-label")
     assert "a100-40gb fits: " in label
-    assert memory.locator("svg.stack .stack-capacity").count() == label.count("fits: ")
-    assert memory.locator(".treemap .inner").count() > 2
+    assert memory.locator(".stack [aria-label=tick] line").count() == label.count("fits: ")
+    assert memory.locator(".treemap [aria-label=rect] rect").count() > 4
     for summary in memory.locator("figure summary").all():
         summary.press("Enter")
     assert "CUDA context" in memory.locator("figure table").first.inner_text()
     assert "layer1.0" in memory.locator("figure table").last.inner_text()
+    memory.locator("summary", has_text="Every known card").press("Enter")
+    memory.get_by_text(re.compile(r"It fits \d+ of \d+ cards")).wait_for()
+    assert "h100" in memory.locator("table").last.inner_text()
     memory.get_by_label("Optimizer").select_option("adamw")
     memory.get_by_text("optimizer state").wait_for()
     assert page.evaluate(NAMELESS) == []
@@ -299,10 +323,11 @@ def test_rooflines_of_two_devices_lie_over_each_other(page, server):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
     assert "Twice the batch does " in chart.get_attribute("aria-label")
     for series in (0, 1):
-        assert chart.locator(f".roof.on-paper.series-{series}").count() >= 3
-        assert chart.locator(f"circle.series-{series}").count() > 20
+        colour = f"var(--series-{series})"
+        assert chart.locator(f".on-paper > [stroke='{colour}']").count() >= 3
+        assert chart.locator(f"circle[fill='{colour}']").count() > 20
     chart.locator("circle").first.hover(force=True)
-    assert "of the step" in page.locator(".tip").inner_text()
+    assert "of the step" in chart.locator("[aria-label=tip]").text_content()
     assert "devices=v100" in page.url
     page.locator("figure summary").press("Enter")
     assert "conv 3x3" in page.locator("figure table").last.inner_text()
@@ -349,6 +374,73 @@ def test_the_keyboard_reaches_the_content_and_every_view(page, server):
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Snapshots", exact=True).wait_for()
+
+
+def test_the_page_opens_at_the_campaigns_or_where_there_is_none_at_predict(
+    page, server, tmp_path, monkeypatch
+):
+    page.goto(server)
+    page.get_by_role("heading", name="Campaigns", exact=True).wait_for()
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    page.goto("about:blank")
+    page.goto(server)
+    page.get_by_role("heading", name="Predict", exact=True).wait_for()
+    page.locator("datalist#models option[value=resnet50]").wait_for(state="attached")
+
+
+def test_times_are_those_of_the_clock_here(browser, server, home):
+    context = browser.new_context(timezone_id="America/New_York")
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    show(page, server, f"campaigns/{home[1]}")
+    page.get_by_text("2026-01-01 22:00 GMT-5").or_(
+        page.get_by_text("2026-01-01 22:00 EST")
+    ).wait_for()
+    context.close()
+
+
+def test_learning_curves_of_campaigns_lie_over_each_other(page, server, home):
+    folder, campaign = home
+    with Store.open(folder.database_url) as store:
+        other = store.campaigns.create("other", store.campaigns.get(campaign).spec, 7).id
+        for number, mape in enumerate((30.0, 12.0)):
+            store.rounds.plan(other, number, "acquired", [])
+            store.rounds.close(other, number, samples.report(4 + number, mape))
+    show(page, server, "campaigns")
+    card = page.locator("section.card", has_text="Learning curves")
+    assert card.locator("[aria-label=dot] circle").count() == 3
+    card.get_by_label(f"other {other}").uncheck()
+    assert card.locator("[aria-label=dot] circle").count() == 1
+    show(page, server, f"campaigns/{other}")  # as it was never launched, it counts as paused
+    assert f"trappm campaign resume {other}" in page.locator(".command").first.inner_text()
+
+
+def test_on_a_phone_a_label_shows_its_time_and_memory(page, server):
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, server, "labels")
+    row = page.locator("tbody tr").first
+    for label in ("Step time, ms", "Memory, MiB"):
+        cell = row.locator(f"td[data-label='{label}']")
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
+def test_no_table_is_cut_on_a_screen_of_1400_pixels(page, server, home):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    for view in (
+        "labels",
+        f"map?campaign={home[1]}",
+        "campaigns",
+        f"campaigns/{home[1]}",
+        "snapshots/default",
+    ):
+        show(page, server, view)
+        cut = page.evaluate(
+            "() => [...document.querySelectorAll('.scroll')]"
+            ".filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+        )
+        assert cut == [], view
 
 
 def test_an_empty_data_folder_says_what_to_type(page, server, tmp_path, monkeypatch):
@@ -456,9 +548,17 @@ def test_files_may_load_nothing_from_elsewhere(server):
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
-    for file in FILES.iterdir():
-        addresses = set(re.findall(r"https?://[\w./-]+", file.read_text()))
-        assert addresses <= {"http://www.w3.org/2000/svg"}
+    names = {"2000/svg", "1999/xhtml", "1999/xlink", "2000/xmlns/", "XML/1998/namespace"}
+    allowed = {f"http://www.w3.org/{name}" for name in names}
+    for file in (path for path in FILES.rglob("*.*") if path.is_file()):
+        text = re.sub(r"(?s)\A/\*.*?\*/", "", file.read_text())  # licences
+        assert set(re.findall(r"https?://[\w./-]+", text)) <= allowed, file
+
+
+def test_the_vendored_file_is_the_noted_one():
+    folder = FILES / "vendor"
+    digest = hashlib.sha256((folder / "plot.js").read_bytes()).hexdigest()
+    assert digest in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -2,6 +2,7 @@
 
 import { h, tell } from "./dom.js";
 import { errorBox, waiting } from "./parts.js";
+import { get } from "./server.js";
 import { campaignsView } from "./campaigns.js";
 import { mapView } from "./map.js";
 import { labelsView } from "./labels.js";
@@ -26,10 +27,17 @@ let shown = "";
 export function place() {
   const [path, asked = ""] = location.hash.slice(1).split("?");
   const [view = "", ...parts] = path.split("/").filter(Boolean);
-  return { view: view || "campaigns", parts: parts.map(decodeURIComponent), values: Object.fromEntries(new URLSearchParams(asked)) };
+  return { view, parts: parts.map(decodeURIComponent), values: Object.fromEntries(new URLSearchParams(asked)) };
+}
+
+/** Where the page opens: at the campaigns, or where there is none at what can be asked at once. */
+async function home() {
+  const { campaigns } = (await get("api/campaigns")).data;
+  location.replace(campaigns.length ? "#/campaigns" : "#/predict");
 }
 
 async function show() {
+  if (!place().view) return home().catch(() => location.replace("#/campaigns"));
   const { view, parts, values } = place();
   const known = VIEWS[view];
   leave?.abort();
@@ -48,15 +56,16 @@ async function show() {
   shown = here;
   if (!known) {
     main.replaceChildren(h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/campaigns" }, "See the campaigns"), "."));
-    return;
+    return undefined;
   }
   try {
     const content = await known.show({ parts, values, signal, main });
     if (content && !signal.aborted) main.replaceChildren(...[content].flat());
   } catch (error) {
-    if (signal.aborted || error.name === "AbortError") return;
+    if (signal.aborted || error.name === "AbortError") return undefined;
     main.replaceChildren(h("h1", {}, known.title), errorBox(error));
   }
+  return undefined;
 }
 
 const switcher = document.getElementById("theme");

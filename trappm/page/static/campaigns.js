@@ -4,7 +4,7 @@ import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, duration, hours, metricName, number, percent, time } from "./format.js";
 import { get } from "./server.js";
 import { bar, card, choice, command, empty, errorBox, facts, figure, pill, table } from "./parts.js";
-import { lineChart, pointChart } from "./charts.js";
+import { xyChart } from "./charts.js";
 
 const PERIOD_MS = 2000;
 const IDLE_MS = 5000;
@@ -20,15 +20,44 @@ async function all(signal) {
       h("h1", {}, "Campaigns"),
       empty("No campaign yet", "A campaign measures what teaches the predictor most. This one runs on this machine's cores in under ten minutes:", "trappm campaign launch --preset laptop"),
     ];
+  const { campaigns: judged } = (await get("api/curves", {}, signal)).data;
   const columns = [
     { name: "name", label: "Campaign", header: true, cell: (c) => h("a", { href: `#/campaigns/${c.id}` }, `${c.name} `, h("span", { class: "muted code" }, c.id)) },
-    { name: "state", label: "State", cell: (c) => pill(c.state) },
+    { name: "state", label: "State", cell: (c) => [pill(c.state), c.next_command && command(c.next_command)] },
     { name: "devices", label: "Labels by device", cell: (c) => Object.entries(c.devices).map(([device, n]) => h("span", { class: "device-count" }, `${device} `, h("b", {}, number(n.done)), n.failed ? h("span", { class: "muted" }, `, ${n.failed} given up`) : "")) },
     { name: "seed", label: "Seed", numeric: true, cell: (c) => String(c.seed) },
     { name: "created_at", label: "Launched", cell: (c) => time(c.created_at) },
     { name: "finished_at", label: "Ended", cell: (c) => time(c.finished_at) },
   ];
-  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, the latest first", columns, campaigns, { hideCaption: true }))];
+  return [h("h1", {}, "Campaigns"), h("div", { class: "card" }, table("All campaigns, the latest first", columns, campaigns, { hideCaption: true })), judged.length > 1 && curves(judged)].filter(Boolean);
+}
+
+/** Learning curves of several campaigns over each other, for a metric and a device of theirs. */
+function curves(judged) {
+  const heads = new Map(judged.flatMap((c) => c.errors.flatMap((r) => Object.entries(r.devices).flatMap(([device, by]) => Object.keys(by).map((metric) => [`${metric} ${device}`, { metric, device }])))));
+  const hidden = new Set();
+  const slot = h("div", {});
+  let head = heads.keys().next().value;
+  const draw = () => {
+    const { metric, device } = heads.get(head);
+    const mine = judged.filter((c) => c.errors.some((r) => r.devices[device]?.[metric]));
+    const series = mine.map((c) => ({
+      name: `${c.name} ${c.id}`, id: c.id, kind: judged.indexOf(c),
+      points: c.errors.filter((r) => r.devices[device]?.[metric]).map((r) => ({
+        x: r.labels[device] ?? 0, y: r.devices[device][metric].mape, round: r.round,
+        tip: `${c.name} ${c.id}, round ${r.round}: ${percent(r.devices[device][metric].mape)} with ${r.labels[device]} labels`,
+      })),
+    }));
+    const seen = series.filter((one) => !hidden.has(one.id));
+    const caption = `Mean absolute percentage error of ${METRICS[metric].name.toLowerCase()} on ${device}, architectures held out by each campaign, by the labels trained on. Campaigns that hold out other architectures are judged on other questions.`;
+    slot.replaceChildren(
+      h("fieldset", { class: "kinds" }, h("legend", { class: "unseen" }, "Campaigns to show"), series.map((one) =>
+        h("label", {}, h("input", { type: "checkbox", checked: !hidden.has(one.id), onchange: (event) => { (event.target.checked ? hidden.delete(one.id) : hidden.add(one.id)); draw(); } }), one.name))),
+      seen.length ? figure(caption, xyChart({ lines: true, zero: true, series: seen, xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
+        () => table("Errors by campaign", [{ name: "name", label: "Campaign", header: true }, { name: "round", label: "Round", numeric: true }, { name: "x", label: "Trained on", numeric: true }, { name: "y", label: "MAPE", numeric: true, cell: (r) => percent(r.y) }], seen.flatMap((one) => one.points.map((p) => ({ ...p, name: one.name }))))) : h("p", { class: "muted" }, "No campaign is chosen."));
+  };
+  draw();
+  return card("Learning curves", choice("Head", "head", [...heads].map(([key, { metric, device }]) => [key, `${METRICS[metric]?.name ?? metric} on ${device}`]), head, (event) => { head = event.target.value; draw(); }), slot);
 }
 
 async function one(id, values, signal, main) {
@@ -50,7 +79,7 @@ async function one(id, values, signal, main) {
     put("head", [data.state, data.next_command, data.rehearsal_on, data.snapshot], () => heading(data));
     put("summary", [data.devices, data.minutes_to_go, data.cost, data.end, data.state], () => summary(data));
     put("errors", [data.errors, data.targets, chosen], () => errors(data, chosen, (metric) => { chosen = metric; draw(); }));
-    put("pace", data.pace, () => pace(data));
+    put("pace", [data.pace, data.devices], () => pace(data));
     put("predicted", [data.predicted, chosen], () => predicted(data, chosen));
     put("people", [data.working, data.canary, data.outcomes], () => workers(data));
     put("news", [data.events, data.transfer], () => news(data));
@@ -90,7 +119,7 @@ function heading(data) {
     h("p", { class: "muted" }, [`seed ${data.seed}`, data.strategy && `strategy ${data.strategy}`, data.protocol && `protocol ${data.protocol}`, `launched ${time(data.created_at)}`, data.finished_at && `ended ${time(data.finished_at)}`].filter(Boolean).join(" · ")),
     h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of its pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Its labels"),
       data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Its snapshot")),
-    data.next_command && h("div", { class: "notice" }, h("p", {}, "Its process is gone. What was recorded is kept; go on with:"), command(data.next_command)),
+    data.next_command && h("div", { class: "notice" }, h("p", {}, data.state === "paused" ? "It is paused. Go on with:" : "Its process is gone. What was recorded is kept; go on with:"), command(data.next_command)),
     data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} runs nothing, so what is shown here was not measured on such a device, and no snapshot is published.`),
   ];
 }
@@ -155,15 +184,19 @@ function errors(data, chosen, choose) {
   return card("Error by round",
     metrics.length > 1 && choice("Metric", "metric", metrics.map((m) => [m, METRICS[m].name]), metric, (e) => choose(e.target.value)),
     figure(caption,
-      lineChart({ series, targets: target ? [{ y: target, name: `target ${target} %` }] : [], xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
+      xyChart({ lines: true, zero: true, series, rules: target ? [{ y: target, name: `target ${target} %` }] : [], xLabel: "labels trained on", yLabel: "MAPE, %", label: caption }),
       () => table("Error on architectures held out", columns, rows)));
 }
 
 function pace(data) {
   const { series, minutes_each: each } = data.pace;
   const names = Object.keys(series ?? {});
-  if (!names.length)
-    return card("Labels a minute", empty("Nothing measured yet", "The pace is told once two attempts have ended.", `trappm campaign watch ${data.id}`));
+  if (!names.length) {
+    const done = Object.values(data.devices).reduce((sum, n) => sum + n.done, 0);
+    return card("Labels a minute", done
+      ? empty("No pace to tell", `It has ${number(done)} ${done === 1 ? "label" : "labels"}, but fewer than two of them were measured for it one after the other: the others were there before.`)
+      : empty("Nothing measured yet", "The pace is told once two attempts have ended.", `trappm campaign watch ${data.id}`));
+  }
   const lines = names.map((device) => ({
     name: device,
     kind: Object.keys(data.devices).indexOf(device),
@@ -171,7 +204,7 @@ function pace(data) {
   }));
   const caption = "Labels a minute by device, since the first measurement.";
   return card("Labels a minute", figure(caption,
-    lineChart({ series: lines, xLabel: "minutes since the first measurement", yLabel: "labels a minute", label: caption, dots: false }),
+    xyChart({ lines: true, zero: true, series: lines, xLabel: "minutes since the first measurement", yLabel: "labels a minute", label: caption, dots: false }),
     () => table(caption, [{ name: "at", label: "From minute", numeric: true }, ...names.map((d) => ({ name: d, label: d, numeric: true, cell: (r) => number(r[d], 3) }))],
       series[names[0]].map((_, i) => ({ at: i * each, ...Object.fromEntries(names.map((d) => [d, series[d][i]])) })))));
 }
@@ -190,7 +223,7 @@ function predicted(data, chosen) {
   }));
   const caption = `${metricName(metric)}: the evaluation set as the latest heads predict it; on the line both are equal.`;
   return card("Predicted against measured", figure(caption,
-    pointChart({ series, xLabel: `measured, ${unit}`, yLabel: `predicted, ${unit}`, label: caption, log: true, diagonal: true }),
+    xyChart({ series, xLabel: `measured, ${unit}`, yLabel: `predicted, ${unit}`, label: caption, xType: "log", yType: "log", diagonal: true }),
     () => table(caption, [{ name: "architecture", label: "Architecture" }, { name: "device", label: "Device" }, { name: "measured", label: `Measured, ${unit}`, numeric: true }, { name: "predicted", label: `Predicted, ${unit}`, numeric: true }], mine)));
 }
 

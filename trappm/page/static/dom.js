@@ -1,8 +1,6 @@
 // Elements from plain calls: h("p", {class: "muted"}, "text", otherElement).
 // Text is always text: nothing here ever parses HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -17,10 +15,6 @@ function fill(element, attributes, children) {
 
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
-}
-
-export function s(tag, attributes, ...children) {
-  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
 /** Tells people who listen instead of looking. */

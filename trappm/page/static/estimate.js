@@ -1,19 +1,18 @@
 // What takes the memory of a step: parts by card, activations by module, the peak, the largest tensors.
 
-import { h, s } from "./dom.js";
+import * as Plot from "./vendor/plot.js";
+import { h } from "./dom.js";
 import { number, share } from "./format.js";
-import { post } from "./server.js";
+import { get, post } from "./server.js";
 import { card, choice, errorBox, figure, table, waiting } from "./parts.js";
-import { responsive, swatches } from "./charts.js";
+import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
-// In the order of the bar; style.css has their colours.
+// In the order of the bar, each with a colour of its own.
 const PARTS = [
   "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "backward pass",
   "workspaces", "fragments", "CUDA context",
 ];
 const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];
-const ROW = 46;
-const LINE = 17;
 const GIB = 1024;
 
 /** The card of an estimate, which asks by itself; `question` is that of `POST /v1/estimate`. */
@@ -27,7 +26,7 @@ export function memoryCard(question, signal) {
     result.replaceChildren(waiting("Tracing a step; it takes some seconds"));
     try {
       const estimate = await post("v1/estimate", { ...question, optimizer, depth: 2 }, mine.signal);
-      if (!mine.signal.aborted) result.replaceChildren(...shown(estimate));
+      if (!mine.signal.aborted) result.replaceChildren(...shown(estimate), everyCard({ ...question, optimizer }, mine.signal));
     } catch (error) {
       if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
     }
@@ -56,6 +55,37 @@ function shown(estimate) {
   ].filter(Boolean);
 }
 
+const AT_ONCE = 60; // cards in one question
+
+/** Whether the step fits each card of the catalogue, worked out when it is opened. */
+function everyCard(question, signal) {
+  const slot = h("div", {});
+  const details = h("details", {}, h("summary", {}, "Does it fit? Every known card"), slot);
+  details.addEventListener("toggle", async () => {
+    slot.replaceChildren(waiting("Working it out for each card"));
+    try {
+      const { cards } = (await get("api/devices", {}, signal)).data;
+      const rows = [];
+      for (let at = 0; at < cards.length; at += AT_ONCE)
+        rows.push(...Object.entries((await post("v1/estimate", { ...question, devices: cards.slice(at, at + AT_ONCE) }, signal)).devices));
+      rows.sort((a, b) => a[1].capacity_mib - b[1].capacity_mib || b[1].largest_batch - a[1].largest_batch);
+      const fitting = rows.filter(([, answer]) => answer.fits).length;
+      slot.replaceChildren(
+        h("p", {}, h("b", {}, `It fits ${number(fitting)} of ${number(rows.length)} cards`), ", simulated, nothing learned; the smallest first."),
+        table("Whether it fits, by card", [
+          { name: "card", label: "Card", header: true, cell: ([name]) => name },
+          { name: "fits", label: "Fits", cell: ([, answer]) => h("span", { class: answer.fits ? "good" : "bad" }, answer.fits ? "fits" : "does not fit") },
+          { name: "memory", label: "Memory, GiB", numeric: true, cell: ([, answer]) => number(answer.memory_mib / GIB, 3) },
+          { name: "capacity", label: "Of, GiB", numeric: true, cell: ([, answer]) => number(answer.capacity_mib / GIB, 3) },
+          { name: "largest", label: "Largest batch", numeric: true, cell: ([, answer]) => number(answer.largest_batch) },
+        ], rows, { hideCaption: true }));
+    } catch (error) {
+      if (!signal.aborted) slot.replaceChildren(errorBox(error));
+    }
+  }, { once: true });
+  return details;
+}
+
 // Parts.
 
 const gib = (mib) => `${number(mib / GIB, 3)} GiB`;
@@ -70,31 +100,27 @@ function parts({ devices, model, batch_size }) {
   const names = PARTS.filter((name) => rows.some(([, answer]) => answer.parts_mib[name]));
   const end = Math.max(...rows.flatMap(([, answer]) => [answer.memory_mib, answer.capacity_mib]));
   const label = `Memory by part: ${rows.map(([device, answer]) => `${device} ${verdict(answer)}`).join(". ")}`;
+  const sizes = rows.flatMap(([device, answer]) => names.map((part) => {
+    const mib = answer.parts_mib[part] ?? 0;
+    return { device, part, mib, fill: colour(PARTS.indexOf(part)), tip: `${part}: ${number(mib, 4)} MiB, ${share(mib / answer.memory_mib)} of the step on ${device}` };
+  }));
   const chart = responsive((width) => {
     const isNarrow = width < 480;
-    const height = rows.length * (ROW + (isNarrow ? LINE : 0));
-    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "stack" });
-    const at = (mib) => (mib / end) * (width - 2);
-    rows.forEach(([device, answer], row) => {
-      const top = (row * height) / rows.length;
-      const y = isNarrow ? top + LINE : top;
-      const below = isNarrow ? { x: 0, y: y + 14 } : { dx: 8 };
-      svg.append(
-        s("text", { class: "stack-name", x: 0, y: top + 14 }, device, s("tspan", { class: answer.fits ? "stack-good" : "stack-bad", ...below }, verdict(answer))),
-        s("rect", { class: "stack-room", x: 0, y: y + 20, width: at(answer.capacity_mib), height: 18 }));
-      let from = 0;
-      for (const name of names) {
-        const mib = answer.parts_mib[name] ?? 0;
-        svg.append(s("rect", { class: `part part-${PARTS.indexOf(name)}`, x: at(from), y: y + 20, width: at(mib), height: 18, "data-tip": `${name}: ${number(mib, 4)} MiB, ${share(mib / answer.memory_mib)} of the step on ${device}` }));
-        from += mib;
-      }
-      svg.append(s("line", { class: "stack-capacity", x1: at(answer.capacity_mib), x2: at(answer.capacity_mib), y1: y + 17, y2: y + 41 }));
+    const row = isNarrow ? 64 : 48;
+    return drawn(label, {
+      width, height: rows.length * row, margin: 0, marginRight: 2, x: { axis: null, domain: [0, end] },
+      y: { axis: null, domain: rows.map(([device]) => device), padding: 0 },
+      marks: [
+        Plot.barX(rows, { y: "0", x: (r) => r[1].capacity_mib, fill: "var(--raised)", stroke: "var(--line)", insetTop: row - 28, insetBottom: 8 }),
+        Plot.barX(sizes, { y: "device", x: "mib", fill: "fill", stroke: "var(--surface)", insetTop: row - 28, insetBottom: 8, order: names, z: "part" }),
+        Plot.tickX(rows, { y: "0", x: (r) => r[1].capacity_mib, stroke: "var(--text)", strokeWidth: 2, insetTop: row - 31, insetBottom: 5 }),
+        Plot.text(rows, { y: "0", x: 0, text: (r) => `${r[0]}${isNarrow ? "\n" : "   "}${verdict(r[1])}`, fill: (r) => (r[1].fits ? "var(--text)" : "var(--bad)"), textAnchor: "start", lineAnchor: "top", dy: 4 - row / 2, fontSize: 13 }),
+        Plot.tip(sizes, Plot.pointer(Plot.stackX({ y: "device", x: "mib", z: "part", order: names, title: "tip" }))),
+      ],
     });
-    return svg;
-  });
-  chart.classList.add("low");
+  }, "low stack");
   return figure(`Memory of a step of ${model} at batch ${number(batch_size)}, by what needs it; a line stands at each card's capacity.`,
-    h("div", {}, swatches(names, names.map((name) => `part-${PARTS.indexOf(name)}`)), chart),
+    h("div", {}, legend(names.map((name) => [name, PARTS.indexOf(name)])), chart),
     () => table("Parts in MiB", [
       { name: "part", label: "Part", header: true, cell: (name) => name },
       ...rows.map(([device, answer]) => ({ name: device, label: device, numeric: true, cell: (name) => number(answer.parts_mib[name] ?? 0) })),
@@ -110,59 +136,18 @@ function tree(sizes) {
   return under("");
 }
 
-/** A squarified treemap (Bruls, Huizing, van Wijk 2000): rectangles of these sizes, as square as they get. */
-export function squarified(sizes, x, y, width, height) {
-  const total = sizes.reduce((sum, size) => sum + size, 0);
-  const scale = (width * height) / (total || 1);
-  const found = [];
-  const worst = (row, side) => {
-    const sum = row.reduce((a, b) => a + b, 0);
-    return Math.max((side ** 2 * row[0]) / sum ** 2, sum ** 2 / (side ** 2 * row.at(-1)));
-  };
-  let rest = sizes.map((size) => size * scale).filter((area) => area > 0);
-  while (rest.length) {
-    const side = Math.min(width, height);
-    let count = 1;
-    while (count < rest.length && worst(rest.slice(0, count + 1), side) <= worst(rest.slice(0, count), side)) count++;
-    const row = rest.slice(0, count);
-    const depth = row.reduce((a, b) => a + b, 0) / side;
-    let along = 0;
-    for (const area of row) {
-      const length = area / depth;
-      found.push(width >= height ? { x, y: y + along, width: depth, height: length } : { x: x + along, y, width: length, height: depth });
-      along += length;
-    }
-    if (width >= height) [x, width] = [x + depth, width - depth];
-    else [y, height] = [y + depth, height - depth];
-    rest = rest.slice(count);
-  }
-  return found;
-}
-
 const HEADER = 20;
+const HEIGHT = 320;
 
 function treemap(modules, model) {
   const total = modules.reduce((sum, module) => sum + module.mib, 0);
   const told = (module) => `${module.name}: ${number(module.mib, 4)} MiB, ${share(module.mib / total)}`;
-  const shown = modules.filter((module) => module.mib > total / 2000);
-  const label = `Activations by module: ${shown.slice(0, 5).map(told).join("; ")}`;
-  const chart = responsive((width, height) => {
-    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "treemap" });
-    squarified(shown.map((module) => module.mib), 0, 0, width, height).forEach((box, index) => {
-      const module = shown[index];
-      svg.append(tile(box, module.name, told(module), `series-${index % 6}`));
-      const inside = { x: box.x + 3, y: box.y + HEADER, width: box.width - 6, height: box.height - HEADER - 3 };
-      const children = module.children.filter((child) => child.mib > total / 2000);
-      if (!children.length || inside.width < 8 || inside.height < 8) return;
-      const own = module.mib - children.reduce((sum, child) => sum + child.mib, 0);
-      const sizes = [...children.map((child) => child.mib), ...(own > total / 2000 ? [own] : [])];
-      squarified(sizes, inside.x, inside.y, inside.width, inside.height).forEach((place, at) => {
-        const child = children[at];
-        if (child) svg.append(tile(place, child.name.slice(module.name.length + 1), told(child), `inner series-${index % 6}`));
-      });
-    });
-    return svg;
-  }, 320);
+  const label = `Activations by module: ${modules.slice(0, 5).map(told).join("; ")}`;
+  const chart = responsive((width) => drawn(label, {
+    width, height: HEIGHT, margin: 0,
+    x: { type: "identity", axis: null }, y: { type: "identity", axis: null },
+    marks: marks(tiles(modules, total, width), told),
+  }), "treemap");
   return figure(`Activations of ${model} at the peak by module, ${gib(total)} in all; gradients of activations count as well.`, chart,
     () => table("Activations by module", [
       { name: "name", label: "Module", header: true, cell: (m) => h("code", {}, m.name) },
@@ -173,9 +158,24 @@ function treemap(modules, model) {
 
 const LETTER = 7.2; // its width in the treemap's type, at most
 
-function tile({ x, y, width, height }, name, tip, kind) {
-  const group = s("g", { class: kind, "data-tip": tip });
-  group.append(s("rect", { class: "tile", x, y, width: Math.max(0, width), height: Math.max(0, height) }));
-  if (height >= 16 && width >= name.length * LETTER + 8) group.append(s("text", { x: x + 4, y: y + 14 }, name));
-  return group;
+/** Rectangles as D3 lays them out: modules, with their children inside; what no child has stays free. */
+function tiles(modules, total, width) {
+  const large = (some) => some.filter((module) => module.mib > total / 2000);
+  const root = Plot.hierarchy({ children: modules }, (module) => large(module.children))
+    .each((node) => (node.value = node.data.mib ?? total));
+  Plot.treemap().size([width, HEIGHT]).paddingTop((node) => (node.depth ? HEADER : 0)).paddingInner(2).paddingRight(3).paddingBottom(3)(root);
+  return root.descendants().filter((node) => node.depth);
+}
+
+function marks(nodes, told) {
+  const rows = nodes.map((node) => {
+    const top = node.ancestors().at(-2);
+    const name = node.data.name.slice(node.depth > 1 ? node.parent.data.name.length + 1 : 0);
+    return { ...node, name, x: (node.x0 + node.x1) / 2, y: (node.y0 + node.y1) / 2, fill: colour(top.parent.children.indexOf(top)), tip: told(node.data), fits: node.y1 - node.y0 >= 16 && node.x1 - node.x0 >= name.length * LETTER + 8 };
+  });
+  return [
+    Plot.rect(rows, { x1: "x0", x2: "x1", y1: "y0", y2: "y1", fill: "fill", fillOpacity: 0.25, stroke: "var(--surface)" }),
+    Plot.text(rows.filter((row) => row.fits), { x: "x0", y: "y0", text: "name", textAnchor: "start", lineAnchor: "top", dx: 5, dy: 4 }),
+    tips(rows),
+  ];
 }

@@ -28,12 +28,16 @@ export const share = (value) => {
   return `${number(100 * value, 3)} %`;
 };
 
+/** As the clock here shows it; the difference to UTC stands with it. */
 export function time(text) {
   if (!text) return NOTHING;
   const date = new Date(text);
   if (Number.isNaN(date.getTime()) || date.getUTCFullYear() <= 1970) return NOTHING;
-  return `${date.toISOString().slice(0, 16).replace("T", " ")} UTC`;
+  const local = new Date(date.getTime() - 60_000 * date.getTimezoneOffset()).toISOString();
+  return `${local.slice(0, 16).replace("T", " ")} ${zone(date)}`;
 }
+
+const zone = (date) => new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(date).find((part) => part.type === "timeZoneName").value;
 
 export function duration(minutes) {
   if (minutes === null || minutes === undefined) return NOTHING;

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { METRICS, NOTHING, metricName, number, percent, time, words } from "./format.js";
 import { download, get, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, field, figure, pill, table, waiting } from "./parts.js";
-import { pointChart } from "./charts.js";
+import { xyChart } from "./charts.js";
 
 const SELECTS = { device: "Device", family: "Family", phase: "Phase", provenance: "Provenance", precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer", metric: "Has metric", outcome: "Attempts that ended", campaign: "Campaign" };
 const SIZES = [["25", "25"], ["50", "50"], ["100", "100"], ["200", "200"]];
@@ -132,6 +132,15 @@ async function openLabel(id, signal, onClose) {
   }
 }
 
+/** Runs of one configuration on one device over time. */
+function runs(attempts) {
+  const points = attempts.filter((a) => a.step_time_ms && a.started_at)
+    .map((a) => ({ x: new Date(a.started_at), y: a.step_time_ms, tip: `${time(a.started_at)}: ${number(a.step_time_ms)} ms` }));
+  if (points.length < 2) return null;
+  const caption = `Step time of the ${points.length} runs of this configuration on this device, by when they began.`;
+  return figure(caption, xyChart({ series: [{ name: "run", points }], lines: true, zero: true, xType: "time", xLabel: "began", yLabel: "step time, ms", label: caption, height: 200 }));
+}
+
 function labelFacts(label) {
   const m = label.measurement;
   const metrics = Object.keys(METRICS).map((name) => ({ name, value: label[name], why: name === "memory_mib" && label.memory_above_mib !== null ? `more than ${number(label.memory_above_mib)}: memory ran out` : m.missing?.[name] }));
@@ -144,10 +153,11 @@ function labelFacts(label) {
     h("p", {}, pill(label.provenance), h("span", { class: "muted" }, ` by protocol ${label.protocol} · made ${time(label.created_at)}`)),
     table("Metrics", [{ name: "name", label: "Metric", header: true, cell: (r) => METRICS[r.name].name }, { name: "value", label: "Value", numeric: true, cell: (r) => (r.value === null ? NOTHING : `${number(r.value, 5)} ${METRICS[r.name].unit}`) }, { name: "why", label: "Remark", cell: (r) => (r.value === null ? (r.why ?? "the source does not tell") : "") }], metrics, { hideCaption: true }),
     samples.length > 1
-      ? figure(caption, pointChart({ series: [{ name: "step", points: samples.map((y, i) => ({ x: i + 1, y, tip: `step ${i + 1}: ${number(y)} ms` })) }], rule: m.step ? { y: m.step.median_ms, name: "median" } : null, xLabel: "step", yLabel: "step time, ms", label: caption, height: 230 }),
+      ? figure(caption, xyChart({ series: [{ name: "step", points: samples.map((y, i) => ({ x: i + 1, y, tip: `step ${i + 1}: ${number(y)} ms` })) }], rules: m.step ? [{ y: m.step.median_ms, name: "median" }] : [], xLabel: "step", yLabel: "step time, ms", label: caption, height: 230 }),
           () => table("Step times", [{ name: "i", label: "Step", numeric: true }, { name: "y", label: "Step time, ms", numeric: true }], samples.map((y, i) => ({ i: i + 1, y }))))
       : h("p", { class: "muted" }, "The source of this label tells no raw samples."),
     m.step && facts([["Mean", `${number(m.step.mean_ms)} ms`], ["Interquartile range", `${number(m.step.iqr_ms)} ms`], ["95th percentile", `${number(m.step.p95_ms)} ms`], ["Forward", m.step.forward_share === null ? null : percent(100 * m.step.forward_share)], ["Backward", m.step.backward_share === null ? null : percent(100 * m.step.backward_share)], ["Optimizer", m.step.optimizer_share === null ? null : percent(100 * m.step.optimizer_share)]]),
+    runs(label.attempts),
     card("Provenance", facts([["Stack", label.fingerprint], ["Worker", m.worker], ["Attempt", m.attempt_key], ["Began", time(m.started_at)], ["Took", m.duration_s ? `${number(m.duration_s, 3)} s` : null]]),
       h("details", {}, h("summary", {}, "Environment"), facts(listed(m.environment))),
       h("details", {}, h("summary", {}, `${label.attempts.length === 1 ? "The one attempt" : `${label.attempts.length} attempts`} at this configuration on this device`), table("Attempts", [{ name: "id", label: "Id", numeric: true, cell: (r) => String(r.id) }, { name: "outcome", label: "Outcome", cell: (r) => pill(r.outcome) }, { name: "started_at", label: "Began", cell: (r) => time(r.started_at) }, { name: "step_time_ms", label: metricName("step_time_ms"), numeric: true }, { name: "memory_mib", label: metricName("memory_mib"), numeric: true }, { name: "message", label: "Message", cell: (r) => r.message ?? "" }], label.attempts, { hideCaption: true }))),

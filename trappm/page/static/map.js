@@ -1,34 +1,28 @@
 // The pool of a campaign in the embedding space: what is labelled, what waits, what is wanted next.
 
-import { h, s, tell } from "./dom.js";
+import * as Plot from "./vendor/plot.js";
+import { h, tell } from "./dom.js";
 import { number, words } from "./format.js";
 import { get, query } from "./server.js";
 import { card, choice, empty, errorBox, facts, table, waiting } from "./parts.js";
+import { COLOURS, colour, drawn, legend, responsive } from "./charts.js";
 
+// In the order in which they are drawn; `colour` is that of the kind, where families have none.
 const KINDS = {
-  pool: { name: "In the pool", path: circle(2.5) },
-  "held out": { name: "Held out for evaluation", path: square(2.6) },
-  labelled: { name: "Labelled", path: circle(5) },
-  pending: { name: "Waits to be measured", path: "M0,-6.5L6,5H-6Z" },
-  wanted: { name: "Wanted next", path: star(8) },
+  pool: { name: "In the pool", mark: "○", symbol: "circle", r: 2.5, colour: 8 },
+  "held out": { name: "Held out for evaluation", mark: "□", symbol: "square", r: 4, colour: 8, hollow: true },
+  labelled: { name: "Labelled", mark: "●", symbol: "circle", r: 5, colour: 0 },
+  pending: { name: "Waits to be measured", mark: "▲", symbol: "triangle", r: 6, colour: 4 },
+  wanted: { name: "Wanted next", mark: "★", symbol: "star", r: 8, colour: 5 },
 };
+const OTHERS = COLOURS - 2; // the index of the grey one
+const MOST_ZOOM = 40;
 const REASONS = {
   uncertainty: "Uncertainty", distance_to_nearest_label: "Distance to the nearest label",
   predicted_step_time_ms: "Predicted step time, ms", probability_of_failure: "Probability of failure",
   variance_reduction: "How much it teaches", representation: "How much of the pool it stands for", rank_under_random: "Rank under a random draw", strategy: "Strategy",
 };
 const POLL_MS = 1000;
-
-function circle(r) { return `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`; }
-function square(r) { return `M${-r},${-r}H${r}V${r}H${-r}Z`; }
-function star(r) {
-  const points = Array.from({ length: 10 }, (_, i) => {
-    const angle = (Math.PI * i) / 5 - Math.PI / 2;
-    const size = i % 2 ? r * 0.45 : r;
-    return `${(size * Math.cos(angle)).toFixed(2)},${(size * Math.sin(angle)).toFixed(2)}`;
-  });
-  return `M${points.join("L")}Z`;
-}
 
 export async function mapView({ values, signal, main }) {
   const { campaigns } = (await get("api/campaigns", {}, signal)).data;
@@ -47,7 +41,7 @@ export async function mapView({ values, signal, main }) {
   main.replaceChildren(title, form, slot);
   try {
     const data = await found(id, device, signal);
-    slot.replaceChildren(...drawn(data));
+    slot.replaceChildren(...shown(data));
   } catch (error) {
     if (signal.aborted) return null;
     slot.replaceChildren(errorBox(error));
@@ -64,28 +58,37 @@ async function found(id, device, signal) {
   }
 }
 
-function drawn(data) {
+function shown(data) {
   const counts = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, data.points.filter((p) => p.kind === kind).length]));
   const hidden = new Set();
   const about = h("div", { class: "about", "aria-live": "polite" });
-  const plot = new Plot(data.points, hidden, (point) => about.replaceChildren(...tellPoint(point)));
+  const map = new PoolMap(data.points, hidden, (point) => about.replaceChildren(...tellPoint(point)));
   about.replaceChildren(...tellPoint(null));
   const toggles = h("fieldset", { class: "kinds" }, h("legend", { class: "unseen" }, "Kinds of configurations to show"),
     Object.entries(KINDS).filter(([kind]) => counts[kind]).map(([kind, one]) => {
       const box = h("input", { type: "checkbox", checked: true });
-      box.addEventListener("change", () => { (box.checked ? hidden.delete(kind) : hidden.add(kind)); plot.draw(); });
-      return h("label", {}, box, s("svg", { width: 18, height: 18, viewBox: "-9 -9 18 18", "aria-hidden": "true" }, s("path", { class: `kind-${kind.replace(" ", "-")}`, d: one.path })), ` ${one.name} (${number(counts[kind])})`);
+      box.addEventListener("change", () => { (box.checked ? hidden.delete(kind) : hidden.add(kind)); map.draw(); });
+      return h("label", {}, box, h("span", { "aria-hidden": "true" }, one.mark), ` ${one.name} (${number(counts[kind])})`);
     }));
+  const key = h("div", {}, map.legend());
+  const colours = choice("Colour", "colour", [["family", "by family"], ["kind", "by state"]], "family", (event) => {
+    map.byFamily = event.target.value === "family";
+    key.replaceChildren(map.legend());
+    map.draw();
+  });
+  const zooms = h("div", { class: "buttons" }, [["+", "Nearer", 1.6], ["−", "Farther", 1 / 1.6], ["All", "The whole map", 0]].map(([text, label, factor]) =>
+    h("button", { type: "button", class: "quiet", "aria-label": label, onclick: () => map.scale(factor) }, text)));
   const wanted = data.wanted.map((w) => ({ ...w, point: data.points.find((p) => p.configuration === w.configuration) }));
   const reasons = Object.keys(REASONS).filter((r) => wanted.some((w) => typeof w.reason[r] === "number"));
   const columns = [
-    { name: "configuration", label: "Configuration", header: true, cell: (w) => h("button", { type: "button", class: "link", onclick: () => { plot.choose(w.point); plot.box.scrollIntoView({ block: "nearest" }); } }, w.configuration) },
+    { name: "configuration", label: "Configuration", header: true, cell: (w) => h("button", { type: "button", class: "link", onclick: () => { map.choose(w.point); map.box.scrollIntoView({ block: "nearest" }); } }, w.configuration) },
     ...reasons.map((r) => ({ name: r, label: REASONS[r], numeric: true, cell: (w) => number(w.reason[r], 3) })),
   ];
   return [
     h("div", { class: "map-columns" },
-      card(`The pool on ${data.device}`, toggles,
-        h("figure", {}, plot.box, h("figcaption", {}, `First two principal components of the embeddings; strategy ${data.strategy}. Point, or use the arrow keys.`,
+      card(`The pool on ${data.device}`, 
+        h("div", { class: "between wrap" }, colours, zooms), toggles,
+        h("figure", {}, key, map.box, h("figcaption", {}, `First two principal components of the embeddings; strategy ${data.strategy}. Point, or use the arrow keys; + and − zoom, as do the wheel with Ctrl, two fingers and a double click.`,
           data.left_out ? ` ${number(data.left_out)} configurations of the pool are left out of the drawing.` : ""))),
       card("Configuration", about)),
     card("Most wanted now", wanted.length ? table("What the strategy would pick next, and why", columns, wanted, { hideCaption: true }) : h("p", { class: "muted" }, "Nothing is left to pick.")),
@@ -97,52 +100,86 @@ function tellPoint(point) {
   const reason = Object.entries(point.reason ?? {}).map(([name, value]) => [REASONS[name] ?? words(name), typeof value === "number" ? number(value, 3) : String(value)]);
   return [
     h("p", { class: "about-title" }, point.configuration),
-    facts([["State", KINDS[point.kind].name], ["Round", point.round ?? null], ...reason]),
+    facts([["State", KINDS[point.kind].name], ["Family", point.family], ["Round", point.round ?? null], ...reason]),
     reason.length === 0 && h("p", { class: "muted" }, point.kind === "labelled" ? "Drawn uniformly, to judge by." : "Not chosen so far."),
   ].filter(Boolean);
 }
 
-class Plot {
+class PoolMap {
   constructor(points, hidden, onChoose) {
     this.points = points;
     this.hidden = hidden;
     this.onChoose = onChoose;
     this.chosen = null;
-    this.box = h("div", { class: "chart map" });
-    this.size = [0, 0];
-    new ResizeObserver(([entry]) => {
-      const width = Math.floor(entry.contentRect.width);
-      if (!width || width === this.size[0]) return;
+    this.byFamily = true;
+    this.view = Plot.zoomIdentity;
+    const counts = new Map();
+    for (const p of points) counts.set(p.family, (counts.get(p.family) ?? 0) + 1);
+    this.families = [...counts].sort((a, b) => b[1] - a[1]).map(([name]) => name);
+    this.stage = h("div", { class: "stage", tabindex: 0, role: "application", "aria-roledescription": "map" });
+    this.box = responsive((width) => {
       this.size = [width, Math.max(280, Math.min(560, Math.round(width * 0.62)))];
+      this.zoom.extent([[0, 0], this.size]).translateExtent([[0, 0], this.size]);
       this.draw();
-    }).observe(this.box);
+      return this.stage;
+    }, "map");
+    this.zoom = Plot.zoom().scaleExtent([1, MOST_ZOOM])
+      .filter((event) => !event.button && (event.type !== "wheel" || event.ctrlKey) && (event.type !== "touchstart" || event.touches.length > 1 || this.view.k > 1))
+      .on("zoom", ({ transform }) => { this.view = transform; this.draw(); });
+    Plot.select(this.stage).call(this.zoom);
+    this.stage.addEventListener("pointermove", (event) => this.point(event));
+    this.stage.addEventListener("pointerdown", (event) => this.point(event));
+    this.stage.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Nearer by a factor; 0: all of it. */
+  scale(factor) {
+    const stage = Plot.select(this.stage);
+    if (factor) stage.call(this.zoom.scaleBy, factor);
+    else stage.call(this.zoom.transform, Plot.zoomIdentity);
+  }
+
+  /** The largest families have colours of their own, the others share the grey one. */
+  index(point) {
+    if (!this.byFamily) return KINDS[point.kind].colour;
+    const at = this.families.indexOf(point.family);
+    return Math.min(at, OTHERS);
+  }
+
+  legend() {
+    if (!this.byFamily) return legend([]);
+    const own = this.families.slice(0, OTHERS).map((name, at) => [name, at]);
+    const rest = this.families.length - own.length;
+    return legend(rest > 0 ? [...own, [`${number(rest)} other families`, OTHERS]] : own);
   }
 
   draw() {
+    if (!this.size) return;
     const [width, height] = this.size;
-    if (!width) return;
-    const had = this.box.contains(document.activeElement);
     const spread = (values, from, to) => {
       const low = Math.min(...values), high = Math.max(...values);
       return (v) => (high > low ? from + ((v - low) / (high - low)) * (to - from) : (from + to) / 2);
     };
     const xs = spread(this.points.map((p) => p.x), 18, width - 18);
     const ys = spread(this.points.map((p) => p.y), height - 18, 18);
-    this.shown = this.points.filter((p) => !this.hidden.has(p.kind)).map((point) => ({ point, x: xs(point.x), y: ys(point.y) }));
-    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "application", "aria-roledescription": "map", "aria-label": `Map of ${this.shown.length} configurations. Arrow keys move to the nearest configuration in that direction, Escape leaves it.` });
-    for (const { point, x, y } of this.shown) svg.append(s("path", { class: `kind-${point.kind.replace(" ", "-")}`, d: KINDS[point.kind].path, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` }));
-    this.ring = s("circle", { class: "ring", r: 11 });
-    svg.append(this.ring);
-    svg.addEventListener("pointermove", (event) => this.point(event));
-    svg.addEventListener("pointerdown", (event) => this.point(event));
-    svg.addEventListener("keydown", (event) => this.key(event));
-    this.box.replaceChildren(svg);
-    if (had) svg.focus();
+    this.shown = this.points.filter((p) => !this.hidden.has(p.kind))
+      .map((point) => ({ point, x: this.view.applyX(xs(point.x)), y: this.view.applyY(ys(point.y)), fill: colour(this.index(point)) }));
+    const label = `Map of ${this.shown.length} configurations`;
+    this.stage.setAttribute("aria-label", `${label}. Arrow keys move to the nearest configuration in that direction, + and - zoom, 0 shows all, Escape leaves it.`);
+    const svg = drawn(label, {
+      width, height, margin: 0, x: { type: "identity", axis: null }, y: { type: "identity", axis: null },
+      marks: Object.entries(KINDS).map(([kind, { symbol, r, hollow }]) => Plot.dot(this.shown.filter((one) => one.point.kind === kind), {
+        x: "x", y: "y", r, symbol, className: `kind-${kind.replace(" ", "-")}`,
+        ...(hollow ? { stroke: "fill", strokeWidth: 1.25 } : { fill: "fill", stroke: "var(--surface)", strokeWidth: r > 3 ? 1 : 0 }),
+      })),
+    });
+    this.ring = h("span", { class: "ring" });
+    this.stage.replaceChildren(svg, this.ring);
     this.mark();
   }
 
   point(event) {
-    const at = this.box.getBoundingClientRect();
+    const at = this.stage.getBoundingClientRect();
     const x = event.clientX - at.left, y = event.clientY - at.top;
     let best = null, distance = 18 ** 2;
     for (const one of this.shown) {
@@ -155,6 +192,7 @@ class Plot {
   key(event) {
     const way = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (event.key === "Escape") return this.choose(null);
+    if (["+", "=", "-", "0"].includes(event.key)) return this.scale({ "-": 1 / 1.6, 0: 0 }[event.key] ?? 1.6);
     if (!way || !this.shown.length) return undefined;
     event.preventDefault();
     const from = this.shown.find((one) => one.point === this.chosen);
@@ -177,7 +215,8 @@ class Plot {
 
   mark() {
     const one = this.shown?.find((x) => x.point === this.chosen);
-    this.ring?.setAttribute("visibility", one ? "visible" : "hidden");
-    if (one) this.ring.setAttribute("transform", `translate(${one.x} ${one.y})`);
+    if (!this.ring) return;
+    this.ring.hidden = !one;
+    if (one) [this.ring.style.left, this.ring.style.top] = [`${one.x}px`, `${one.y}px`];
   }
 }

@@ -2,6 +2,7 @@
 
 import { h, tell, freshId } from "./dom.js";
 import { number } from "./format.js";
+import { get } from "./server.js";
 
 export function card(title, ...children) {
   const id = freshId("card");
@@ -61,7 +62,7 @@ export function table(caption, columns, rows, { sort = null, hideCaption = false
     const cells = columns.map((column, index) => {
       const value = column.cell ? column.cell(row) : row[column.name];
       const shown = typeof value === "number" || value === null || value === undefined ? number(value) : value;
-      const props = { class: column.numeric ? "numeric" : "" };
+      const props = { class: column.numeric ? "numeric" : "", "data-label": column.label };
       return index === 0 && column.header ? h("th", { ...props, scope: "row" }, shown) : h("td", props, shown);
     });
     return h("tr", onRow ? { class: "clickable", onclick: (event) => onRow(row, event) } : {}, cells);
@@ -109,4 +110,11 @@ export function choice(label, name, options, value, onchange, kind = "") {
 
 export function field(label, name, value, attributes = {}, kind = "") {
   return h("label", { class: `field ${kind}` }, h("span", {}, label), h("input", { name, value: value ?? "", ...attributes }));
+}
+
+/** timm's names for a field with `list: "models"`; without them it is typed in full. */
+export function completion(signal) {
+  const list = h("datalist", { id: "models" });
+  get("api/models", {}, signal).then(({ data }) => list.append(...data.models.map((name) => h("option", { value: name }))), () => {});
+  return list;
 }

@@ -3,7 +3,7 @@
 import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, bytes, hours, number, percent, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, empty, errorBox, facts, field, pill, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, facts, field, pill, table, waiting } from "./parts.js";
 import { cellInterval } from "./charts.js";
 import { memoryCard } from "./estimate.js";
 
@@ -19,7 +19,7 @@ let file = null; // chosen or dropped; it cannot stand in an address
 export async function predictView({ values, signal, main }) {
   const snapshots = (await get("api/snapshots", {}, signal)).data.snapshots.filter((x) => !x.damage);
   const result = h("div", { class: "result", "aria-live": "off" });
-  const form = questionForm(values, snapshots, (asked) => {
+  const form = questionForm(values, snapshots, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
@@ -33,16 +33,17 @@ export async function predictView({ values, signal, main }) {
   return null;
 }
 
-function questionForm(values, snapshots, ask) {
+function questionForm(values, snapshots, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
   const fileName = h("p", { class: "file-name" });
-  const model = h("input", { id: "model", name: "model", value: values.model ?? "", placeholder: EXAMPLE.model, autocomplete: "off", spellcheck: "false", maxlength: 200 });
+  const model = h("input", { id: "model", name: "model", value: values.model ?? "", placeholder: EXAMPLE.model, autocomplete: "off", spellcheck: "false", maxlength: 200, list: "models" });
+  const known = completion(signal);
   const picker = h("input", { type: "file", accept: ".onnx", class: "unseen", id: "file" });
   const drop = h("div", { class: "drop" },
     h("label", { class: "button quiet", for: "file" }, "Choose an ONNX file"), picker, h("span", { class: "muted" }, " or drop it here"), fileName);
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "ask-model" },
-      h("label", { class: "field", for: "model" }, h("span", {}, "timm architecture"), model), drop),
+      h("label", { class: "field", for: "model" }, h("span", {}, "timm architecture"), model, known), drop),
     h("div", { class: "filters" },
       field("Batch size", "batch_size", values.batch_size ?? (values.model ? "" : EXAMPLE.batch_size), { inputmode: "numeric", placeholder: "its own" }),
       choice("Phase", "phase", [["train", "training step"], ["infer", "inference step"]], values.phase ?? "train"),
@@ -150,9 +151,19 @@ function answers({ predictions, best }) {
   return [
     told.length > 0 && h("div", { class: "verdicts" }, told.map(([what, device]) => h("div", { class: "verdict" }, h("span", { class: "muted" }, what), h("b", {}, device)))),
     card(`${predictions[0].phase === "train" ? "Training" : "Inference"} step of ${predictions[0].model}, batch ${number(predictions[0].batch_size)}`, comparison(predictions)),
+    remarks(predictions),
     h("div", { class: "devices" }, predictions.map(deviceCard)),
     h("p", { class: "muted" }, `Snapshot ${[...new Set(predictions.map((p) => p.snapshot))].join(", ")}. Intervals hold 90 % of new architectures; bars show them on a logarithmic scale.`),
   ].filter(Boolean);
+}
+
+/** What is to be known before an answer is relied on: each remark once, with the devices that it is about. */
+function remarks(predictions) {
+  const about = new Map();
+  for (const p of predictions) for (const text of p.remarks) about.set(text, [...(about.get(text) ?? []), p.device]);
+  if (!about.size) return null;
+  return card("Remarks", h("ul", { class: "remarks" }, [...about].map(([text, devices]) =>
+    h("li", {}, h("b", {}, devices.length === predictions.length && devices.length > 1 ? "all devices" : devices.join(", ")), `: ${text}`))));
 }
 
 function comparison(predictions) {
@@ -195,6 +206,5 @@ function deviceCard(p) {
       ["Energy of the run", run?.energy_kwh ? `${number(run.energy_kwh)} kWh` : null], ["CO₂ of the run", run?.co2_kg ? `${number(run.co2_kg)} kg` : null],
     ]),
     run?.offers.length > 0 && table("Offers, the cheapest first", [{ name: "cloud", label: "Cloud", header: true, cell: (o) => [o.cloud, h("br"), h("span", { class: "muted small" }, `noted ${o.noted}`)] }, { name: "usd", label: "USD", numeric: true, cell: (o) => `${number(o.usd)} (${number(o.low_usd, 3)} to ${number(o.high_usd, 3)})` }, { name: "usd_per_hour", label: "USD an hour", numeric: true }], run.offers),
-    p.remarks.map((text) => h("p", { class: "notice" }, text)),
     gaps.length > 0 && h("details", {}, h("summary", {}, `What is not told (${gaps.length})`), facts(gaps.map(([name, why]) => [METRICS[name]?.name ?? name.replaceAll("_", " "), why]))));
 }

@@ -1,14 +1,16 @@
 // What devices reach, and what bounds a model's step on them: ceilings, and kernels as points under them.
 
-import { h, s, tell } from "./dom.js";
+import * as Plot from "./vendor/plot.js";
+import { h, tell } from "./dom.js";
 import { NOTHING, number, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, empty, errorBox, field, figure, table, waiting } from "./parts.js";
-import { frame, legend, responsive } from "./charts.js";
+import { card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
+import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
 const LOW = 0.05; // FLOP a byte
 const HIGH = 1000;
 const ROOM = 8; // between the lowest ceiling and the edge of the plot
+const HEIGHT = 430;
 const LARGEST = 1600; // area of a point that is the whole step, in square pixels
 const SETTINGS = {
   phase: ["Phase", [["train", "training step"], ["infer", "inference step"]]],
@@ -20,7 +22,7 @@ const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches, 
 export async function rooflineView({ values, signal, main }) {
   const { data } = await get("api/devices", {}, signal);
   const result = h("div", { class: "result" });
-  const form = questionForm(values, data, (asked) => {
+  const form = questionForm(values, data, signal, (asked) => {
     const address = `#/roofline?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
@@ -34,14 +36,15 @@ export async function rooflineView({ values, signal, main }) {
   return null;
 }
 
-function questionForm(values, { kernels, cards }, ask) {
+function questionForm(values, { kernels, cards }, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
   const names = [...Object.keys(kernels), ...cards.filter((name) => !(name in kernels))];
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "filters" },
       field("Devices, up to four", "devices", values.devices ?? "", { placeholder: "v100, a100", list: "devices", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       h("datalist", { id: "devices" }, names.map((name) => h("option", { value: name }))),
-      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50; none: ceilings alone", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      completion(signal),
+      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50; none: ceilings alone", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       field("Batch size", "batch_size", values.batch_size ?? "64", { inputmode: "numeric" }),
       Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, options, values[name] ?? options[0][0])),
       h("div", { class: "buttons" }, h("button", { class: "primary" }, "Show"))),
@@ -109,6 +112,12 @@ export function lines(row, low, high) {
   return [...level, ...slanted];
 }
 
+/** Powers of ten between two numbers. */
+const decades = (low, high) => {
+  const first = Math.ceil(Math.log10(low));
+  return Array.from({ length: Math.floor(Math.log10(high)) - first + 1 }, (_, i) => 10 ** (first + i));
+};
+
 function roofline(rows) {
   const points = rows.flatMap((row) => row.step?.kernels ?? []);
   const low = Math.min(LOW, ...points.filter((p) => p.share > 0.002).map((p) => 0.7 * p.intensity));
@@ -119,28 +128,34 @@ function roofline(rows) {
   const least = Math.min(...ends) / ROOM;
   const most = Math.max(...ends, ...points.map((p) => p.tflops)) * 1.5;
   const label = rows.map((row) => row.step?.sentence ?? `Ceilings of ${row.device}: ${row.roofs.map((r) => `${r.of} ${number(r.value)} ${r.unit}`).join(", ")}`).join(" ");
-  const chart = responsive((width, tall) => {
-    const { svg, marks, xs, ys } = frame(width, tall, { x: [low, high], y: [least, most], xLabel: "FLOP a byte", yLabel: "TFLOP/s", label, log: true });
+  const roofs = all.flatMap((some, at) => some.map((line) => ({ ...line, at, x1: line.from[0], y1: line.from[1], x2: line.to[0], y2: line.to[1], stroke: colour(at) })));
+  const dots = rows.flatMap((row, at) => (row.step?.kernels ?? []).map((p) => ({
+    x: p.intensity, y: p.tflops, r: 1.5 + Math.sqrt((LARGEST * p.share) / Math.PI), fill: colour(at),
+    tip: `${p.name} (${p.size}), ${number(p.count)} on ${row.device}: ${share(p.share)} of the step, ${number(p.tflops, 3)} TFLOP/s in ${p.data_type}, bound by ${p.bound}`,
+  })));
+  const chart = responsive((width) => {
+    const [left, right, top, bottom] = [52, 28, 26, 42];
+    const inX = (width - left - right) / Math.log10(high / low);
+    const inY = (HEIGHT - top - bottom) / Math.log10(most / least);
+    const name = { stroke: "var(--surface)", strokeWidth: 3, fill: "stroke", text: "name", dy: -7, fontSize: 11.5 };
     const isNarrow = width < 560;
-    rows.forEach((row, at) => {
-      for (const p of row.step?.kernels ?? []) {
-        const tip = `${p.name} (${p.size}), ${number(p.count)} on ${row.device}: ${share(p.share)} of the step, ${number(p.tflops, 3)} TFLOP/s in ${p.data_type}, bound by ${p.bound}`;
-        marks.append(s("circle", { class: `dot faint series-${at}`, cx: xs(p.intensity), cy: ys(p.tflops), r: 1.5 + Math.sqrt((LARGEST * p.share) / Math.PI), "data-tip": tip }));
-      }
+    return drawn(label, {
+      width, height: HEIGHT, marginLeft: left, marginRight: right, marginTop: top, marginBottom: bottom,
+      x: { type: "log", domain: [low, high], label: "FLOP a byte", labelArrow: "none", clamp: true, ticks: decades(low, high), tickFormat: (x) => number(x) },
+      y: { type: "log", domain: [least, most], label: "TFLOP/s", labelArrow: "none", clamp: true, grid: true, ticks: decades(least, most), tickFormat: (y) => number(y) },
+      r: { type: "identity" },
+      marks: [
+        Plot.dot(dots, { x: "x", y: "y", r: "r", fill: "fill", fillOpacity: 0.7, stroke: "var(--surface)", strokeWidth: 0.75 }),
+        ...[true, false].map((timed) => Plot.link(roofs.filter((line) => line.timed === timed), { x1: "x1", y1: "y1", x2: "x2", y2: "y2", stroke: "stroke", strokeWidth: 2, strokeDasharray: timed ? null : "6 4", className: timed ? "roofs timed" : "roofs on-paper" })),
+        Plot.text(roofs.filter((line) => line.slanted), { ...name, x: "x1", y: "y1", textAnchor: "start", dx: 8, rotate: (-180 / Math.PI) * Math.atan2(inY, inX) }),
+        !isNarrow && Plot.text(roofs.filter((line) => !line.slanted), { ...name, x: (line) => line.x2 * 10 ** (-(line.at * Math.min(170, (width - 80) / rows.length)) / inX), y: "y2", textAnchor: "end" }),
+        tips(dots),
+      ],
     });
-    all.forEach((some, at) => some.forEach((line) => {
-      const [x1, y1, x2, y2] = [xs(line.from[0]), ys(line.from[1]), xs(line.to[0]), ys(line.to[1])];
-      const angle = (180 / Math.PI) * Math.atan2(y2 - y1, x2 - x1);
-      const x = line.slanted ? x1 + 6 : x2 - at * Math.min(170, (width - 80) / rows.length);
-      const y = line.slanted ? y1 + (6 * (y2 - y1)) / (x2 - x1) : y1;
-      marks.append(s("line", { class: `roof series-${at}${line.timed ? "" : " on-paper"}`, x1, y1, x2, y2, "data-tip": `${rows[at].device}: ${line.name}, ${line.timed ? "of kernels" : "data sheet"}` }));
-      if (!isNarrow || line.slanted) marks.append(s("text", { class: `roof-name series-${at}`, x, y, dy: -5, "text-anchor": line.slanted ? "start" : "end", transform: `rotate(${angle} ${x} ${y})` }, line.name));
-    }));
-    return svg;
-  }, 430);
+  });
   const told = points.length ? "Points are kernels, as large as their share of the step; those that multiply nothing count one operation an element. " : "";
   return figure(`${told}Dashed ceilings are of a data sheet, the others are of kernels that were timed.`,
-    h("div", {}, legend(rows.map((row) => row.device)), chart),
+    h("div", {}, legend(rows.map((row, at) => [row.device, at])), chart),
     () => h("div", {}, rows.map(ceilingTable), rows.filter((row) => row.step).map((row) => kernels(row.step.kernels, row.device))));
 }
 

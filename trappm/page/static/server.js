@@ -35,6 +35,8 @@ async function told(response) {
   }
   const detail =
     typeof problem.detail === "string" ? problem.detail : problem.title ?? `The server answered ${response.status}.`;
+  const field = /^body\.(?:\w+\.)*?(\w+): (.*); see \/openapi\.json$/.exec(detail);
+  if (field) return new ServerError(response.status, `${field[1].replaceAll("_", " ")}: ${field[2]}`);
   return new ServerError(response.status, detail, problem.hint);
 }
 
