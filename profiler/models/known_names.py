@@ -41,11 +41,6 @@ def refuse_unknown(name: str) -> None:
         raise unknown_architecture(name, names)
 
 
-def registered_names() -> set[str]:
-    """The names that timm registers models under, as its source has them."""
-    return {name for source in _sources() for name in _REGISTERED.findall(source)}
-
-
 @cache
 def registered_names() -> frozenset[str]:
     """The names that timm's sources register; none where timm is not installed."""
