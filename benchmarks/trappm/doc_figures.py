@@ -98,14 +98,18 @@ def draw_reliability(folder: Path) -> None:
     table = text.split("\nWhat intervals of each size cover:\n\n", 1)[1].split("\n\n", 1)[0]
     head, _, *rows = ([cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines())
     nominal = [float(cell) for cell in head[1:]]
-    figure, axes = pyplot.subplots(figsize=(4.4, 4.2))
-    axes.plot([0, 100], [0, 100], color="#667788", linewidth=0.8)
-    for name, *covered in rows:
-        axes.plot(nominal, [float(cell) for cell in covered], marker="o", markersize=4, label=name)
-    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
-    axes.set(xlabel="interval, %", ylabel="of the measurements inside, %")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 4.4), sharey=True)
+    for axes, metric in zip(panels, ("step time", "memory"), strict=True):
+        axes.plot([0, 100], [0, 100], color="#667788", linewidth=0.8)
+        for name, *covered in rows:
+            of, _, split = name.partition(", ")
+            if of == metric:
+                values = [float(cell) for cell in covered]
+                axes.plot(nominal, values, marker="o", markersize=3, label=split)
+        axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal", title=metric, xlabel="interval, %")
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="of the measurements inside, %")
+    panels[0].legend(frameon=False, fontsize="small")
     save(figure, folder / "reliability.svg")
 
 

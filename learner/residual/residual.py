@@ -40,7 +40,7 @@ FOLDS = 5
 """Of architectures, for out-of-fold errors; the usual number."""
 REPEATS = 2
 """Trees are grown on so many divisions into folds: the median of several is better than one."""
-# Leaves of 8 and 12, 400 rounds and a depth of 6 gained nothing sure (docs/studies/a100_memory.md).
+# Round numbers: `trappm evaluate` tells what heads reach with them (docs/accuracy.md).
 GROWTH = Growth(rounds=300, max_depth=5, learning_rate=0.05, least_in_leaf=30.0)
 LEAF_SHARE = 0.02
 """A leaf holds this share of the labels, at least `LEAST_IN_LEAF` and at most as `GROWTH` says."""
