@@ -29,7 +29,7 @@ DeviceName = Annotated[
 Phase = Annotated[str, typer.Option(help="train or infer.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16 or amp-bf16; as most labels.")]
 MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum or adam.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
 SnapshotName = Annotated[
     str | None,
     typer.Option(

@@ -27,6 +27,8 @@ _FAMILIES: dict[str, type[enum.StrEnum]] = {
     "optimizer": Optimizer,
 }
 
+ADAMW = "adamw"
+"""Keeps the states of Adam and moves its bytes, so it is answered by labels of that."""
 PLAIN = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
 
 
@@ -55,7 +57,8 @@ class Question:
         """
         self.batch_size = batch_size
         self.phase = Phase(member("phase", Phase, phase))
-        given = {"precision": precision, "memory_format": memory_format, "optimizer": optimizer}
+        updates = Optimizer.ADAM if optimizer == ADAMW else optimizer
+        given = {"precision": precision, "memory_format": memory_format, "optimizer": updates}
         self._given: dict[str, Any] = {
             name: member(name, _FAMILIES[name], value)
             for name, value in given.items()

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     phase: Name = Field("train", description="train or infer")
     precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum or adam")
+    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
     epochs: Count | None = Field(None, description="With samples: what a whole run costs.")
     samples: Count | None = Field(None, description="Of one epoch.")
@@ -112,7 +112,7 @@ class RooflineQuestion(BaseModel):
     phase: Name = Field("train", description="train or infer")
     precision: Name | None = Field(None, description="fp32, amp-fp16 or amp-bf16")
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum or adam")
+    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
 
     def for_question(self) -> dict[str, Any]:

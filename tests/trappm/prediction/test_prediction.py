@@ -88,10 +88,16 @@ def test_a_name_a_module_and_a_file_of_one_model_have_one_prediction(snapshot, t
 
 def test_simulated_memory_is_that_of_the_step_in_question(snapshot, capsys):
     options = {"batch_size": 8, "input_size": 64, "snapshot": snapshot}
-    plain, adam, mixed = (
+    plain, adam, adamw, mixed = (
         trappm.predict("test_resnet", **options, **settings)
-        for settings in ({}, {"optimizer": "adam"}, {"precision": "amp-fp16"})
+        for settings in (
+            {},
+            {"optimizer": "adam"},
+            {"optimizer": "adamw"},
+            {"precision": "amp-fp16"},
+        )
     )
+    assert adamw.simulated_memory == adam.simulated_memory
     memory = [p.simulated_memory.live_mib for p in (plain, adam, mixed)]
     assert memory[1] > memory[0] > memory[2]
     train, inference = (
