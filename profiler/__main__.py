@@ -102,7 +102,8 @@ def _measure(options: argparse.Namespace) -> int:
     begin = time.monotonic()
 
     def tell(doing: str) -> None:
-        _tell(f"profiler: {time.monotonic() - begin:5.1f} s  {_DOING.get(doing, doing)}")
+        if sys.stderr.isatty():  # whoever looks on wants to know; a file wants the answer
+            _tell(f"profiler: {time.monotonic() - begin:5.1f} s  {_DOING.get(doing, doing)}")
 
     tell(f"{configuration} on {options.device}; its process starts, then waits for the cores")
     with Measurer() as measurer:

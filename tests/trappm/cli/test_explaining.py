@@ -216,7 +216,7 @@ def words_and_widths(home, columns):
         columns=columns,
     )  # fmt: skip
     assert terminal.wait(280) == 0, terminal.raw
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.raw).replace("\r", "")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\u2800-\u28ff]", "", terminal.raw).replace("\r", "")
     assert plain.count("$ ") == len(COMMANDS)
     rules = [len(line) for line in plain.split("\n") if set(line) == {"─"}]
     return set(re.split(r"[\s│─;]+", EXPLAINED.sub("", plain))), rules

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminal import Terminal
 
 from trappm.cli import run, shell
 from trappm.store import Home, Store
@@ -131,11 +132,9 @@ def test_a_limit_beyond_any_store_is_one_line(home, monkeypatch, capsys):
 
 def test_a_measurement_tells_what_it_does(tmp_path):
     asked = "measure test_resnet --batch-size 1 --input-size 64 --device cpu-1t --protocol quick"
-    done = subprocess.run(
-        [sys.executable, "-m", "trappm.profiler", *asked.split(), "--json"],
-        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=280,
-    )  # fmt: skip
-    told = [re.sub(r"^profiler: +[\d.]+ s  ", "", line) for line in done.stderr.splitlines()]
+    command = [sys.executable, "-m", "trappm.profiler", *asked.split()]
+    terminal = Terminal(command, columns=120, env=os.environ, cwd=tmp_path)
+    assert terminal.wait(280) == 0, terminal.raw
+    told = re.findall(r"^profiler: +[\d.]+ s  (.*?)\r?$", terminal.raw, re.MULTILINE)
     assert told[0].startswith("test_resnet batch 1 at 64 px on cpu-1t; ")
     assert told[1:4] == ["the model is made", "steps warm up", "steps are timed"]
-    assert len(done.stdout.splitlines()) == 1
