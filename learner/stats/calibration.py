@@ -205,7 +205,8 @@ class Familiarity:
         distances = [
             np.minimum(_nearest(self.points, self.points, part.folds), FARTHEST) for part in unseen
         ]
-        unit = noise / max(float(np.median(distances[0])), 1e-6)
+        apart = distances[0][distances[0] > 0]
+        unit = noise / max(float(np.median(apart)) if len(apart) else 1.0, LEAST_APART)
         _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
         votes = np.tile((1.0 / count[number])[known], len(unseen))
         errors = np.concatenate([part.errors[known] for part in unseen])
@@ -276,6 +277,8 @@ FAR = 1e4
 """Deviations from the middle; what lies farther is as far."""
 FARTHEST = 25.0
 """Deviations from the nearest label; what lies farther is no less sure."""
+LEAST_APART = 0.1
+"""Deviations: labels nearer to each other than this do not say how errors grow with distance."""
 WIDENINGS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 """Of the noise at the usual distance; each about half as much again as the one before."""
 USUAL_WIDENING, WIDENING_SPREAD = 0.35, 0.5

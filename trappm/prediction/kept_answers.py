@@ -1,8 +1,9 @@
 """Answers that were given before, kept so that the same question is answered without torch.
 
-An answer is named by all that it depends on: the question, the content of a file, this code, every
-file of the snapshots that could answer, and the prices. As with kept profiles, a damaged one is
-made again, a folder that cannot be written keeps none, and deleting it loses nothing.
+An answer is named by all that it depends on: the question, the content of a file, this code and the
+libraries that trace, every file of the snapshots that could answer, and the prices. As with kept
+profiles, a damaged one is made again, a folder that cannot be written keeps none, and deleting it
+loses nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from trappm.profiler.host.data_folder import data_folder
 MOST = 1000
 """So many are kept, the latest."""
 MAX_BYTES = 16 << 20
+LIBRARIES = ("numpy", "onnx", "timm", "torch")
 _CODE = Path(__file__).parents[1]
 """With the shipped snapshot."""
 
@@ -37,12 +40,18 @@ def kept_answers(
         make: answers it; what it raises is kept nowhere.
     """
     folder = data_folder() / "answers"
-    path = folder / f"{_name(question)}.json"
+    try:
+        name = _name(question)
+    except OSError:  # something that it depends on is being moved, or cannot be read
+        return make()
+    path = folder / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if path.stat().st_size <= MAX_BYTES:
             return [Prediction.from_dict(row) for row in json.loads(path.read_bytes())]
     answers = make()
     with contextlib.suppress(OSError, TypeError, ValueError):  # the answer does not depend on it
+        if _name(question) != name:  # a snapshot was published meanwhile
+            return answers
         data = json.dumps([answer.to_dict() for answer in answers]).encode()
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{path.name}.{os.getpid()}.part"
@@ -57,9 +66,9 @@ def kept_answers(
 def _name(question: Mapping[str, Any]) -> str:
     named = question.get("snapshot")
     places = [data_folder() / "snapshots", data_folder() / PRICES]
-    if named is not None:
+    if named is not None and (Path(named) / "manifest.json").is_file():
         places.append(Path(named))
-    state = (_code(), [list(_files(place)) for place in places])
+    state = (_code(), _versions(), [list(_files(place)) for place in places])
     identity = repr((state, sorted((name, repr(value)) for name, value in question.items())))
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -67,6 +76,18 @@ def _name(question: Mapping[str, Any]) -> str:
 @cache
 def _code() -> Sequence[tuple[str, int, int]]:
     return tuple(_files(_CODE))
+
+
+@cache
+def _versions() -> Sequence[str | None]:
+    """Of the libraries that define models and trace their steps."""
+    versions: list[str | None] = []
+    for library in LIBRARIES:
+        try:
+            versions.append(version(library))
+        except PackageNotFoundError:
+            versions.append(None)
+    return versions
 
 
 def _files(place: Path) -> Iterator[tuple[str, int, int]]:

@@ -51,6 +51,20 @@ def test_a_second_answer_is_the_first_one_and_needs_no_torch(home):
     assert entries(home) == [entry]
 
 
+def test_another_version_of_timm_makes_another_answer(home, monkeypatch):
+    ask()
+    monkeypatch.setattr(kept_answers, "_versions", lambda: ["another"])
+    ask()
+    assert len(entries(home)) == 2
+
+
+def test_a_snapshot_that_is_being_moved_keeps_nothing_and_is_answered_around(home):
+    (home / "snapshots").mkdir(parents=True)
+    (home / "snapshots" / "gone").symlink_to(home / "nowhere")
+    assert ask().batch_size == ASKED["batch_size"]
+    assert entries(home) == []
+
+
 def test_what_an_answer_rests_on_makes_another_one(home):
     first = ask()
     assert ask(batch_size=9).batch_size == 9
