@@ -159,7 +159,7 @@ def _print_end(facts: CampaignFacts) -> None:
 def _print_setbacks(facts: CampaignFacts) -> None:
     """Last, where it is not overlooked: what got worse."""
     if facts.setbacks:
-        console().print("it got worse:", style="bold")
+        console().print("errors that rose, beside what chance may be:", style="bold")
     for setback in facts.setbacks:
         print_line(f"  {setback}")
 

@@ -216,7 +216,7 @@ def test_status_report_and_json_tell_it(tmp_path, monkeypatch, capsys):
     for command in ("status", "report"):
         assert run(["campaign", command]) == 0
         shown = capsys.readouterr().out
-        assert "it got worse:" in shown
+        assert "errors that rose, beside what chance may be:" in shown
         assert "cpu-2t step_time_ms: errors rose from round 0 to 1, 5 to 9.25 %" in shown
     assert run(["campaign", "status", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["setbacks"]
