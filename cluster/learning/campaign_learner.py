@@ -320,8 +320,8 @@ class CampaignLearner:
             self._heads[device] = heads
             held_out = [x for x in self._labels if x.device == device and x.role == Role.EVALUATE]
             errors[device] = self._judge(heads, held_out)[0]
-            told = ", ".join(f"{m} ({judged[m]})" for m in lost)
-            notes.append(f"{device}: published from scratch, as transfer lost: {told}")
+            reasons = ", ".join(f"{metric} ({judged[metric]})" for metric in lost)
+            notes.append(f"{device}: published from scratch, as transfer lost: {reasons}")
         return tuple(notes), errors
 
     def promote(self, registry: Path, snapshot_id: str) -> str | None:

@@ -1,11 +1,10 @@
 """Strategies that are judged and not offered: on recorded labels none has beaten a uniform draw.
 
 docs/studies/choosing.md has the figures. Coreset is the greedy k-centre of Sener and Savarese
-(2018);
-density weighs its distances by how many configurations are near, so that loners wait; LCMD stands
-here on embeddings (on gradients it is offered, `learner.acquisition.gradient`); BADGE (Ash et al.
-2020) draws by k-means++ on gradients, which are long where the heads are unsure;
-`ours-conditioned` is `ours` with the covariance of the fitted learner: the prior linearised at its
+(2018); density weighs its distances by how many configurations are near, so that loners wait; LCMD
+stands here on embeddings (on gradients it is offered, `learner.acquisition.gradient`); BADGE (Ash
+et al. 2020) draws by k-means++ on gradients, which are long where the heads are unsure; `ours-
+conditioned` is `ours` with the covariance of the fitted learner: the prior linearised at its
 constants, and amplitude, lengths and noise of the residual as labels have them; `ours-laplace` is
 `ours` for purely learned heads, with what their last layers leave open.
 """

@@ -42,8 +42,7 @@ from trappm.profiler.simulation.training_loop import Loop
 
 Array = npt.NDArray[np.float64]
 
-# Narrower spreads were part of what took the error at 20 labels from 3.63 to 3.38 %
-# (docs/studies/a100_memory.md).
+# Narrow spreads serve few labels best; what they reach from 20: docs/studies/a100_memory.md.
 SPEC = PriorSpec(
     (
         TermSpec("process", 0.7),  # more with more libraries loaded
@@ -62,7 +61,8 @@ INFERENCE_SHARE = (686 + 33) / (760 + 65)
 LABELS_FOR_LOOP = 200
 """Enough to distinguish loops; each is replayed for both, which takes time. A round number."""
 TYPICAL_ERROR = 0.03
-"""Of the logarithm, in the loop that ran: 2.99 % by architecture (docs/studies/a100_memory.md)."""
+"""Of the logarithm, in the loop that ran: 2.8 % by architecture, rounded up
+(docs/studies/a100_memory.md)."""
 
 FEATURE_GROUPS = (
     6,

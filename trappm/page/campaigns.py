@@ -63,7 +63,7 @@ def facts(store: Store, campaign_id: str) -> dict[str, Any]:
 
 def curves(store: Store) -> list[dict[str, Any]]:
     """Errors by round of the latest campaigns that have any."""
-    found = []
+    drawn = []
     for campaign in store.campaigns.all():
         errors = []
         with contextlib.suppress(CampaignError):  # another version wrote its reports
@@ -73,10 +73,10 @@ def curves(store: Store) -> list[dict[str, Any]]:
                 if (report := TrainingReport.of(r.report)) is not None
             ]
         if errors:
-            found.append({"id": campaign.id, "name": campaign.name, "errors": errors})
-        if len(found) == MOST_CURVES:
+            drawn.append({"id": campaign.id, "name": campaign.name, "errors": errors})
+        if len(drawn) == MOST_CURVES:
             break
-    return found
+    return drawn
 
 
 def _errors(number: int, purpose: str, report: Mapping[str, Any]) -> dict[str, Any]:

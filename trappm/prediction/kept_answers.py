@@ -14,18 +14,19 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.prediction.costs import FILE as PRICES
+from trappm.prediction.models.profile_cache import tracing_versions
 from trappm.prediction.prediction import Prediction
+from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.host.data_folder import data_folder
 
 MOST = 1000
 """So many are kept, the latest."""
 MAX_BYTES = 16 << 20
-LIBRARIES = ("numpy", "onnx", "timm", "torch")
 _CODE = Path(__file__).parents[1]
 """With the shipped snapshot."""
 
@@ -54,9 +55,8 @@ def kept_answers(
             return answers
         data = json.dumps([answer.to_dict() for answer in answers]).encode()
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{path.name}.{os.getpid()}.part"
-        part.write_bytes(data)
-        part.replace(path)
+        with made_whole(path, replace=True) as part:
+            part.write_bytes(data)
         kept = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in kept[:-MOST]:
             entry.unlink(missing_ok=True)
@@ -66,9 +66,9 @@ def kept_answers(
 def _name(question: Mapping[str, Any]) -> str:
     named = question.get("snapshot")
     places = [data_folder() / "snapshots", data_folder() / PRICES]
-    if named is not None and (Path(named) / "manifest.json").is_file():
+    if named is not None and (Path(named) / MANIFEST).is_file():
         places.append(Path(named))
-    state = (_code(), _versions(), [list(_files(place)) for place in places])
+    state = (_code(), tracing_versions(), [list(_files(place)) for place in places])
     identity = repr((state, sorted((name, repr(value)) for name, value in question.items())))
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -76,18 +76,6 @@ def _name(question: Mapping[str, Any]) -> str:
 @cache
 def _code() -> Sequence[tuple[str, int, int]]:
     return tuple(_files(_CODE))
-
-
-@cache
-def _versions() -> Sequence[str | None]:
-    """Of the libraries that define models and trace their steps."""
-    versions: list[str | None] = []
-    for library in LIBRARIES:
-        try:
-            versions.append(version(library))
-        except PackageNotFoundError:
-            versions.append(None)
-    return versions
 
 
 def _files(place: Path) -> Iterator[tuple[str, int, int]]:

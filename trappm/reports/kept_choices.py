@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.files.whole_file import made_whole
 
 if TYPE_CHECKING:
     from trappm.store import Store
@@ -42,10 +43,8 @@ def kept_choices(
             picks = [(str(name), dict(reason)) for name, reason in entry["picks"]]
             return NextChoices(picks, [(float(x), float(y)) for x, y in entry["points"]])
     choices = make()
-    with contextlib.suppress(OSError):
-        part = folder / f".{path.name}.{os.getpid()}.part"
+    with contextlib.suppress(OSError), made_whole(path, replace=True) as part:
         part.write_text(json.dumps({"state": state, **asdict(choices)}), encoding="utf-8")
-        part.replace(path)
     return choices
 
 

@@ -47,7 +47,7 @@ def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
     if not trained:
         return []
     number, last = trained[-1]
-    found = []
+    worse = []
     for device, errors in last.devices.items():
         for metric, of_metric in errors.items():
             after = of_metric["mape"]
@@ -63,7 +63,7 @@ def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
             gap = difference_of(best[2].evaluation, last.evaluation, device, metric)
             what = f"errors rose from round {best[1]} to {number}"
             judged = gap.judged or int(of_metric.get("count") or 0)
-            found.append(Setback(device, metric, what, best[0], after, judged, gap.chance))
+            worse.append(Setback(device, metric, what, best[0], after, judged, gap.chance))
     for device, by_metric in last.transfer.items():
         for metric, both in by_metric.items():
             if both.transferred > both.from_scratch:
@@ -72,5 +72,5 @@ def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
                     device, metric, "transfer lost to a start from scratch", both.from_scratch,
                     both.transferred, judged, both.chance,
                 )  # fmt: skip
-                found.append(lost)
-    return found
+                worse.append(lost)
+    return worse

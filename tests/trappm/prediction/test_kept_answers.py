@@ -53,7 +53,7 @@ def test_a_second_answer_is_the_first_one_and_needs_no_torch(home):
 
 def test_another_version_of_timm_makes_another_answer(home, monkeypatch):
     ask()
-    monkeypatch.setattr(kept_answers, "_versions", lambda: ["another"])
+    monkeypatch.setattr(kept_answers, "tracing_versions", lambda: ("another",))
     ask()
     assert len(entries(home)) == 2
 

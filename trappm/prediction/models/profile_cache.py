@@ -11,7 +11,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.profiler.errors import InputError, ModelFileError, TrappmError
+from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
@@ -79,15 +79,14 @@ class ProfileCache:
         return size
 
     def _path(self, key: tuple[object, ...], suffix: str) -> Path:
-        identity = repr((FORMAT, *_versions(), *key))
+        identity = repr((FORMAT, *tracing_versions(), *key))
         return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.{suffix}"
 
     def _keep(self, path: Path, data: bytes) -> None:
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         with contextlib.suppress(OSError):  # the answer does not depend on it
             self.folder.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(data)
-            part.replace(path)
+            with made_whole(path, replace=True) as part:
+                part.write_bytes(data)
 
 
 def content_key(path: Path) -> str:
@@ -110,7 +109,8 @@ def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str
 
 
 @cache
-def _versions() -> tuple[str, ...]:
+def tracing_versions() -> tuple[str, ...]:
+    """Of all that decides what a trace of a model is."""
     return tuple(version(name) for name in ("trappm", "timm", "torch", "onnx"))
 
 
