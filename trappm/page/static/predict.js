@@ -11,7 +11,7 @@ const EXAMPLE = { model: "resnet50", batch_size: "64" };
 const SETTINGS = {
   precision: ["Precision", ["fp32", "amp-fp16", "amp-bf16"]],
   memory_format: ["Memory format", ["contiguous", "channels-last"]],
-  optimizer: ["Optimizer", ["sgd", "momentum", "adam"]],
+  optimizer: ["Optimizer", ["sgd", "momentum", "adam", "adamw"]],
 };
 const WHOLE = ["batch_size", "input_size", "epochs", "samples"];
 let file = null; // chosen or dropped; it cannot stand in an address
