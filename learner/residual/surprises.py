@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import isotonic_regression
+from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 from torch import Tensor
 
 from trappm.learner.residual.trees import Growth, Trees, grow
