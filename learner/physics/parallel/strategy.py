@@ -49,6 +49,8 @@ class Parallelism:
     """Forward and backward passes (micro-batches) before each optimizer step."""
     reshard: bool = True
     """With FSDP: whether parameters are given back after the forward pass."""
+    shard_states: bool = False
+    """With DDP: whether each rank keeps its share of optimizer states only (ZeRO's first stage)."""
     gradient_views: bool = False
     """With DDP: whether gradients are views of the buckets (`gradient_as_bucket_view`)."""
     bucket_mib: float = BUCKET_MIB
