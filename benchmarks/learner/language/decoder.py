@@ -6,8 +6,8 @@ computed. A rank of tensor parallelism has fewer heads and a narrower feed-forwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -65,13 +65,20 @@ class Method:
     """What is trained of a decoder, and how."""
 
     rank: int = 0
-    """Of LoRA's factors on queries and values."""
+    """Of LoRA's factors."""
+    everywhere: bool = False
+    """LoRA on keys and all other linear layers too, not on queries and values only."""
     adapter: int = 0
     """1 for adapters' prompts; 2 for a scale and bias of every linear layer as well."""
     inference: bool = False
     checkpointing: bool = False
     chunk: int = 0
     """Tokens of a chunk of logits; 0 for all at once."""
+    wide_scores: bool = False
+    """Logits leave the model in 32 bits and the loop holds them until there are the next ones, as
+    Lightning Fabric's `bf16-true` and litgpt's loop have it."""
+    weight_bytes: float = 0.0
+    """Of a quantised weight, scales included; 0 for weights that are not quantised."""
 
     @property
     def is_full(self) -> bool:
@@ -98,20 +105,53 @@ class RootMeanSquare(nn.Module):
         return x.to(kind) * self.weight
 
 
+class _Dequantised(torch.autograd.Function):
+    """A product with a quantised weight, which is unpacked for it and once more backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inputs: int, outputs: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.size = outputs, inputs
+        weight = x.new_empty(outputs, inputs)
+        return x @ weight.clone().T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight = gradient.new_empty(ctx.size)
+        return gradient @ weight.clone(), None, None
+
+
 class Linear(nn.Linear):
     """With what fine-tuning adds: factors of a low rank for some of the results, or a scale."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, method: Method) -> None:
         super().__init__(inputs, outputs, bias)
-        self.scaled = method.adapter == 2
+        self.quantised = method.weight_bytes > 0
+        if self.quantised:
+            size = int(inputs * outputs * method.weight_bytes)
+            self.register_buffer("packed", torch.zeros(size, dtype=torch.uint8))
+            self.weight = nn.Parameter(torch.zeros(0))
+        self.scaled, self.factors = method.adapter == 2, method.everywhere
+        if self.factors:
+            self.lora_a = nn.Parameter(torch.zeros(method.rank, inputs))
+            self.lora_b = nn.Parameter(torch.zeros(outputs, method.rank))
         if self.scaled:
             self.adapter_bias = nn.Parameter(torch.zeros(outputs))
             self.adapter_scale = nn.Parameter(torch.ones(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scaled:
-            return self.adapter_scale * (super().forward(x) + self.adapter_bias)
-        return super().forward(x)
+            return self.adapter_scale * (self._product(x) + self.adapter_bias)
+        result = self._product(x)
+        if not self.factors:
+            return result
+        return result + (F.dropout(x, 0.05) @ self.lora_a.T @ self.lora_b.T) * 2.0
+
+    def _product(self, x: Tensor) -> Tensor:
+        if not self.quantised:
+            return super().forward(x)
+        result = _Dequantised.apply(x, self.in_features, self.out_features)
+        return result if self.bias is None else result + self.bias
 
 
 class Projection(Linear):
@@ -121,7 +161,9 @@ class Projection(Linear):
         sizes = [shape.heads * shape.width] + [shape.key_heads * shape.width] * 2
         super().__init__(shape.hidden, sum(sizes), bias, method)
         self.moved, self.rank = [sizes[0], sizes[2]], method.rank
-        if method.rank:
+        if method.everywhere:  # three groups are as one of three times the rank
+            self.rank = 0
+        if self.rank:
             self.lora_a = nn.Parameter(torch.zeros(2 * method.rank, shape.hidden))
             self.lora_b = nn.Parameter(torch.zeros(sum(self.moved), method.rank))
             self.register_buffer("places", torch.zeros(sum(self.moved), dtype=torch.long))
@@ -259,7 +301,6 @@ class Decoder(nn.Module):
             self.register_buffer("cos", torch.zeros(length, turned))
             self.register_buffer("sin", torch.zeros(length, turned))
         if not method.is_full:
-            trained = ("lora_", "adapter_", "prompt", "gate.", ".gate")
             for name, parameter in self.named_parameters():
                 if method.rank:
                     parameter.requires_grad = "lora_" in name
@@ -290,13 +331,12 @@ class Decoder(nn.Module):
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 
     def _loss(self, x: Tensor) -> Tensor:
-        if not self.method.chunk:
-            scores = self._scores(x).flatten(0, 1)
-            return F.cross_entropy(scores, _next(scores))
-        parts = [self._scores(part) for part in x.split(self.method.chunk, dim=1)]
-        parts[-1] = parts[-1][:, :-1]  # nothing follows the last token
-        losses = [F.cross_entropy(p.flatten(0, 1), _next(p.flatten(0, 1)), reduction="none") for p in parts]
-        return torch.cat(losses).mean()
+        chunk = self.method.chunk or x.shape[1]
+        parts = [self._scores(part) for part in x.split(chunk, dim=1)]
+        if self.method.wide_scores:
+            parts = self.kept = [part.float() for part in parts]
+        flat = [part.flatten(0, 1) for part in parts]
+        return torch.cat([F.cross_entropy(p, _next(p), reduction="none") for p in flat]).mean()
 
 
 def _next(scores: Tensor) -> Tensor:
