@@ -34,8 +34,13 @@ SCORE_BYTES = 6
 """Of a logit on a rank that has all stages: 16 bits, and its softmax in 32."""
 LAST_SCORE_BYTES = 10
 """With the gradient in 32 bits."""
-CAPACITY_GB = {"A100-80GB": 79.3, "V100-32GB": 31.7, "V100-16GB": 15.8}
-"""As nvidia-smi counts, which the source's figures come from."""
+CAPACITY_GB = {"A100-80GB": 85.2, "V100-32GB": 34.1, "V100-16GB": 16.9}
+FRAGMENTS, PROCESS_GB = (1.1, 0.1), (4.0, 3.0)
+"""Mean and deviation before any row: round numbers."""
+SCATTER = 0.06
+"""Of a row's relative error."""
+WRONG_WIDTH = "104B"
+"""Its runs had another feed-forward than the sheet's shape, the source says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,9 @@ def fit(runs: Sequence[Run]) -> dict[str, tuple[float, float]]:
         measured = np.array([float(r.row["mem_gb"]) for r in chosen])
         terms = np.array([[r.first, 1.0] for r in chosen]) / measured[:, None]
         rest = 1 - np.array([r.states for r in chosen]) / measured
+        widths = np.diag([SCATTER / FRAGMENTS[1], SCATTER / PROCESS_GB[1]])
+        before = widths @ [FRAGMENTS[0], PROCESS_GB[0]]
+        terms, rest = np.vstack([terms, widths]), np.append(rest, before)
         fragments, process = np.linalg.lstsq(terms, rest, rcond=None)[0]
         constants[machine] = float(fragments), float(process)
     return constants
@@ -113,13 +121,19 @@ def fit(runs: Sequence[Run]) -> dict[str, tuple[float, float]]:
 
 def judged(rows: Sequence[Row]) -> Iterator[Judged]:
     """Rows with memory, and those that ran out of it."""
-    known = [r for row in rows if row["mem_gb"] or row["status"] == "oom" if (r := run_of(row))]
+    known = [
+        run
+        for row in rows
+        if (row["mem_gb"] or row["status"] == "oom")
+        and WRONG_WIDTH not in row["model"]
+        and (run := run_of(row))
+    ]
 
     def predictor(others: Sequence[Run]):  # type: ignore[no-untyped-def]
         constants = fit(others)
 
         def predict(run: Run) -> float:
-            fragments, process = constants.get(run.machine, (1.0, 2.0))
+            fragments, process = constants.get(run.machine, (FRAGMENTS[0], PROCESS_GB[0]))
             return run.states + fragments * run.first + process
 
         return predict
@@ -134,6 +148,6 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
             f"{row['precision']} {row['source_line']}",
             measured=number(row, "mem_gb"),
             predicted=memory,
-            fullest=memory - run.first + max(run.first, run.last),
+            fullest=None if run.machine == "A100" else memory + max(run.last - run.first, 0.0),
             capacity=CAPACITY_GB[row["device"]],
         )

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -92,7 +93,10 @@ def details(rows: Iterable[Judged]) -> str:
     )
 
 
-def held_out[T](
+T = TypeVar("T")
+
+
+def held_out(
     rows: Sequence[T], model: Callable[[T], str], fit: Callable[[Sequence[T]], Callable[[T], float]]
 ) -> list[float]:
     """What is predicted of each row by a fit on the rows of all other models."""
