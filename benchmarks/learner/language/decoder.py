@@ -216,9 +216,7 @@ class Attention(nn.Module):
         shape = self.shape
         if shape.positions:  # three in a row, as llm-foundry and GPT-2 have them
             parts = qkv.chunk(3, dim=-1)
-            q, k, v = (
-                t.view(batch, length, -1, shape.width).transpose(1, 2) for t in parts
-            )
+            q, k, v = (t.view(batch, length, -1, shape.width).transpose(1, 2) for t in parts)
             return q, k, v
         each = shape.heads // shape.key_heads
         split = qkv.view(batch, length, shape.key_heads, each + 2, shape.width)
