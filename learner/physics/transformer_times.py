@@ -1,8 +1,9 @@
 """What steps of language models say of a device's kernels in 16 bits, beside its other labels.
 
-Constants of devices were learned from images: of attention over some hundred tokens, and of products
-of moderate size. `benchmarks/learner/language_models.py --fit` learned these few from llm-foundry's
-published steps (Apache-2.0) of MPT on A100 and H100 nodes, in bf16 with flash attention.
+Constants of devices were learned from images: of attention over some hundred tokens, and of
+products of moderate size. These few are round values from llm-foundry's published steps (Apache-2.0)
+of MPT on A100 and H100 nodes, in bf16 with flash attention;
+`benchmarks/learner/language_models.py --fit` fits them anew.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ KNOWN = {
     "a100": TransformerTimes(products=1.1, attention=1.87),
     "h100": TransformerTimes(products=0.95, attention=1.87),
 }
-"""By a card's model. Five constants each would be no better on models held out."""
+"""By a card's model."""
 OTHERS = TransformerTimes(attention=1.87)
 """The two agree on attention, so other cards are taken to be like them in that."""
 

@@ -273,7 +273,7 @@ class Layer(nn.Module):
             second = normed if self.norm_2 is None else self.norm_2(x)
             return self.feed_forward(second) + attended + x
         x = attended + x
-        assert self.norm_2 is not None  # noqa: S101  (parallel layers share norms only)
+        assert self.norm_2 is not None
         return self.after_feed_forward(self.feed_forward(self.norm_2(x))) + x
 
 

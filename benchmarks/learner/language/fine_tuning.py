@@ -106,7 +106,7 @@ def judged(rows: Sequence[Row]) -> Iterator[Judged]:
         length = whole(row, "longest_example_tokens") or whole(row, "seq_len") or PROMPT
         live, reserved = peaks_gb(shape, method, length, whole(row, "micro_batch", 1))
         card = A10G_MIB if row["device"] == "A10G" else memory_mib("a100")
-        assert card is not None  # noqa: S101  (in the catalogue)
+        assert card is not None
         phase = Phase.INFER if method.inference else Phase.TRAIN
         context = CONTEXT_MIB[phase] * GB_PER_MIB
         yield Judged(

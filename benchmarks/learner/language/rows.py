@@ -47,7 +47,7 @@ class Judged:
     @property
     def error(self) -> float:
         """Of what was measured."""
-        assert self.measured is not None  # noqa: S101  (asked of rows that were measured)
+        assert self.measured is not None
         return self.predicted / self.measured - 1
 
     @property
