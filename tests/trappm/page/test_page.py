@@ -223,6 +223,8 @@ def test_the_shipped_snapshot_tells_its_errors(page, server):
     show(page, server, "snapshots")
     page.get_by_role("link").filter(has_text=re.compile("^[0-9a-f]{20}$")).first.click()
     page.get_by_role("heading", name="Errors by head").wait_for()
+    page.get_by_role("heading", name="What intervals cover").wait_for()
+    page.get_by_role("img", name="What intervals of each size cover").wait_for()
     text = page.locator("main").inner_text()
     assert "a100-40gb" in text
     assert "trappm snapshot pull default" in text

@@ -42,12 +42,12 @@ export const legend = (pairs) =>
 
 /**
  * Points over two axes.
- * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal.
+ * series: [{name, kind (its colour), points: [{x, y, tip}]}]; rules: [{y, name}]; diagonal: where x and y are equal; range: of both axes.
  */
-export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, height = 270 }) {
+export function xyChart({ series, rules = [], xLabel, yLabel, label, xType = "linear", yType = "linear", lines = false, dots = true, diagonal = false, zero = false, range = null, height = 270 }) {
   const points = series.flatMap((one, at) => one.points.map((p) => ({ ...p, name: one.name, fill: colour(one.kind ?? at) })));
   const both = points.flatMap((p) => [p.x, p.y]);
-  const ends = diagonal ? [Math.min(...both) / 1.15, Math.max(...both) * 1.15] : undefined;
+  const ends = range ?? (diagonal ? [Math.min(...both) / 1.15, Math.max(...both) * 1.15] : undefined);
   const y = [...points.map((p) => p.y), ...rules.map((rule) => rule.y)];
   const isWhole = xType === "linear" && points.every((p) => Number.isInteger(p.x));
   const across = isWhole ? Math.max(...points.map((p) => p.x)) - Math.min(...points.map((p) => p.x)) : Infinity;

@@ -71,18 +71,20 @@ async function oneOf(name, values, signal, main) {
   return null;
 }
 
+const LEAST_JUDGED = 20; // fewer measurements say little of how often intervals hold
+
 /** What intervals of each size cover, head by head: on the diagonal they keep their word. */
 function reliability(manifest) {
   const rows = Object.entries(manifest.errors ?? {}).flatMap(([device, phases]) => Object.entries(phases).flatMap(([phase, metrics]) =>
-    Object.entries(metrics ?? {}).flatMap(([metric, judged]) => Object.entries(judged?.reliability ?? {}).map(([interval, covered]) => ({ head: `${device}, ${phase}, ${METRICS[metric]?.name.toLowerCase() ?? metric}`, interval: Number(interval), covered })))));
+    Object.entries(metrics ?? {}).filter(([, judged]) => judged?.count >= LEAST_JUDGED).flatMap(([metric, judged]) => Object.entries(judged.reliability ?? {}).map(([interval, covered]) => ({ head: `${device}, ${phase}, ${METRICS[metric]?.name.toLowerCase() ?? metric}`, interval: Number(interval), covered })))));
   if (!rows.length) return null;
   const heads = [...new Set(rows.map((r) => r.head))];
   const at = (head, interval) => rows.find((r) => r.head === head && r.interval === interval)?.covered;
   const shown = [50, 80, 90, 95];
-  return card("What intervals cover", figure("Share of the measurements of architectures held out that lie inside intervals of each size: on the line, intervals keep their word.",
+  return card("What intervals cover", figure(`Share of the measurements of architectures held out that lie inside intervals of each size, for heads judged on ${LEAST_JUDGED} or more: on the line, intervals keep their word.`,
     xyChart({
       series: heads.map((head) => ({ name: head, points: rows.filter((r) => r.head === head).map((r) => ({ x: r.interval, y: r.covered, tip: `${head}\n${r.interval} %: ${percent(r.covered)} inside` })) })),
-      xLabel: "Interval, %", yLabel: "Measurements inside, %", label: "What intervals of each size cover, by head", lines: true, diagonal: true,
+      xLabel: "Interval, %", yLabel: "Measurements inside, %", label: "What intervals of each size cover, by head", lines: true, diagonal: true, range: [0, 100],
     }),
     () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => percent(at(r.head, i)) }))], heads.map((head) => ({ head })), { hideCaption: true })));
 }
