@@ -130,7 +130,11 @@ def _tracer(
 def _inputs(model: str | nn.Module, input_size: int | Inputs) -> Inputs:
     if not isinstance(input_size, int):
         return input_size
-    return source_of(model).inputs(model, input_size) if isinstance(model, str) else Sample.of(input_size)
+    return (
+        source_of(model).inputs(model, input_size)
+        if isinstance(model, str)
+        else Sample.of(input_size)
+    )
 
 
 def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> GraphTemplate:

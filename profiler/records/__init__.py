@@ -152,7 +152,9 @@ class Configuration:
         return {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
 
     def __str__(self) -> str:
-        parts = [f"{self.architecture} batch {self.batch_size} at {size_text(self.architecture, self.input_size)}"]
+        parts = [
+            f"{self.architecture} batch {self.batch_size} at {size_text(self.architecture, self.input_size)}"
+        ]
         parts += [
             str(getattr(self, f.name)) for f in dataclasses.fields(self)
             if f.default is not dataclasses.MISSING and getattr(self, f.name) != f.default

@@ -10,7 +10,10 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, InputSize, Model, SequenceLength, print_json
 
 Architecture = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A timm architecture, or hf: name.", autocompletion=shell.models)
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A timm architecture, or hf: name.", autocompletion=shell.models
+    ),
 ]
 
 

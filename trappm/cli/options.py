@@ -15,7 +15,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A timm architecture, an hf: name, or an ONNX file.", autocompletion=shell.models
+        metavar="MODEL",
+        help="A timm architecture, an hf: name, or an ONNX file.",
+        autocompletion=shell.models,
     ),
 ]
 BatchSize = Annotated[

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL", help="timm architectures, hf: names, or ONNX files.", autocompletion=shell.models
+        metavar="MODEL",
+        help="timm architectures, hf: names, or ONNX files.",
+        autocompletion=shell.models,
     ),
 ]
 DeviceName = Annotated[
@@ -27,7 +29,9 @@ DeviceName = Annotated[
     ),
 ]
 Phase = Annotated[str, typer.Option(help="train or infer.")]
-Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16; as most labels.")]
+Precision = Annotated[
+    str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16; as most labels.")
+]
 MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
 SnapshotName = Annotated[

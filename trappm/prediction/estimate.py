@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from trappm.prediction.models.sizes import size_of
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import BatchOrderError, InputError
-from trappm.prediction.models.sizes import size_of
 from trappm.profiler.models.model_input import ExampleInputs, Inputs
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down

@@ -183,9 +183,7 @@ def _sizes(
 ) -> list[int | None]:
     """Of each model's input; where there are images and text, each gets the one for its kind."""
     if len({size_kind(model) for model in models}) > 1:
-        return [
-            sequence_length if size_kind(model) == "tokens" else input_size for model in models
-        ]
+        return [sequence_length if size_kind(model) == "tokens" else input_size for model in models]
     return [size_of(model, input_size, sequence_length) for model in models]
 
 
