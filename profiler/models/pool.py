@@ -147,10 +147,10 @@ def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
 
     sizes: set[int] = set()
     for size in group.input_sizes:
-        pixels = source_of(architecture).native_input_size(architecture) if size == "native" else size
+        pixels = (
+            source_of(architecture).native_input_size(architecture) if size == "native" else size
+        )
         if pixels is None:
-            raise InputError(
-                f"{architecture} has no input size of its own; give one"
-            )
+            raise InputError(f"{architecture} has no input size of its own; give one")
         sizes.add(pixels)
     return sizes

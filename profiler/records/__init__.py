@@ -116,7 +116,7 @@ class Configuration:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     architecture: str
-    """A timm model name, such as `resnet18`, or that of a transformer, such as `hf:gpt2,lora=16`."""
+    """A timm model name, such as `resnet18`, or a transformer's, such as `hf:gpt2,lora=16`."""
     batch_size: int
     input_size: int
     """Height and width of the square input image in pixels; tokens of a transformer's sample."""
@@ -152,9 +152,8 @@ class Configuration:
         return {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.architecture} batch {self.batch_size} at {size_text(self.architecture, self.input_size)}"
-        ]
+        size = size_text(self.architecture, self.input_size)
+        parts = [f"{self.architecture} batch {self.batch_size} at {size}"]
         parts += [
             str(getattr(self, f.name)) for f in dataclasses.fields(self)
             if f.default is not dataclasses.MISSING and getattr(self, f.name) != f.default

@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
-from trappm.profiler.models.named_inputs import NamedInputs
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
@@ -34,6 +33,7 @@ from trappm.profiler.records import (
 from trappm.profiler.steps.initial_gains import give_ordinary_gains
 from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, Window
 from trappm.profiler.steps.sampling import sample
+from trappm.profiler.transformers.named_inputs import NamedInputs
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 
@@ -245,9 +245,7 @@ def _step_of_named(
     return _training_step(lambda: model(**batch).loss, model.train(), configuration)
 
 
-def _inference_step(
-    forward: Callable[[], object], model: nn.Module, precision: Precision
-) -> Step:
+def _inference_step(forward: Callable[[], object], model: nn.Module, precision: Precision) -> Step:
     device = next(model.parameters()).device
 
     def step(mark: Mark) -> None:

@@ -22,14 +22,15 @@ from torch import nn
 
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
 from trappm.profiler.host.extras import from_extra
-from trappm.profiler.models.named_inputs import Field, NamedInputs
 from trappm.profiler.records import Phase
+from trappm.profiler.transformers.named_inputs import Field, NamedInputs
 from trappm.profiler.transformers.names import Frozen, TransformerName, builtin_shapes
 
 with from_extra("transformers", "a transformer"):
     import transformers
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto import modeling_auto as auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 DEFAULT_LENGTH = 2048
 """Tokens of a sample where nobody says how many, or the model's most if that is less."""
@@ -142,7 +143,7 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
         image = Field((config.num_channels, input_size, input_size), torch.float32)
         label = Field((), torch.int64, config.num_labels)
         return NamedInputs({"pixel_values": image, "labels": label}, {"pixel_values": image}, {})
-    tokens = Field((input_size,), torch.int64, config.get_text_config().vocab_size)
+    tokens = Field((input_size,), torch.int64, int(config.get_text_config().vocab_size or 0))
     trained = {"input_ids": tokens, "labels": tokens}
     if task is auto.AutoModelForMaskedLM:
         return NamedInputs(trained, {"input_ids": tokens}, {})
@@ -166,7 +167,7 @@ def _with_adapters(model: nn.Module, rank: int) -> nn.Module:
     kind = model.config.model_type  # type: ignore[union-attr]
     targets = None if kind in DEFAULTS else "all-linear"
     adapters = peft.LoraConfig(r=rank, target_modules=targets)
-    return cast(nn.Module, peft.get_peft_model(model, adapters))  # type: ignore[arg-type]
+    return cast(nn.Module, peft.get_peft_model(model, adapters))
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +180,7 @@ def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
             )
         fields = dict(shape)
         kind = fields.pop("model_type")
-        if kind not in auto.CONFIG_MAPPING_NAMES:
+        if kind not in CONFIG_MAPPING_NAMES:
             raise UnsupportedModelError(
                 f"{name} has the model type {kind!r}, which transformers "
                 f"{transformers.__version__} does not know; code of its own is never run"
@@ -203,7 +204,7 @@ def _task(config: PretrainedConfig) -> Any:
 
 
 def _class_of(config: PretrainedConfig) -> type[nn.Module]:
-    return cast(type[nn.Module], _task(config)._model_mapping[type(config)])
+    return cast("type[nn.Module]", _task(config)._model_mapping[type(config)])
 
 
 def _image_size(config: PretrainedConfig) -> int:

@@ -87,8 +87,8 @@ def predict(
     `predict("resnet101_32.onnx", {"device": ...})` say the same as keywords do.
 
     Args:
-        model: a timm name, a transformer such as `hf:gpt2` (docs/transformers.md), the path of an ONNX file, a module whose forward takes one tensor (it
-            stays as it is), or a list of these.
+        model: a timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, a module
+            whose forward takes one tensor (it stays as it is), or a list of these.
         config: further arguments by name.
         device: by any of its names; by default the snapshot's source device.
         devices: several instead, or "all" that heads of this phase exist for.
