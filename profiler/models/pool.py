@@ -39,7 +39,7 @@ class PoolGroup:
     """Families whose architectures are all in the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
     input_sizes: tuple[Literal["native"] | int, ...]
-    """Height and width of square images in pixels, or tokens; `native` is what each was made for."""
+    """Pixels of square images, or tokens; `native` is what each model was made for."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
@@ -147,9 +147,8 @@ def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
 
     sizes: set[int] = set()
     for size in group.input_sizes:
-        pixels = (
-            source_of(architecture).native_input_size(architecture) if size == "native" else size
-        )
+        native = size == "native"
+        pixels = source_of(architecture).native_input_size(architecture) if native else int(size)
         if pixels is None:
             raise InputError(f"{architecture} has no input size of its own; give one")
         sizes.add(pixels)

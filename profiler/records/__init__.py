@@ -322,10 +322,8 @@ def _canonical_json(value: object) -> str:
 
 
 def size_text(architecture: str, input_size: int) -> str:
-    """A size of input with its unit: `224 px`, `512 tokens`."""
-    from trappm.profiler.transformers.names import unit_of
-
-    return f"{input_size} {unit_of(architecture)}"
+    """A size of input with its unit: `224 px`, `512 tokens` of any transformer."""
+    return f"{input_size} {'tokens' if architecture.startswith('hf:') else 'px'}"
 
 
 def is_cpu_device(key: str) -> bool:
