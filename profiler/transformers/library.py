@@ -30,7 +30,9 @@ with from_extra("transformers", "a transformer"):
     import transformers
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto import modeling_auto as auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]
+        CONFIG_MAPPING_NAMES,
+    )
 
 DEFAULT_LENGTH = 2048
 """Tokens of a sample where nobody says how many, or the model's most if that is less."""
@@ -185,7 +187,7 @@ def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
                 f"{name} has the model type {kind!r}, which transformers "
                 f"{transformers.__version__} does not know; code of its own is never run"
             )
-        return AutoConfig.for_model(kind, **fields)
+        return cast(PretrainedConfig, AutoConfig.for_model(kind, **fields))
 
 
 def _config(name: TransformerName) -> PretrainedConfig:
