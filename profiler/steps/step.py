@@ -179,6 +179,11 @@ class Step:
         return round(math.log2(_FIRST_SCALE / scale))
 
 
+def create_model(architecture: str, input_size: int) -> nn.Module:
+    """The model of a configuration; raises as `ModelSource.create_model`."""
+    return source_of(architecture).create_model(architecture, input_size)
+
+
 def make_step(configuration: Configuration, device: torch.device) -> Step:
     """The whole step of a configuration, ready to be called again and again.
 
@@ -186,8 +191,7 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
         InputError, UnsupportedModelError: as for `run_protocol`.
     """
     torch.manual_seed(SEED)
-    source = source_of(configuration.architecture)
-    model = source.create_model(configuration.architecture, configuration.input_size)
+    model = create_model(configuration.architecture, configuration.input_size)
     give_ordinary_gains(model)
     if configuration.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
@@ -199,7 +203,9 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
     model = model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
-    inputs = source.inputs(configuration.architecture, configuration.input_size)
+    inputs = source_of(configuration.architecture).inputs(
+        configuration.architecture, configuration.input_size
+    )
     if isinstance(inputs, NamedInputs):
         return _step_of_named(model, inputs, configuration, generator)
     shape = (configuration.batch_size, 3, configuration.input_size, configuration.input_size)
@@ -207,7 +213,7 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
     if configuration.precision is Precision.BF16:
         images = images.to(torch.bfloat16)
     if configuration.phase is Phase.INFER:
-        return _inference_step(lambda: model(images), model.eval(), configuration.precision)
+        return _inference_step(lambda: model(images), model.eval(), configuration.precision, device)
     classes = max(1, int(getattr(model, "num_classes", 1)))
     targets = torch.randint(
         classes, (configuration.batch_size,), generator=generator, device=device
@@ -221,7 +227,7 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
             )
         return cross_entropy(logits, targets)
 
-    return _training_step(loss, model.train(), configuration)
+    return _training_step(loss, model.train(), configuration, device)
 
 
 def _step_of_named(
@@ -241,12 +247,18 @@ def _step_of_named(
             for name, value in batch.items()
         }
     if phase is Phase.INFER:
-        return _inference_step(lambda: model(**batch), model.eval(), configuration.precision)
-    return _training_step(lambda: model(**batch).loss, model.train(), configuration)
+        return _inference_step(
+            lambda: model(**batch), model.eval(), configuration.precision, generator.device
+        )
+    return _training_step(
+        lambda: model(**batch).loss, model.train(), configuration, generator.device
+    )
 
 
-def _inference_step(forward: Callable[[], object], model: nn.Module, precision: Precision) -> Step:
-    device = next(model.parameters()).device
+def _inference_step(
+    forward: Callable[[], object], model: nn.Module, precision: Precision, device: torch.device
+) -> Step:
+    model.eval()
 
     def step(mark: Mark) -> None:
         with torch.inference_mode(), _autocast(device, precision):
@@ -257,9 +269,11 @@ def _inference_step(forward: Callable[[], object], model: nn.Module, precision: 
 
 
 def _training_step(
-    loss_of_step: Callable[[], torch.Tensor], model: nn.Module, configuration: Configuration
+    loss_of_step: Callable[[], torch.Tensor],
+    model: nn.Module,
+    configuration: Configuration,
+    device: torch.device,
 ) -> Step:
-    device = next(model.parameters()).device
     optimizer = _optimizer(model, configuration.optimizer)
     # fp16 gradients underflow without scaling, so training always has it.
     scaled = configuration.precision is Precision.AMP_FP16
