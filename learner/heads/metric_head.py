@@ -22,7 +22,13 @@ from torch import Tensor
 from trappm.learner.estimator import Estimate, Model, Targets
 from trappm.learner.physics.prior import Prior
 from trappm.learner.residual.residual import CAUTION, FOLDS, Residual, fit_residual
-from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
+from trappm.learner.residual.surprises import Surprises
+from trappm.learner.stats.calibration import (
+    Calibration,
+    Familiarity,
+    UnseenErrors,
+    central_interval,
+)
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
 from trappm.learner.stats.kernels import Coordinates
 from trappm.learner.stats.labelled_range import LabelledRange
@@ -58,16 +64,22 @@ class Head(Generic[P]):
     source_share: float = 0.0
     labelled: LabelledRange | None = None
     """None without labels."""
+    surprises: Surprises | None = None
+    """None where too few labels lie far above the others."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        middle, deviation, outside = self._logs(workloads)
+        middle, deviation, outside, chances = self._logs(workloads)
         stated, median = self._stated(deviation, middle), np.exp(middle)
-        low, high = self.calibration.interval()
+        if self.surprises is None or chances is None:
+            log_quantiles = self.calibration.log_quantiles(middle, stated)
+        else:
+            log_quantiles = self.surprises.log_quantiles(self.calibration, middle, stated, *chances)
+        low, high = central_interval(log_quantiles)
         return Estimate(
             median=median,
-            low=np.exp(middle + low * stated),
-            high=np.exp(middle + high * stated),
-            log_quantiles=self.calibration.log_quantiles(middle, stated),
+            low=np.minimum(np.exp(low), median),
+            high=np.maximum(np.exp(high), median),
+            log_quantiles=log_quantiles,
             log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,
@@ -79,9 +91,11 @@ class Head(Generic[P]):
 
         Of memory and a device's capacity: the probability of running out of memory.
         """
-        middle, deviation, _ = self._logs(workloads)
-        stated = self._stated(deviation, middle)
-        return self.calibration.exceeding((np.log(limit) - middle) / stated)
+        middle, deviation, _, chances = self._logs(workloads)
+        stated, gap = self._stated(deviation, middle), np.log(limit) - middle
+        if self.surprises is None or chances is None:
+            return self.calibration.exceeding(gap / stated)
+        return self.surprises.exceeding(self.calibration, gap, stated, *chances)
 
     def gradients(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float32]:
         """Of the predicted logarithm by the prior's constants, as they are by now, in units of how
@@ -98,16 +112,18 @@ class Head(Generic[P]):
 
     def _logs(
         self, workloads: Sequence[Workload]
-    ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None]:
-        """Logarithm of each value (n), its deviation (n), and which are unlike all labels (n)."""
+    ) -> tuple[Array, Array, npt.NDArray[np.bool_] | None, tuple[Array, Array] | None]:
+        """Logarithm of each value (n), its deviation (n), which are unlike all labels (n), and
+        the probability of a surprise with its weight (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
         middle = logs + added
         if self.familiarity is None:
-            return middle, deviation, None
+            return middle, deviation, None, None
         distance = self.familiarity.distance(features)
         widened = self.familiarity.widened(deviation, distance)
-        return middle, widened, self.familiarity.outside(distance)
+        chances = None if self.surprises is None else self.surprises.probability(features, distance)
+        return middle, widened, self.familiarity.outside(distance), chances
 
     def _stated(self, deviation: Array, middle: Array) -> Array:
         """Deviations (n) with what the distance of n values from the labels adds."""
@@ -137,6 +153,8 @@ class Head(Generic[P]):
             parts["source"] = self.source
         if self.labelled is not None:
             parts["labelled"] = self.labelled
+        if self.surprises is not None:
+            parts["surprises"] = self.surprises
         tensors = {f"{part}.{k}": v for part, x in parts.items() for k, v in x.tensors().items()}
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
@@ -144,7 +162,7 @@ class Head(Generic[P]):
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
         """Raises KeyError or ValueError for tensors that are not those of such a head."""
         familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
-        labelled = with_prefix(tensors, "labelled.")
+        labelled, surprises = (with_prefix(tensors, f"{p}.") for p in ("labelled", "surprises"))
         return cls(
             prior.from_tensors(with_prefix(tensors, "prior.")),
             Residual.from_tensors(with_prefix(tensors, "residual.")),
@@ -153,6 +171,7 @@ class Head(Generic[P]):
             cls.from_tensors(prior, source) if source else None,
             float(tensors["source_share"]),
             LabelledRange.from_tensors(labelled) if labelled else None,
+            Surprises.from_tensors(surprises) if surprises else None,
         )
 
 
@@ -204,7 +223,7 @@ class Ours:
             bounds=bounds,
         )
         errors = np.where(known, residuals, bounds) - out_of_fold.mean
-        familiarity, deviations = None, out_of_fold.deviation
+        familiarity, deviations, surprises = None, out_of_fold.deviation, None
         if len(workloads):
             errors_on = [UnseenErrors(errors, deviations, folds)]
             points = Coordinates.fit(features, prior.feature_groups).apply(features)
@@ -217,9 +236,14 @@ class Ours:
             familiarity, deviations = familiarity.fit_widening(
                 errors_on, residual.noise, targets.groups, known
             )
+            if prior.surprises:
+                surprises = Surprises.fit(
+                    features, errors, deviations, targets.groups, folds, known,
+                    familiarity.usual_distance(targets.groups), generator,
+                )  # fmt: skip
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
         labelled = LabelledRange.of(targets)
-        return Head(prior, residual, calibration, familiarity, source, share, labelled)
+        return Head(prior, residual, calibration, familiarity, source, share, labelled, surprises)
 
     def _fit_prior(
         self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None

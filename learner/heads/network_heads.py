@@ -63,7 +63,7 @@ class NetworkHeads:
             high=column("high"),
             log_std=column("log_std"),
             disagreement=column("log_std_of_mean"),
-            outside=np.zeros((len(workloads), len(estimates)), dtype=bool),
+            outside=np.stack([e.outside for e in estimates if e.outside is not None], axis=1),
         )
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:

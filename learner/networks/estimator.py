@@ -5,8 +5,8 @@
 What differs between methods is the network, the vector of whole-graph features that joins it, and
 the loss; all of them learn the logarithm, with features scaled over the training set. Each network
 is blind to one fold of the architectures, by which its training is judged (`training`), and whose
-errors tell how wide an interval must be. Several of them are a deep ensemble (Lakshminarayanan et
-al. 2017).
+errors tell how wide an interval must be: the wider, the less a graph's operators are like those of
+labelled ones. Several networks are a deep ensemble (Lakshminarayanan et al. 2017).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from trappm.learner.networks.dataset import (
 from trappm.learner.networks.presets import Training
 from trappm.learner.networks.randomness import torch_seeded
 from trappm.learner.networks.training import train
-from trappm.learner.stats.calibration import Calibration
+from trappm.learner.residual.graph_features import OPERATORS, operator_shares
+from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.learner.tensors import with_prefix
@@ -96,14 +97,17 @@ class NetworkModel:
     """Deviation of the errors of log(value) on architectures that a network was blind to, but for
     when its training ended, which makes them a little too small."""
     calibration: Calibration
-    """Of these errors, in units of `noise`."""
+    """Of these errors, in units of the deviation that was stated."""
+    familiarity: Familiarity
+    """Of the labelled graphs by their operators: networks do not know what they have not seen."""
     batch_nodes: int
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         """Raises InputError for workloads whose vectors are not as wide as those learned from."""
         logs = self._logs(self._data(workloads))
         middle, disagreement = logs.mean(axis=0), logs.std(axis=0)
-        deviation = np.hypot(self.noise, disagreement)
+        distance = self.familiarity.distance(_operators(workloads))
+        deviation = self.familiarity.widened(np.hypot(self.noise, disagreement), distance)
         low, high = self.calibration.interval()
         return Estimate(
             median=np.exp(middle),
@@ -112,6 +116,7 @@ class NetworkModel:
             log_quantiles=self.calibration.log_quantiles(middle, deviation),
             log_std=deviation,
             log_std_of_mean=disagreement if len(self.networks) > 1 else None,
+            outside=self.familiarity.outside(distance),
         )
 
     def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
@@ -147,6 +152,7 @@ class NetworkModel:
             **self.vector_scaler.tensors("vector"),
             **{k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()},
             **{f"calibration.{k}": v for k, v in self.calibration.tensors().items()},
+            **{f"familiarity.{k}": v for k, v in self.familiarity.tensors().items()},
             **{
                 f"network{number}.{name}": value
                 for number, network in enumerate(self.networks)
@@ -183,6 +189,7 @@ class NetworkModel:
             vector_scaler=vector_scaler,
             **{name: float(tensors[name]) for name in ("centre", "scale", "noise")},
             calibration=Calibration.from_tensors(with_prefix(tensors, "calibration.")),
+            familiarity=Familiarity.from_tensors(with_prefix(tensors, "familiarity.")),
             batch_nodes=training.batch_nodes,
         )
 
@@ -248,8 +255,11 @@ class NetworkEstimator:
                 outputs = _outputs(network, _of(data, unseen), self.training.batch_nodes)
                 errors[unseen] = scale * (units[unseen, 0] - outputs)
                 networks.append(network)
-        judged = np.flatnonzero(~np.isnan(errors)).tolist()
+        judged = ~np.isnan(errors)
         noise = max(robust_deviation(errors[judged]), LEAST_NOISE)
+        familiarity, deviations = Familiarity.fit(_operators(chosen), groups).fit_widening(
+            [UnseenErrors(errors, np.full(len(errors), noise), folds)], noise, groups, judged
+        )
         return NetworkModel(
             networks=tuple(networks),
             vector=self.vector,
@@ -259,8 +269,11 @@ class NetworkEstimator:
             scale=scale,
             noise=noise,
             calibration=Calibration.fit(
-                errors[judged], np.full(len(judged), noise), [groups[i] for i in judged]
+                errors[judged],
+                deviations[judged],
+                [groups[i] for i in np.flatnonzero(judged).tolist()],
             ),
+            familiarity=familiarity,
             batch_nodes=self.training.batch_nodes,
         )
 
@@ -312,6 +325,12 @@ def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int]
     if not np.all((values > 0) & np.isfinite(values)):
         raise InputError("a label is zero, negative or infinite")
     return known, values
+
+
+def _operators(workloads: Sequence[Workload]) -> Array:
+    """What distances are told by: the operators' shares of each graph (n, operators)."""
+    shares = [operator_shares(workload.graph) for workload in workloads]
+    return np.array(shares, dtype=np.float64).reshape(len(workloads), len(OPERATORS))
 
 
 def _of(data: Sequence[Data], rows: npt.NDArray[np.bool_]) -> list[Data]:

@@ -79,6 +79,8 @@ class MemoryPrior(TermPrior):
     """The formula with its constants; see `learner.physics.prior.Prior`."""
 
     feature_groups = FEATURE_GROUPS
+    surprises = True
+    """cuDNN's workspaces."""
 
     def __init__(self, log_constants: Array | None = None, loop: Loop = Loop.PLAIN) -> None:
         super().__init__(SPEC, log_constants)

@@ -33,6 +33,11 @@ class Prior(Protocol):
         ...
 
     @property
+    def surprises(self) -> bool:
+        """Whether labels can lie far above their neighbours, by what the formula cannot know."""
+        ...
+
+    @property
     def feature_groups(self) -> tuple[int, ...]:
         """How many neighbouring columns of `features` belong together, in order: their scale and
         relevance are found together."""

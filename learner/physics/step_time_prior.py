@@ -67,6 +67,7 @@ class StepTimePrior:
     """Simulated time of a step in ms: a `learner.physics.prior.Prior`. Instances do not change."""
 
     transfer_tightness = TRANSFER_TIGHTNESS
+    surprises = False
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class TermPrior(ABC):
     """See `learner.physics.prior.Prior`. Instances do not change."""
 
     transfer_tightness: float = TRANSFER_TIGHTNESS
+    surprises: bool = False
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
         """With the logarithms of the constants (k); by default those of the reference device."""

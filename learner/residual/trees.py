@@ -36,6 +36,7 @@ class Growth:
     column_share: float = 0.5
     """Of the features, drawn anew for each node."""
     least_in_leaf: float = 5.0
+    objective: str = "reg:absoluteerror"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +141,7 @@ def join(models: Sequence[Trees]) -> Trees:
 
 
 def grow(features: Array, values: Array, growth: Growth, generator: np.random.Generator) -> Trees:
-    """One boosted model with the least absolute error on these n rows.
+    """One boosted model with the least error, as `growth` has it, on these n rows.
 
     Args:
         features: (n, f), finite.
@@ -152,7 +153,7 @@ def grow(features: Array, values: Array, growth: Growth, generator: np.random.Ge
 
     booster = xgboost.train(
         {
-            "objective": "reg:absoluteerror",
+            "objective": growth.objective,
             "tree_method": "hist",
             "max_depth": growth.max_depth,
             "eta": growth.learning_rate,

@@ -84,10 +84,12 @@ class MetricErrors(_Part):
     count: _Number | None = None
     mape: _Number | None = None
     by_family: dict[str, _Numbers] | None = None
+    reliability: _Numbers | None = None
+    """What intervals of so many percent cover, in percent."""
 
     def number(self, name: str) -> float | None:
         """A figure such as `coverage`; None where it is not known."""
-        value: float | None = self.model_dump(exclude={"by_family"}).get(name)
+        value: float | None = self.model_dump(exclude={"by_family", "reliability"}).get(name)
         return value
 
 

@@ -124,6 +124,14 @@ class Calibration:
         return cls(quantiles)
 
 
+def central_interval(log_quantiles: Array) -> tuple[Array, Array]:
+    """Where a share `COVERAGE` of each of n distributions lies: low and high logarithms (n)."""
+    rest = (1.0 - COVERAGE) / 2
+    rows = [np.interp([rest, 1.0 - rest], LEVELS, row) for row in log_quantiles]
+    low, high = np.array(rows).reshape(len(rows), 2).T
+    return low, high
+
+
 _STUDENT = np.array(
     [-4.604, -2.776, -2.132, -1.533, -1.19, -0.941, -0.741, -0.569, -0.414, -0.271, -0.134,
      0.0, 0.134, 0.271, 0.414, 0.569, 0.741, 0.941, 1.19, 1.533, 2.132, 2.776, 4.604]
@@ -224,9 +232,20 @@ class Familiarity:
             return float(votes @ losses(errors, stated * scale) + 0.5 * unusual**2)
 
         best = min(WIDENINGS, key=loss) if known.any() else USUAL_WIDENING
-        kept = np.linspace(0, len(self.points) - 1, min(len(self.points), MOST_POINTS))
-        points = self.points[kept.round().astype(np.int64)]
+        points = self.points[self._kept(len(self.points))]
         return replace(self, points=points, widening=best * unit), widened(best)[0]
+
+    def usual_distance(self, groups: Sequence[str]) -> float:
+        """From one of the architectures it was fitted to (n labels) to the nearest other."""
+        _, number = np.unique(np.array(groups), return_inverse=True)
+        distances = _nearest(self.points, self.points, number[self._kept(len(number))])
+        apart = distances[(distances > 0) & np.isfinite(distances)]
+        return max(float(np.median(apart)) if len(apart) else 1.0, LEAST_APART)
+
+    def _kept(self, count: int) -> npt.NDArray[np.int64]:
+        """Which of so many labels are kept to tell what is near."""
+        kept = np.linspace(0, count - 1, min(count, MOST_POINTS))
+        return kept.round().astype(np.int64)
 
     def distance(self, features: Array) -> Array:
         """Of n workloads to the nearest label, in deviations of the features (n)."""

@@ -181,6 +181,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Kept | None = None
                     for family, of_family in part.errors[phase]["by_family"].items()
                     if of_family is not None
                 },
+                "reliability": part.errors[phase].get("reliability"),
             }
         labels += [_label(m, sheet) for m in part.measurements]
     return save_snapshot(

@@ -57,6 +57,17 @@ def test_absolute_scale_is_kept(zoo, model):
     assert np.all(np.diff(found) > 0)
 
 
+def test_it_is_less_sure_of_graphs_of_other_operators(zoo, split, model):
+    workload = chosen(workloads(zoo), split[1])[0]
+    other = replace(
+        workload, graph=replace(workload.graph, operators=("LSTM",) * workload.graph.node_count)
+    )
+    near, far = (model.predict([w]) for w in (workload, other))
+    assert far.log_std > 1.5 * near.log_std
+    assert far.outside.all()
+    assert not near.outside.any()
+
+
 def test_no_sample_is_lost_and_order_does_not_matter(zoo, model):
     everything = workloads(zoo)
     whole = model.predict(everything).median

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { METRICS, NOTHING, bytes, number, percent, time } from "./format.js";
 import { get } from "./server.js";
 import { card, choice, command, empty, facts, figure, table } from "./parts.js";
-import { cellBar } from "./charts.js";
+import { cellBar, xyChart } from "./charts.js";
 
 export async function snapshotsView({ parts, values, signal, main }) {
   return parts.length ? oneOf(parts[0], values, signal, main) : all(signal);
@@ -61,6 +61,7 @@ async function oneOf(name, values, signal, main) {
       ])),
       card("Use it", h("p", {}, "Ask it here, or:"), command(`trappm predict resnet50 --batch-size 64 --snapshot ${data.aliases[0] ?? data.id.slice(0, 8)}`), h("p", {}, "Copy it into a folder:"), command(`trappm snapshot pull ${data.aliases[0] ?? data.id.slice(0, 8)} --to copy`), h("p", {}, h("a", { href: `#/predict?snapshot=${data.aliases[0] ?? data.id}` }, "Predict with it")))),
     card("Errors by head", table("Errors of each head on architectures held out", heads, data.heads, { hideCaption: true }), manifest.split && h("p", { class: "muted" }, `Errors are on: ${manifest.split}.`)),
+    reliability(manifest),
     others.length > 0 && sideBySide(data, beside, others),
     families,
     manifest.sources?.length > 0 && card("Sources", table("Published labels that it was trained on", [{ name: "file", label: "File", header: true }, { name: "source", label: "Source" }, { name: "device", label: "Device" }, { name: "phase", label: "Phase" }, { name: "metric", label: "Metric", cell: (r) => METRICS[r.metric]?.name ?? r.metric }, { name: "labels", label: "Labels", numeric: true }], manifest.sources, { hideCaption: true })),
@@ -68,6 +69,22 @@ async function oneOf(name, values, signal, main) {
   ].filter(Boolean));
   drawFamilies(null);
   return null;
+}
+
+/** What intervals of each size cover, head by head: on the diagonal they keep their word. */
+function reliability(manifest) {
+  const rows = Object.entries(manifest.errors ?? {}).flatMap(([device, phases]) => Object.entries(phases).flatMap(([phase, metrics]) =>
+    Object.entries(metrics ?? {}).flatMap(([metric, judged]) => Object.entries(judged?.reliability ?? {}).map(([interval, covered]) => ({ head: `${device}, ${phase}, ${METRICS[metric]?.name.toLowerCase() ?? metric}`, interval: Number(interval), covered })))));
+  if (!rows.length) return null;
+  const heads = [...new Set(rows.map((r) => r.head))];
+  const at = (head, interval) => rows.find((r) => r.head === head && r.interval === interval)?.covered;
+  const shown = [50, 80, 90, 95];
+  return card("What intervals cover", figure("Share of the measurements of architectures held out that lie inside intervals of each size: on the line, intervals keep their word.",
+    xyChart({
+      series: heads.map((head) => ({ name: head, points: rows.filter((r) => r.head === head).map((r) => ({ x: r.interval, y: r.covered, tip: `${head}\n${r.interval} %: ${percent(r.covered)} inside` })) })),
+      xLabel: "Interval, %", yLabel: "Measurements inside, %", label: "What intervals of each size cover, by head", lines: true, diagonal: true,
+    }),
+    () => table("What intervals cover", [{ name: "head", label: "Head", header: true }, ...shown.map((i) => ({ name: `i${i}`, label: `${i} %`, numeric: true, cell: (r) => percent(at(r.head, i)) }))], heads.map((head) => ({ head })), { hideCaption: true })));
 }
 
 /** Errors of two snapshots, head by head. */

@@ -1,0 +1,1 @@
+"""Language models as published sheets trained them: their rows, modules, and what is predicted."""

@@ -1,0 +1,1 @@
+"""Training on many GPUs: collectives over links, schedules of strategies, memory of a rank."""

@@ -1,0 +1,146 @@
+"""Links between GPUs: within a node, and between nodes.
+
+`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have by
+their data sheets. Both say where each row comes from; `benchmarks/learner/parallel/collectives.py`
+fits the first.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import is_cpu_device
+
+_FOLDER = Path(__file__).parent
+BITS_PER_BYTE = 8
+PCIE_GBS = {(0, 0): 15.8, (8, 0): 31.5, (9, 0): 63.0}
+"""A direction of 16 lanes, from this compute capability on: PCIe 3, 4 and 5."""
+
+
+class LinkKind(StrEnum):
+    """What is used alike by software."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    RDMA = "rdma"
+    """Between nodes, the network card reads the GPU's memory (InfiniBand, RoCE)."""
+    TCP = "tcp"
+    """Between nodes, through sockets and the host's memory."""
+    HOST = "host"
+    """Processes on CPU cores, by gloo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link as collectives see it; see `collectives` for the formula."""
+
+    kind: LinkKind
+    gbs: float
+    """GB/s in a direction: of a GPU, and of a node where it leads to other nodes, on paper."""
+    latency_us: float
+    """Of an all-reduce of next to nothing."""
+    hop_us: float
+    """What doubling the number of ranks adds to that."""
+    efficiency: float
+    """Share of `gbs` that large collectives reach."""
+    sharpness: float
+    """How suddenly latency gives way to bandwidth: 1 is their sum, below 1 a longer transition."""
+    message_latency_us: float
+    """Of sending next to nothing to one rank."""
+    message_efficiency: float
+    """Share of `gbs` that large messages reach."""
+    pair_share: float = 1.0
+    """Of the bandwidth, where there are two nodes only: all sockets end at the same host."""
+    spread: float = 0.3
+    """Standard deviation of the logarithm of times against it, where the link was held out."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("gbs", "efficiency", "sharpness", "message_efficiency", "pair_share"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} of a link is {getattr(self, name)}; it must be above 0")
+        for name in ("latency_us", "hop_us", "message_latency_us", "spread"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} of a link is {getattr(self, name)}; it must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """How the GPUs of a node are connected, to each other and to other nodes."""
+
+    name: str
+    inner: Link
+    network: Link
+    rails: int = 1
+    """Network cards of a node: fewer GPUs of it reach as many of them only."""
+    source: str = ""
+
+    def with_network(self, gbit: float) -> Node:
+        """The same with so many Gbit/s between nodes."""
+        if not 0 < gbit < float("inf"):
+            raise InputError(f"a network of {gbit} Gbit/s; give the speed of a node's network")
+        return replace(self, network=replace(self.network, gbs=gbit / BITS_PER_BYTE))
+
+
+@cache
+def link_kinds() -> dict[LinkKind, dict[str, float]]:
+    """How software uses links of each kind."""
+    names = {field.name for field in fields(Link)} - {"kind", "gbs", "source"}
+    return {
+        LinkKind(row["kind"]): {name: float(row[name]) for name in names}
+        for row in _rows(_FOLDER / "link_kinds.csv")
+    }
+
+
+def link(kind: LinkKind, gbs: float, **known: float | str) -> Link:
+    """A link of this kind and speed; `known` is what is known of this one itself."""
+    return Link(**{"kind": kind, "gbs": gbs, **link_kinds()[kind], **known})  # type: ignore[arg-type]
+
+
+def node_of(device: str) -> Node:
+    """The usual node of a device's cards; of one that no row names, PCIe and 100 Gbit/s.
+
+    Raises:
+        InputError: nobody has listed the card.
+    """
+    if is_cpu_device(device):
+        host = link(LinkKind.HOST, 10.0, source="two processes of one host, by gloo")
+        return Node(name="host", inner=host, network=link(LinkKind.TCP, 12.5), source=host.source)
+    card = card_of(device)
+    if card is None:
+        raise InputError(
+            f"nothing is known of device {device!r}, so neither are its links; add a line of its "
+            "data sheet to profiler/devices/catalogue.csv"
+        )
+    form = card.name.form or ""
+    for row in _rows(_FOLDER / "nodes.csv"):
+        if card.name.model == row["model"] and form.startswith(row["form"]):
+            own = {"efficiency": float(row["network_efficiency"])} if row["network_efficiency"] else {}
+            return Node(
+                name=row["name"],
+                inner=link(LinkKind(row["inner"]), float(row["inner_gbs"]), source=row["source"]),
+                network=link(
+                    LinkKind(row["network"]), float(row["network_gbit"]) / BITS_PER_BYTE, **own
+                ),
+                rails=int(row["rails"]),
+                source=row["source"],
+            )
+    newest = max(at for at in PCIE_GBS if at <= card.capability)
+    return Node(
+        name="PCIe, 100 Gbit/s",
+        inner=link(LinkKind.PCIE, PCIE_GBS[newest]),
+        network=link(LinkKind.TCP, 100 / BITS_PER_BYTE),
+        source="data sheets; no node of this card is listed",
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(newline="") as file:
+        yield from csv.DictReader(line for line in file if not line.startswith("#"))

@@ -1,0 +1,223 @@
+"""How long a training step takes on many GPUs: collectives beside the passes that they wait for.
+
+    DDP    forward | backward             | update
+                        bucket | bucket | bucket
+    FSDP   forward: gather the next block | backward: gather the next, reduce the last
+    TP     forward, sum, forward, sum, ... within each block
+
+One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and the
+end of a step: the bubble (Huang et al. 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trappm.learner.physics.parallel.collectives import Group
+from trappm.learner.physics.parallel.links import Node
+from trappm.learner.physics.parallel.step_work import Gradient, StepWork
+from trappm.learner.physics.parallel.strategy import FIRST_BUCKET_MIB, Parallelism, Strategy
+from trappm.profiler.errors import InputError
+
+MIB = 1 << 20
+SUMS_PER_PASS = 2
+"""All-reduces of a block's result in the forward pass, and as many in the backward pass: behind
+attention and behind the perceptron (Shoeybi et al. 2019)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSchedule:
+    """A step on many GPUs, in ms."""
+
+    step_ms: float
+    compute_ms: float
+    """What a rank computes; the rest of the step it waits."""
+    communication_ms: float
+    """All collectives of a rank, hidden ones as well."""
+    bubble_ms: float = 0.0
+    """Waiting for other stages of the pipeline."""
+
+    @property
+    def exposed_ms(self) -> float:
+        """Waiting for collectives."""
+        return max(self.step_ms - self.compute_ms - self.bubble_ms, 0.0)
+
+
+def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
+    """A step of `accumulation` passes over a rank's samples, shared in this way.
+
+    Raises:
+        InputError: the model cannot be shared so.
+    """
+    own, sums_ms = _of_a_rank(work, parallelism, node)
+    stages, passes = parallelism.pipeline_parallel, parallelism.accumulation
+    compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms
+    bubble_ms = (stages - 1) * (own.forward_ms + own.backward_ms)
+    sends_ms = 0.0
+    if stages > 1:
+        # Stages lie as far apart as they can: on other nodes, where there are several.
+        line = Group(node=node, gpus=1 if parallelism.nodes > 1 else 2, nodes=parallelism.nodes)
+        sends_ms = 2 * (passes + stages - 1) * line.send_ms(work.boundary_bytes)
+    within, across = parallelism.data_group
+    group = Group(node=node, gpus=within, nodes=across, sharing=parallelism.tensor_parallel)
+    if parallelism.data_parallel == 1:
+        synced = _Timeline(compute_ms, 0.0)
+    elif parallelism.strategy is Strategy.FSDP:
+        synced = _fsdp(own, group, passes, reshard=parallelism.reshard)
+    else:
+        synced = _ddp(own, group, passes, parallelism.bucket_mib)
+    all_sums_ms = (passes + stages - 1) * sums_ms
+    return StepSchedule(
+        step_ms=synced.end_ms + bubble_ms + all_sums_ms + sends_ms,
+        compute_ms=compute_ms,
+        communication_ms=synced.communication_ms + passes * sums_ms + sends_ms,
+        bubble_ms=bubble_ms,
+    )
+
+
+def buckets(sizes: Sequence[float], bucket_mib: float) -> list[list[int]]:
+    """The places of gradients in each bucket of `DistributedDataParallel`, in order of readiness.
+
+    A bucket is closed by the gradient that fills it, so that most are larger than their limit.
+    """
+    groups, place, limit, filled = [list[int]()], 0, FIRST_BUCKET_MIB * MIB, 0.0
+    for place, size in enumerate(sizes):
+        groups[-1].append(place)
+        filled += size
+        if filled >= limit:
+            groups.append([])
+            filled, limit = 0.0, bucket_mib * MIB
+    return [group for group in groups if group]
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    end_ms: float
+    communication_ms: float
+
+
+def _of_a_rank(
+    work: StepWork, parallelism: Parallelism, node: Node
+) -> tuple[StepWork, float]:
+    """What one rank computes of a pass, and what it waits for sums of blocks' results in it."""
+    tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
+    blocks = len(work.blocks_bytes)
+    if tensor * stages > 1 and not work.boundary_bytes:
+        raise InputError(
+            f"strategy {'tp' if tensor > 1 else 'pp'} needs a model of equal blocks of linear "
+            "layers, which this is not; take ddp or fsdp"
+        )
+    if stages > 1 and blocks % stages:
+        raise InputError(f"{stages} stages do not divide {blocks} blocks; take a divisor of them")
+    share = (work.divisible / tensor + 1 - work.divisible) / stages
+    states = work.update_ms / (tensor * stages)
+    if parallelism.strategy is Strategy.FSDP:
+        states /= parallelism.data_parallel
+    own = replace(
+        work,
+        forward_ms=work.forward_ms * share,
+        backward_ms=work.backward_ms * share,
+        update_ms=states,
+        gradients=tuple(
+            Gradient(gradient.size_bytes / (tensor * stages), gradient.ready)
+            for gradient in work.gradients
+        ),
+        blocks_bytes=tuple(size / tensor for size in work.blocks_bytes[: blocks // stages]),
+        root_bytes=work.root_bytes / tensor,
+    )
+    summing = Group(node=node, gpus=tensor)
+    sums = 2 * SUMS_PER_PASS * blocks / stages
+    return own, sums * summing.all_reduce_ms(work.boundary_bytes)
+
+
+def _ddp(work: StepWork, group: Group, passes: int, bucket_mib: float) -> _Timeline:
+    """Gradients are summed bucket by bucket in the last backward pass, and in no other."""
+    start = (passes - 1) * (work.forward_ms + work.backward_ms) + work.forward_ms
+    gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
+    end, total = start, 0.0
+    for places in buckets([gradient.size_bytes for gradient in gradients], bucket_mib):
+        lasts = group.all_reduce_ms(sum(gradients[place].size_bytes for place in places))
+        ready = start + work.backward_ms * gradients[places[-1]].ready
+        end = max(end, ready) + lasts
+        total += lasts
+    return _Timeline(max(end, start + work.backward_ms) + work.update_ms, total)
+
+
+def _fsdp(work: StepWork, group: Group, passes: int, *, reshard: bool) -> _Timeline:
+    """Each block is gathered while the one before is computed, and reduced in the last pass."""
+    blocks = work.blocks_bytes or (work.gradient_bytes,)
+    shares = _block_shares(work, blocks)
+    share = work.gathered_share
+    gathers = [group.all_gather_ms(size * share) for size in blocks]
+    reductions = [group.reduce_scatter_ms(size * share) for size in blocks]
+    root_ms = group.all_gather_ms(work.root_bytes * share)
+    line = _Line()
+    for number in range(passes):
+        line.gather(root_ms)
+        gathered = gathers if reshard or number == 0 else [0.0] * len(blocks)
+        line.passes(gathered, work.forward_ms * shares, [0.0] * len(blocks))
+        back = gathers[-2::-1] if reshard else [0.0] * (len(blocks) - 1)
+        reduced = reductions[::-1] if number == passes - 1 else [0.0] * len(blocks)
+        # The last block is not given back between the passes.
+        line.passes([0.0, *back], work.backward_ms * shares[::-1], reduced)
+    line.reduce(group.reduce_scatter_ms(work.root_bytes * share))
+    end = max(line.computed_ms, line.link_ms)
+    return _Timeline(end + work.update_ms, line.communication_ms)
+
+
+class _Line:
+    """A rank that computes and communicates beside each other, in ms from the start."""
+
+    def __init__(self) -> None:
+        self.computed_ms = 0.0
+        self.link_ms = 0.0
+        """When the link is free."""
+        self.communication_ms = 0.0
+
+    def gather(self, lasts_ms: float) -> None:
+        """What all that follows waits for."""
+        self._communicate(self.computed_ms, lasts_ms)
+        self.computed_ms = max(self.computed_ms, self.link_ms)
+
+    def reduce(self, lasts_ms: float) -> None:
+        """What the optimizer waits for."""
+        self._communicate(self.computed_ms, lasts_ms)
+
+    def passes(
+        self, gathers_ms: Iterable[float], computing_ms: Iterable[float], reductions_ms: Iterable[float]
+    ) -> None:
+        """A pass over the blocks: each is gathered as soon as the one before begins."""
+        begun, reduction_ms = self.computed_ms, 0.0
+        for gather_ms, compute_ms, next_reduction_ms in zip(
+            gathers_ms, computing_ms, reductions_ms, strict=True
+        ):
+            there = self._communicate(begun, gather_ms) if gather_ms else 0.0
+            self._communicate(self.computed_ms, reduction_ms)
+            begun = max(self.computed_ms, there)
+            self.computed_ms = begun + float(compute_ms)
+            reduction_ms = next_reduction_ms
+        self._communicate(self.computed_ms, reduction_ms)
+
+    def _communicate(self, earliest_ms: float, lasts_ms: float) -> float:
+        """When a collective ends that can begin so early."""
+        if lasts_ms:
+            self.link_ms = max(self.link_ms, earliest_ms) + lasts_ms
+            self.communication_ms += lasts_ms
+        return self.link_ms
+
+
+def _block_shares(work: StepWork, blocks: Sequence[float]) -> np.ndarray:
+    """The share of a pass that each block takes, in the order of the forward pass (b).
+
+    From when gradients are ready: the backward pass completes as many bytes of them meanwhile.
+    """
+    gradients = sorted(work.gradients, key=lambda gradient: gradient.ready)
+    done = np.cumsum([0.0, *(gradient.size_bytes for gradient in gradients)])
+    ready = [0.0, *(gradient.ready for gradient in gradients[:-1]), 1.0]
+    ends = np.cumsum([0.0, *blocks[::-1]])
+    at = np.interp(ends / max(ends[-1], 1.0), done / max(done[-1], 1.0), ready)
+    shares: np.ndarray = np.diff(at)[::-1]
+    return shares
