@@ -92,7 +92,7 @@ class SimulatedDevice(Device):
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
     ) -> Findings:
         enter("create")
-        if configuration.precision is Precision.AMP_BF16 and not self._card.has_bf16:
+        if configuration.precision.needs_bf16 and not self._card.has_bf16:
             raise UnsupportedModelError(f"{self._card.name} has no bf16 arithmetic")
         profile = _profile(configuration.architecture, configuration.input_size)
         enter("warmup")

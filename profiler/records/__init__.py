@@ -60,6 +60,11 @@ class Precision(enum.StrEnum):
     BF16 = "bf16"
     """Without autocast: parameters, gradients and optimizer states are bf16 themselves."""
 
+    @property
+    def needs_bf16(self) -> bool:
+        """Whether the device has to compute in bf16."""
+        return self in (Precision.AMP_BF16, Precision.BF16)
+
 
 class MemoryFormat(enum.StrEnum):
     """Layout of the images and convolution weights."""

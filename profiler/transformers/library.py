@@ -143,7 +143,7 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
     task = _task(config)
     if _image_size(config):
         image = Field((config.num_channels, input_size, input_size), torch.float32)
-        label = Field((), torch.int64, config.num_labels)
+        label = Field((), torch.int64, int(config.num_labels or 2))
         return NamedInputs({"pixel_values": image, "labels": label}, {"pixel_values": image}, {})
     tokens = Field((input_size,), torch.int64, int(config.get_text_config().vocab_size or 0))
     trained = {"input_ids": tokens, "labels": tokens}
@@ -177,9 +177,10 @@ def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
     shape = name.shape()
     with _reasons(str(name)), _quiet():
         if shape is None:
-            return AutoConfig.from_pretrained(
+            stored: PretrainedConfig = AutoConfig.from_pretrained(
                 name.name, local_files_only=True, trust_remote_code=False
             )
+            return stored
         fields = dict(shape)
         kind = fields.pop("model_type")
         if kind not in CONFIG_MAPPING_NAMES:
@@ -187,7 +188,7 @@ def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
                 f"{name} has the model type {kind!r}, which transformers "
                 f"{transformers.__version__} does not know; code of its own is never run"
             )
-        return cast(PretrainedConfig, AutoConfig.for_model(kind, **fields))
+        return AutoConfig.for_model(kind, **fields)
 
 
 def _config(name: TransformerName) -> PretrainedConfig:

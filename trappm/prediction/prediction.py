@@ -17,7 +17,7 @@ from trappm.prediction.costs import Offer, Power, Run
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.number_text import number_text
 from trappm.profiler.profile_record import StepSource
-from trappm.profiler.records import METRICS, Precision, is_cpu_device
+from trappm.profiler.records import METRICS, is_cpu_device
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def remarks_on(
         by_basis.setdefault(basis, []).append(metric)
     remarks += [f"no head of {device}: {', '.join(ms)} from {b}" for b, ms in by_basis.items()]
     listed = card_of(card)
-    if settings.precision is Precision.AMP_BF16 and listed is not None and not listed.has_bf16:
+    if settings.precision.needs_bf16 and listed is not None and not listed.has_bf16:
         remarks.append(f"{device} has no bf16 of its own, and is slower in it than this")
     if labelled and settings not in labelled:
         given, usual = (", ".join(row) for row in (settings, labelled[0]))

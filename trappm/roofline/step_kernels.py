@@ -161,7 +161,7 @@ def _bound(device: KnownDevice, point: KernelPoint) -> str:
 
 
 def _data_types(table: KernelTable, precision: Precision) -> npt.NDArray[np.object_]:
-    half = "bf16" if precision is Precision.AMP_BF16 else "fp16"
+    half = "bf16" if precision.needs_bf16 else "fp16"
     return np.where(table.half, half, "fp32").astype(object)
 
 

@@ -15,7 +15,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +158,9 @@ def main() -> None:
         name = f"{one.system} {one.collective}"
         print(f"| {name} | {one.gpus // one.nodes} x {one.nodes} | {' | '.join(cells)} |")
     means = [
-        " / ".join(f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1))
+        " / ".join(
+            f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1)
+        )
         for place in range(3)
     ]
     print(f"| mean of series | | {' | '.join(means)} |")

@@ -80,6 +80,6 @@ class Group:
             return within
         reached = min(self.gpus * self.sharing, self.node.rails) / self.node.rails
         between = network.gbs * reached * network.efficiency / self.sharing
-        if self.nodes == 2:  # noqa: PLR2004
+        if self.nodes == 2:
             between *= network.pair_share
         return between if self.gpus == 1 else 1 / (1 / between + 1 / within)

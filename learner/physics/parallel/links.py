@@ -122,7 +122,11 @@ def node_of(device: str) -> Node:
     form = card.name.form or ""
     for row in _rows(_FOLDER / "nodes.csv"):
         if card.name.model == row["model"] and form.startswith(row["form"]):
-            own = {"efficiency": float(row["network_efficiency"])} if row["network_efficiency"] else {}
+            own = (
+                {"efficiency": float(row["network_efficiency"])}
+                if row["network_efficiency"]
+                else {}
+            )
             return Node(
                 name=row["name"],
                 inner=link(LinkKind(row["inner"]), float(row["inner_gbs"]), source=row["source"]),

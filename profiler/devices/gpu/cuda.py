@@ -31,7 +31,7 @@ from trappm.profiler.devices.gpu.sensors import PERIOD_S, GpuWatch
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import host_facts
-from trappm.profiler.records import Configuration, Precision, Protocol
+from trappm.profiler.records import Configuration, Protocol
 from trappm.profiler.steps.meter import MarkedStep, MemoryReading, Window
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class CudaDevice(StepDevice):
     def refusal(self, configuration: Configuration) -> str | None:
         import torch
 
-        if configuration.precision is Precision.AMP_BF16 and not torch.cuda.is_bf16_supported(
+        if configuration.precision.needs_bf16 and not torch.cuda.is_bf16_supported(
             including_emulation=False
         ):
             return f"{self._gpu.name} has no bf16 arithmetic"

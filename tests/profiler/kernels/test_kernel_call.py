@@ -195,8 +195,9 @@ def test_groups_make_another_kind(groups, kind):
 
 
 def test_optimizers_are_those_of_steps():
-    calls = [KernelCall.of(name, tensors=1, elements=1) for name in Optimizer]
-    assert {call.optimizer for call in calls} == set(Optimizer)
+    timed = set(Optimizer) - {Optimizer.ADAMW}  # moves as much memory as Adam
+    calls = [KernelCall.of(name, tensors=1, elements=1) for name in timed]
+    assert {call.optimizer for call in calls} == timed
     assert small(Operator.LINEAR).optimizer is None
 
 

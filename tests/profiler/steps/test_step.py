@@ -178,9 +178,11 @@ def test_training_step_trains(
     while step.count == step.skipped():  # in fp16 until the scaled gradients are finite
         step()
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
-    assert sum(changed) > len(changed) / 2
+    # So small a rate moves parameters of 16 bits only near 0; the update costs the same.
+    half = precision is Precision.BF16
+    assert sum(changed) > (0 if half else len(changed) / 2)
     assert all(p.grad is not None for p in model.parameters())
-    assert all(p.dtype is torch.float32 for p in model.parameters())
+    assert all(p.dtype is (torch.bfloat16 if half else torch.float32) for p in model.parameters())
 
 
 def test_training_step_marks_its_parts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
