@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trappm.label_frames import labels
     from trappm.prediction.estimate import Estimate, estimate
+    from trappm.prediction.generation import Generation, generate
     from trappm.prediction.lookup import Answer, lookup
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Prediction", "TrainingLoop", "TrappmError", "__version__", "estimate",
-    "labels", "lookup", "predict",
+    "Answer", "Estimate", "Generation", "Prediction", "TrainingLoop", "TrappmError", "__version__",
+    "estimate", "generate", "labels", "lookup", "predict",
 ]  # fmt: skip
 
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
     "Estimate": "trappm.prediction.estimate",
+    "Generation": "trappm.prediction.generation",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
     "estimate": "trappm.prediction.estimate",
+    "generate": "trappm.prediction.generation",
     "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",

@@ -19,6 +19,7 @@ from trappm.cli import (
     device,
     estimate,
     evaluate,
+    generate,
     pool,
     predict,
     serve,
@@ -54,6 +55,7 @@ app.command(name="predict")(predict.predict)
 app.command(name="compare")(predict.compare)
 app.command(name="fits")(estimate.fits)
 app.command(name="estimate")(estimate.estimate)
+app.command(name="generate")(generate.generate)
 app.command(name="devices")(device.devices)
 app.command(name="serve")(serve.serve)
 app.command(name="ui")(ui.ui)

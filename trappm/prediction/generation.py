@@ -1,0 +1,202 @@
+"""`trappm.generate`: what it costs a decoder to read a prompt and to write after it.
+
+    >>> import trappm
+    >>> trappm.generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
+
+Transformers' own modules, one kernel after another, as PyTorch runs them without compilation; this
+says nothing of serving engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trappm.prediction.estimate import beside_step_mib, capacity_of
+from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import MemoryFormat, Phase, Precision, member
+
+MIB = 1 << 20
+MOST = 1 << 24
+"""Tokens and sequences; a bound against slips of the keyboard."""
+UNLABELLED = (
+    "no generation was labelled on any card: times are from kernels, and their intervals from "
+    "other inference of cards held out"
+)
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Generation:
+    """What it costs to generate; intervals hold 90 %."""
+
+    model: str
+    device: str
+    prompt: int
+    tokens: int
+    batch_size: int
+    precision: str
+    attention: str
+    first_token_ms: float
+    first_token_interval_ms: Interval
+    token_ms: float
+    """Mean over the tokens after the first; NaN where there are none."""
+    token_interval_ms: Interval
+    tokens_per_s: float
+    """Of all sequences, from the prompt to the last token."""
+    total_s: float
+    weights_mib: float
+    cache_mib: float
+    """After the last step, which reads the last token but one."""
+    activations_mib: float
+    """What the allocator takes beside weights and cache at its peak."""
+    context_mib: float
+    capacity_mib: float
+    remarks: tuple[str, ...]
+
+    @property
+    def memory_mib(self) -> float:
+        return self.weights_mib + self.cache_mib + self.activations_mib + self.context_mib
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_mib <= self.capacity_mib
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {**asdict(self), "memory_mib": self.memory_mib, "fits": self.fits}
+        return {k: None if v != v else v for k, v in values.items()} | (
+            {"token_interval_ms": None} if self.tokens == 1 else {}
+        )
+
+    def __repr__(self) -> str:
+        each = "" if self.tokens == 1 else f", then {self.token_ms:.3g} ms a token"
+        return (
+            f"<Generation: {self.model} on {self.device}: first token {self.first_token_ms:.3g} "
+            f"ms{each}; {self.memory_mib / 1024:.1f} GiB>"
+        )
+
+
+def generate(
+    model: str,
+    *,
+    prompt: int = 512,
+    tokens: int = 128,
+    batch_size: int = 1,
+    device: str = "a100",
+    precision: str = Precision.BF16,
+) -> Generation:
+    """Time and memory of a decoder that reads a prompt and writes tokens, by transformers.
+
+    Args:
+        model: such as `hf:llama-2-7b`, or `hf:llama-2-7b,eager` for attention step by step.
+        prompt: tokens that each sequence begins with.
+        tokens: that are written after each prompt, the first one included.
+        batch_size: sequences at once, all of one length.
+        device: a card of the catalogue.
+        precision: of weights and cache, `bf16` or `fp32`.
+
+    Raises:
+        InputError, UnknownArchitectureError: what is wrong with the arguments.
+        UnsupportedModelError: a step cannot be traced, or transformers caches otherwise.
+    """
+    which = member("precision", Precision, precision)
+    if which not in (Precision.BF16, Precision.FP32):
+        raise InputError(f"precision is {precision}; generation is known in bf16 and fp32")
+    for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
+        if not 1 <= value <= MOST:
+            raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
+    capacity_mib = capacity_of(device)
+    from trappm.profiler.transformers.generation import Decoder
+
+    decoder = Decoder(model, prompt + tokens, batch_size, which)
+    last = prompt + tokens - 2
+    """Tokens before the one that the last step reads."""
+    contexts = sorted({prompt, last, *(w for w in decoder.windows if prompt < w < last)})
+    prefill = decoder.prefill(prompt)
+    decodes = [decoder.decode(context) for context in contexts] if tokens > 1 else []
+    steps = [prefill, *decodes]
+    median, low, high = _times_ms([s.kernels for s in steps], batch_size, device, which)
+
+    def mean(times: npt.NDArray[np.float64]) -> float:
+        """Of all steps after the first, between those that were traced."""
+        if not decodes:
+            return float("nan")
+        return float(np.interp(np.arange(prompt, last + 1), contexts, times[1:]).mean())
+
+    token_ms = mean(median)
+    total_s = (float(median[0]) + (token_ms * (tokens - 1) if decodes else 0.0)) / 1000
+    weights_mib = decoder.weight_bytes / MIB
+    cache_mib = decoder.cache_bytes(prompt + tokens - 1) / MIB
+    peak_mib = max(step.memory.reserved_with_workspace_mib for step in steps)
+    return Generation(
+        model=decoder.architecture,
+        device=device,
+        prompt=prompt,
+        tokens=tokens,
+        batch_size=batch_size,
+        precision=which.value,
+        attention=decoder.attention,
+        first_token_ms=float(median[0]),
+        first_token_interval_ms=(float(low[0]), float(high[0])),
+        token_ms=token_ms,
+        token_interval_ms=(mean(low), mean(high)),
+        tokens_per_s=tokens * batch_size / total_s,
+        total_s=total_s,
+        weights_mib=weights_mib,
+        cache_mib=cache_mib,
+        activations_mib=max(peak_mib - weights_mib - cache_mib, 0.0),
+        context_mib=beside_step_mib(device, Phase.INFER),
+        capacity_mib=capacity_mib,
+        remarks=(UNLABELLED,),
+    )
+
+
+def _times_ms(
+    steps: Sequence[Any], batch_size: int, device: str, precision: Precision
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Median and interval of each step's time, as of a card without such labels."""
+    from trappm.learner.heads.device_heads import Heads
+    from trappm.learner.heads.other_devices import known_of_others
+    from trappm.learner.physics.transformer_times import transformer_times
+    from trappm.learner.workload import Workload
+    from trappm.profiler.records import Graph
+    from trappm.profiler.simulation.kernel_profile import KernelProfile
+
+    others, _ = known_of_others()
+    basis = others.basis(device)
+    if basis is None:
+        raise InputError(f"the speed of {device} is not known; name a card, such as a100")
+    place = basis, read_name(device).model
+    if precision is Precision.BF16:
+        constants = others.of_cards.get(place, others.constants)
+        moved = transformer_times(device).moved(constants)
+        others = replace(others, of_cards={place: moved}, constants=moved)
+    trained = others.heads(device, Phase.INFER)
+    assert trained is not None  # noqa: S101  (it has a basis)
+    assert isinstance(trained.heads, Heads)  # noqa: S101  (of other devices)
+    head = trained.heads.of_kernels["step_time_ms"]
+    workloads = [
+        Workload(
+            graph=Graph.empty(batch_size),
+            precision=precision,
+            phase=Phase.INFER,
+            kernels=KernelProfile(
+                train=kernels,
+                infer=kernels,
+                parameter_tensors=0,
+                parameters=0,
+                precision=precision,
+                memory_format=MemoryFormat.CONTIGUOUS,
+                batch_size=batch_size,
+            ),
+        )
+        for kernels in steps
+    ]
+    estimate = head.predict(workloads)
+    return estimate.median, estimate.low, estimate.high
