@@ -1,8 +1,8 @@
 """A transformer by its shape alone: work and memory of its step without a trace.
 
 For what is too large to be traced for each question, or is known by its shape only, as published
-runs are. Products are 6 operations a parameter and token (Kaplan et al. 2020); activations are those of
-Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models").
+runs are. Products are 6 operations a parameter and token (Kaplan et al. 2020); activations are
+those of Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models").
 """
 
 from __future__ import annotations
