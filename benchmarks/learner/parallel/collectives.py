@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/learner/parallel/collectives.py ../shared/data [--write]
 
 Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Held out in
-turn is each series (a system with so many GPUs and nodes), then each system; of what is left out only
-the data sheet is known. Messages between A100 nodes with pairs on NVLink are left out, as they are
-erratic (README of the labels). `--write` writes the constants into the package.
+turn is each series (a system with so many GPUs and nodes), then each system; of what is left out
+the data sheet alone is known. Messages between A100 nodes with pairs on NVLink are not used, as
+they are erratic (README of the labels). `--write` writes the constants into the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +158,9 @@ def main() -> None:
         name = f"{one.system} {one.collective}"
         print(f"| {name} | {one.gpus // one.nodes} x {one.nodes} | {' | '.join(cells)} |")
     means = [
-        " / ".join(f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1))
+        " / ".join(
+            f"{np.mean([percent(pair[at]) for pair in left_out[place]]):.0f}" for at in (0, 1)
+        )
         for place in range(3)
     ]
     print(f"| mean of series | | {' | '.join(means)} |")

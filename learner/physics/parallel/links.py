@@ -1,8 +1,8 @@
 """Links between GPUs: within a node, and between nodes.
 
-`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have by
-their data sheets. Both say where each row comes from; `benchmarks/learner/parallel/collectives.py`
-fits the first.
+`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have
+by their data sheets. Both say where each row comes from.
+`benchmarks/learner/parallel/collectives.py` fits the first.
 """
 
 from __future__ import annotations
@@ -122,7 +122,11 @@ def node_of(device: str) -> Node:
     form = card.name.form or ""
     for row in _rows(_FOLDER / "nodes.csv"):
         if card.name.model == row["model"] and form.startswith(row["form"]):
-            own = {"efficiency": float(row["network_efficiency"])} if row["network_efficiency"] else {}
+            own = (
+                {"efficiency": float(row["network_efficiency"])}
+                if row["network_efficiency"]
+                else {}
+            )
             return Node(
                 name=row["name"],
                 inner=link(LinkKind(row["inner"]), float(row["inner_gbs"]), source=row["source"]),

@@ -5,8 +5,8 @@
     FSDP   forward: gather the next block | backward: gather the next, reduce the last
     TP     forward, sum, forward, sum, ... within each block
 
-One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and the
-end of a step: the bubble (Huang et al. 2019).
+One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and
+the end of a step: the bubble (Huang et al. 2019).
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class _Timeline:
     communication_ms: float
 
 
-def _of_a_rank(
-    work: StepWork, parallelism: Parallelism, node: Node
-) -> tuple[StepWork, float]:
+def _of_a_rank(work: StepWork, parallelism: Parallelism, node: Node) -> tuple[StepWork, float]:
     """What one rank computes of a pass, and what it waits for sums of blocks' results in it."""
     tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
     blocks = len(work.blocks_bytes)
@@ -187,7 +185,10 @@ class _Line:
         self._communicate(self.computed_ms, lasts_ms)
 
     def passes(
-        self, gathers_ms: Iterable[float], computing_ms: Iterable[float], reductions_ms: Iterable[float]
+        self,
+        gathers_ms: Iterable[float],
+        computing_ms: Iterable[float],
+        reductions_ms: Iterable[float],
     ) -> None:
         """A pass over the blocks: each is gathered as soon as the one before begins."""
         begun, reduction_ms = self.computed_ms, 0.0
