@@ -88,6 +88,20 @@ class Node:
             raise InputError(f"a network of {gbit} Gbit/s; give the speed of a node's network")
         return replace(self, network=replace(self.network, gbs=gbit / BITS_PER_BYTE))
 
+    def slower(self, factor: float) -> Node:
+        """The same where each collective takes so many times as long."""
+
+        def slowed(link: Link) -> Link:
+            return replace(
+                link,
+                gbs=link.gbs / factor,
+                latency_us=link.latency_us * factor,
+                hop_us=link.hop_us * factor,
+                message_latency_us=link.message_latency_us * factor,
+            )
+
+        return replace(self, inner=slowed(self.inner), network=slowed(self.network))
+
 
 @cache
 def link_kinds() -> dict[LinkKind, dict[str, float]]:
