@@ -8,7 +8,7 @@ GPU is taken off its memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -123,11 +123,9 @@ class SharedStep:
         if workload.step is None:
             raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
         loop = TrainingLoop(optimizer=workload.optimizer)
-        return cls(
-            single=single,
-            work=_work(workload, prior).lasting(single.step_time_ms),
-            needs=traced_needs(workload.step.trace, workload.batch_size, loop),
-        )
+        needs = traced_needs(workload.step.trace, workload.batch_size, loop)
+        work = _work(workload, prior, needs.all_gradients)
+        return cls(single=single, work=work.lasting(single.step_time_ms), needs=needs)
 
     def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
         """The step where it is shared in this way."""
@@ -256,16 +254,14 @@ def _workload(question: Question, subject: Subject, device: str) -> tuple[Worklo
     return workload, None if head is None else head.prior
 
 
-def _work(workload: Workload, prior: Any) -> StepWork:
+def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
     """By its kernels; evenly spread where no constants of kernels are known."""
     from trappm.learner.physics.parallel.step_work import even_work, traced_work
     from trappm.learner.physics.step_time_prior import StepTimePrior
 
     if isinstance(prior, StepTimePrior) and workload.kernels is not None:
         return traced_work(workload, prior)
-    assert workload.step is not None
-    parameter_bytes = workload.step.trace.parameter_bytes
-    return replace(even_work(1.0, float(parameter_bytes.sum())), blocks_bytes=())
+    return even_work(1.0, gradient_bytes)
 
 
 def _links(node: Node, parallelism: Parallelism) -> str:

@@ -64,7 +64,7 @@ def print_scaling(predictions: Sequence[ParallelPrediction], refusals: Sequence[
     ]
     print_table("", columns, rows)
     if len({p.ranks for p in predictions}) > 1:
-        print(_curve(predictions))
+        console().print(_curve(predictions), markup=False, soft_wrap=True)
     for line in (*refusals, *predictions[0].remarks):
         print_line(line, style="dim")
 
