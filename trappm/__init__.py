@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trappm.prediction.estimate import Estimate, estimate
     from trappm.prediction.generation import Generation, generate
     from trappm.prediction.lookup import Answer, lookup
+    from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
+    from trappm.prediction.parallel.shared_step import predict_parallel
     from trappm.prediction.predict import predict
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.errors import TrappmError
@@ -24,14 +26,16 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Answer", "Estimate", "Generation", "Prediction", "TrainingLoop", "TrappmError", "__version__",
-    "estimate", "generate", "labels", "lookup", "predict",
+    "Answer", "Estimate", "Generation", "ParallelPrediction", "Prediction", "TrainingLoop",
+    "TrappmError", "__version__", "estimate", "generate", "labels", "lookup", "predict",
+    "predict_parallel",
 ]  # fmt: skip
 
 _HOMES = {
     "Answer": "trappm.prediction.lookup",
     "Estimate": "trappm.prediction.estimate",
     "Generation": "trappm.prediction.generation",
+    "ParallelPrediction": "trappm.prediction.parallel.parallel_prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.simulation.training_loop",
     "TrappmError": "trappm.profiler.errors",
@@ -40,6 +44,7 @@ _HOMES = {
     "labels": "trappm.label_frames",
     "lookup": "trappm.prediction.lookup",
     "predict": "trappm.prediction.predict",
+    "predict_parallel": "trappm.prediction.parallel.shared_step",
 }
 
 

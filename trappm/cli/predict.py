@@ -1,4 +1,4 @@
-"""`trappm predict` and `trappm compare`: what a step of a model costs, and where it is cheapest."""
+"""`trappm predict`, `compare` and `scale`: what a step costs, where, and on how many GPUs."""
 
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ PowerLimit = Annotated[
     float | None,
     typer.Option("--power-limit", help="Of the card, in W; by default as delivered."),
 ]
+Nodes = Annotated[int, typer.Option(min=1, help="With --gpus: so many nodes.")]
+Accumulation = Annotated[int, typer.Option(min=1, help="Passes before each optimizer step.")]
+Network = Annotated[
+    float | None,
+    typer.Option("--network", help="Between nodes, in Gbit/s; by default of the usual node."),
+]
 
 
 def predict(
@@ -66,6 +72,11 @@ def predict(
     samples: Samples = None,
     carbon: Carbon = None,
     power_limit: PowerLimit = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Of each node, to share it.")] = None,
+    nodes: Nodes = 1,
+    strategy: Annotated[str | None, typer.Option(help="With --gpus: ddp, fsdp or tp.")] = None,
+    accumulation: Accumulation = 1,
+    network: Network = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict time, memory, power and energy of a step, what fits, and what a whole run costs.
@@ -74,6 +85,33 @@ def predict(
 
     Example: trappm predict resnet50 --batch-size 64 --device a100
     """
+    if gpus is not None or strategy or nodes > 1 or accumulation > 1 or network is not None:
+        lone = {
+            "--phase infer": phase != "train",
+            "--epochs": epochs is not None,
+            "--power-limit": power_limit is not None,
+            "more than one MODEL": len(models) > 1,
+            "more than one --device": len(device or []) > 1 or device == ["all"],
+        }
+        _predict_parallel(
+            models[0],
+            [name for name, is_given in lone.items() if is_given],
+            device=device[0] if device else None,
+            gpus=gpus or 1,
+            nodes=nodes,
+            strategy=strategy or "ddp",
+            accumulation=accumulation,
+            network_gbit=network,
+            batch_size=1 if batch_size is None else batch_size,
+            input_size=input_size,
+            sequence_length=sequence_length,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
+            snapshot=snapshot,
+            as_json=as_json,
+        )
+        return
     from trappm.terminal.prediction_tables import print_comparison, print_prediction
 
     predictions = _ask(
@@ -146,6 +184,81 @@ def compare(
         )
     else:
         print_comparison(predictions)
+
+
+def scale(
+    model: options.Model,
+    batch_size: Annotated[int, typer.Option(help="Samples of a GPU's pass.")] = 1,
+    input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
+    device: Annotated[
+        str | None, typer.Option(help="By any of its names.", autocompletion=shell.devices)
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="In all, with commas.")] = "1,2,4,8,16",
+    per_node: Annotated[int, typer.Option("--per-node", min=1, help="GPUs of a node.")] = 8,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="ddp, fsdp or tp, again for more; by default all.")
+    ] = None,
+    accumulation: Accumulation = 1,
+    network: Network = None,
+    precision: Precision = None,
+    memory_format: MemoryFormat = None,
+    optimizer: Optimizer = None,
+    snapshot: SnapshotName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare strategies and numbers of GPUs: which is fastest, cheapest, and fits?
+
+    Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
+    """
+    from trappm.learner.physics.parallel.strategy import Strategy
+    from trappm.prediction.parallel.shared_step import SharedStep, scaling
+    from trappm.profiler.errors import InputError
+    from trappm.terminal.parallel.parallel_tables import print_scaling
+
+    try:
+        counts = sorted({int(count) for count in gpus.split(",")})
+    except ValueError:
+        raise InputError(f"--gpus is {gpus!r}; give numbers with commas, such as 1,2,4") from None
+    step = SharedStep.of(
+        model,
+        device,
+        batch_size=batch_size,
+        input_size=input_size,
+        sequence_length=sequence_length,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+    )
+    predictions, refusals = scaling(
+        step,
+        counts,
+        strategy or list(Strategy),
+        accumulation=accumulation,
+        gpus_per_node=per_node,
+        network_gbit=network,
+    )
+    if as_json:
+        print_json([prediction.to_dict() for prediction in predictions])
+    else:
+        print_scaling(predictions, refusals)
+
+
+def _predict_parallel(model: str, lone: list[str], *, as_json: bool, **options: Any) -> None:
+    """A step that GPUs share; `lone` are arguments given that go with one GPU only."""
+    from trappm.profiler.errors import InputError
+
+    if lone:
+        raise InputError(f"{lone[0]} does not go with --gpus; leave out either of them")
+    from trappm.prediction.parallel.shared_step import predict_parallel
+    from trappm.terminal.parallel.parallel_tables import print_parallel
+
+    prediction = predict_parallel(model, **options)
+    if as_json:
+        print_json(prediction.to_dict())
+    else:
+        print_parallel(prediction)
 
 
 def _ask(models: list[str], device: list[str] | None, **options: Any) -> list[Prediction]:

@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/learner/parallel/collectives.py ../shared/data [--write]
 
 Labels: all-reduces and messages of NCCL on A100 and H100 nodes (Microsoft Vidur, MIT). Held out in
-turn is each series (a system with so many GPUs and nodes), then each system; of what is left out only
-the data sheet is known. Messages between A100 nodes with pairs on NVLink are left out, as they are
-erratic (README of the labels). `--write` writes the constants into the package.
+turn is each series (a system with so many GPUs and nodes), then each system; of what is left out
+the data sheet alone is known. Messages between A100 nodes with pairs on NVLink are not used, as
+they are erratic (README of the labels). `--write` writes the constants into the package.
 """
 
 from __future__ import annotations

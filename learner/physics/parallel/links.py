@@ -1,8 +1,8 @@
 """Links between GPUs: within a node, and between nodes.
 
-`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have by
-their data sheets. Both say where each row comes from; `benchmarks/learner/parallel/collectives.py`
-fits the first.
+`link_kinds.csv` has how software uses links of a kind, `nodes.csv` what links the usual nodes have
+by their data sheets. Both say where each row comes from.
+`benchmarks/learner/parallel/collectives.py` fits the first.
 """
 
 from __future__ import annotations
@@ -87,6 +87,20 @@ class Node:
         if not 0 < gbit < float("inf"):
             raise InputError(f"a network of {gbit} Gbit/s; give the speed of a node's network")
         return replace(self, network=replace(self.network, gbs=gbit / BITS_PER_BYTE))
+
+    def slower(self, factor: float) -> Node:
+        """The same where each collective takes so many times as long."""
+
+        def slowed(link: Link) -> Link:
+            return replace(
+                link,
+                gbs=link.gbs / factor,
+                latency_us=link.latency_us * factor,
+                hop_us=link.hop_us * factor,
+                message_latency_us=link.message_latency_us * factor,
+            )
+
+        return replace(self, inner=slowed(self.inner), network=slowed(self.network))
 
 
 @cache

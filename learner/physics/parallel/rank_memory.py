@@ -3,7 +3,8 @@
     DDP    all parameters, gradients and states; buckets beside the gradients unless these are views
     FSDP   1/n of all three; two blocks gathered (the current and the next), their gradients whole
     TP     1/t of blocks; a block's inputs and norms whole (Korthikanti et al. 2022)
-    PP     1/p of blocks, with the activations of as many passes as are under way: p at the first stage
+    PP     1/p of blocks, with the activations of as many passes as are under way: p at the first
+           stage, which has all that is outside of blocks as well
 
 NCCL's own buffers are not counted: no label tells them apart.
 """
@@ -77,7 +78,7 @@ class RankMemory:
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     """What the fullest rank keeps; the first stage, where there are several."""
     replicas = parallelism.data_parallel
-    parts = parallelism.tensor_parallel * parallelism.pipeline_parallel
+    parts = 1 / _own_share(needs, parallelism)
     is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
     shards = parts * (replicas if is_fsdp else 1)
     state_shards = parts * (replicas if is_fsdp or parallelism.shard_states else 1)
@@ -95,7 +96,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
         parameters=needs.parameters / shards,
         states=needs.states / state_shards,
         gradients=float(gradients[peak]),
-        gathered=_gathered(needs, parallelism) / parts if is_fsdp else 0.0,
+        gathered=_gathered(needs, parallelism) if is_fsdp else 0.0,
         buckets=buckets,
         activations=float(activations[peak]),
     )
@@ -125,6 +126,13 @@ def traced_needs(trace: StepTrace, batch_size: int, loop: TrainingLoop) -> Memor
     )
 
 
+def _own_share(needs: MemoryNeeds, parallelism: Parallelism) -> float:
+    """Of the model, what a rank of the first stage works on."""
+    whole = needs.root + sum(needs.blocks)
+    root = needs.root / whole if needs.blocks else 0.0
+    return ((1 - root) / parallelism.pipeline_parallel + root) / parallelism.tensor_parallel
+
+
 def activation_share(parallelism: Parallelism) -> float:
     """Of one GPU's activations, what the first stage's ranks have."""
     tensor, stages = parallelism.tensor_parallel, parallelism.pipeline_parallel
@@ -136,7 +144,9 @@ def activation_share(parallelism: Parallelism) -> float:
 def _gathered(needs: MemoryNeeds, parallelism: Parallelism) -> float:
     """What FSDP has whole at its peak: parameters of blocks and the root, gradients of blocks."""
     blocks = list(needs.blocks) or [needs.all_gradients]
+    blocks = blocks[: max(len(blocks) // parallelism.pipeline_parallel, 1)]
     largest = max(blocks)
     held = min(GATHERED_BLOCKS * largest, sum(blocks)) if parallelism.reshard else sum(blocks)
     reduced = min(REDUCED_BLOCKS * largest, sum(blocks))
-    return (held + reduced + needs.root) * needs.gathered_share
+    whole = (held + reduced + needs.root) * needs.gathered_share
+    return whole / parallelism.tensor_parallel

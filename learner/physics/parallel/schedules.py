@@ -5,8 +5,8 @@
     FSDP   forward: gather the next block | backward: gather the next, reduce the last
     TP     forward, sum, forward, sum, ... within each block
 
-One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and the
-end of a step: the bubble (Huang et al. 2019).
+One link does one thing at a time. A stage of a pipeline waits for the others at the beginning and
+the end of a step: the bubble (Huang et al. 2019).
 """
 
 from __future__ import annotations

@@ -172,9 +172,9 @@ def _weight_kernels(
 def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:
     """Bytes of each repeated block among a model's parameters, and of what lies outside.
 
-    A block is a run of parameters whose sizes come again right behind it. What stands between two runs
-    is a block too (the first of a stage, with its other sizes); what is before the first or behind
-    the last is the root's.
+    A block is a run of parameters whose sizes come again right behind it. What stands between two
+    runs is a block too (the first of a stage, with its other sizes); what is before the first or
+    behind the last is the root's.
     """
     sizes, blocks, between = list(parameter_bytes), list[float](), list[int]()
     root, place, seen = 0.0, 0, False

@@ -1,8 +1,8 @@
 """A transformer by its shape alone: work and memory of its step without a trace.
 
-For what is too large to be traced for each question, or is only told by its shape, as published runs
-are. Products are 6 operations a parameter and token (Kaplan et al. 2020); activations are those of
-Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models").
+For what is too large to be traced for each question, or is known by its shape only, as published
+runs are. Products are 6 operations a parameter and token (Kaplan et al. 2020); activations are
+those of Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models").
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class StateBytes:
 
 
 FP32_ADAM = StateBytes()
-MIXED_ADAM = StateBytes(parameters=2.0, gradients=2.0, states=12.0)
-"""Megatron-LM and DeepSpeed in fp16: both moments, and a main copy of each parameter, in fp32."""
-BF16_ADAM = StateBytes(parameters=2.0, gradients=4.0, states=12.0)
-"""DeepSpeed's BF16 optimizer: gradients are summed in fp32."""
+MIXED_ADAM = StateBytes(parameters=2.0, gradients=2.0, states=16.0)
+"""Megatron-LM and DeepSpeed in fp16: both moments, and main copies of parameter and gradient."""
+BF16_ADAM = StateBytes(parameters=2.0, gradients=6.0, states=12.0)
+"""DeepSpeed's BF16 optimizer: gradients are summed in fp32 beside those in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,8 @@ class Transformer:
         block = self.activation_bytes(tensor)
         kept = self.boundary_bytes if self.checkpointing else block
         at_rest = self.layers / stages * under_way * kept
-        working = block if self.checkpointing else 0.0
+        # Recomputed activations, and as large gradients of them.
+        working = 2 * block if self.checkpointing else block
         # The last stage has the logits, and but one pass under way.
         last = self.layers / stages * kept + working + self.logits_bytes(tensor)
         peak = max(at_rest + working, last) / activation_share(parallelism)

@@ -1,0 +1,148 @@
+"""Steps on many GPUs: what a schedule cannot be, whatever the constants of its links."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed
+
+from trappm.learner.physics.parallel.collectives import Group
+from trappm.learner.physics.parallel.links import LinkKind, Node, link, node_of
+from trappm.learner.physics.parallel.schedules import MIB, buckets, schedule
+from trappm.learner.physics.parallel.step_work import blocks_of, even_work
+from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.learner.physics.parallel.transformer import Transformer
+from trappm.profiler.errors import InputError
+
+GPT2 = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=512)
+LAYOUTS = [(1, 2), (1, 8), (2, 1), (2, 8), (4, 4)]
+A100 = node_of("a100")
+
+
+def endless():
+    """Links that take no time."""
+    free = {"latency_us": 0.0, "hop_us": 0.0, "sharpness": 1.0, "message_latency_us": 0.0}
+    inner = link(LinkKind.NVLINK, 1e15, **free)
+    return Node(name="endless", inner=inner, network=link(LinkKind.RDMA, 1e15, **free))
+
+
+def schedules(work, node, **options):
+    for nodes, gpus in LAYOUTS:
+        for strategy in Strategy:
+            parallelism = Parallelism(strategy=strategy, gpus=gpus, nodes=nodes, **options)
+            yield parallelism, schedule(work, parallelism, node)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), LAYOUTS)
+def test_ddp_without_communication_is_a_step_of_a_gpu(nodes, gpus):
+    work = even_work(100.0, 1e8)
+    step = schedule(work, Parallelism(gpus=gpus, nodes=nodes), endless())
+    assert step.step_ms == pytest.approx(100.0, rel=1e-6)
+    assert step.exposed_ms == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_gpu_alone_communicates_nothing():
+    for strategy in Strategy:
+        step = schedule(GPT2.work(50.0, 2.0), Parallelism(strategy=strategy), A100)
+        assert (step.step_ms, step.communication_ms) == (pytest.approx(52.0), 0.0)
+
+
+@given(
+    pass_ms=st.floats(0.1, 1e4),
+    accumulation=st.integers(1, 4),
+    slowdown=st.floats(0.1, 100.0),
+    reshard=st.booleans(),
+)
+def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
+    pass_ms, accumulation, slowdown, reshard
+):
+    node = A100.slower(slowdown)
+    for parallelism, step in schedules(
+        GPT2.work(pass_ms, 1.0), node, accumulation=accumulation, reshard=reshard
+    ):
+        longest = max(step.compute_ms, step.communication_ms)
+        total = step.compute_ms + step.communication_ms
+        assert longest <= step.step_ms * (1 + 1e-9), parallelism
+        assert step.step_ms <= total * (1 + 1e-9), parallelism
+
+
+def test_slower_links_make_no_step_faster():
+    fast, slow = (list(schedules(GPT2.work(20.0, 1.0), A100.slower(f))) for f in (1.0, 2.0))
+    for (parallelism, before), (_, after) in zip(fast, slow, strict=True):
+        assert before.step_ms <= after.step_ms, parallelism
+
+
+def test_gradients_are_summed_once_however_many_passes():
+    work = even_work(10.0, 4e8)
+    steps = [schedule(work, Parallelism(gpus=8, accumulation=k), A100) for k in (1, 4)]
+    assert steps[0].communication_ms == steps[1].communication_ms
+    assert steps[1].step_ms < 4 * steps[0].step_ms
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"gpus": 6, "tensor_parallel": 4}, "does not divide the 6 GPUs"),
+        ({"gpus": 4, "pipeline_parallel": 3}, "do not divide 4 GPUs"),
+        ({"gpus": 0}, "gpus is 0"),
+        ({"gpus": 8, "nodes": True}, "nodes is True"),
+        ({"gpus": 8, "accumulation": 1.5}, "accumulation is 1.5"),
+    ],
+)
+def test_what_does_not_divide_is_refused_in_a_line(sizes, reason):
+    with pytest.raises(InputError, match=reason) as refusal:
+        Parallelism(**sizes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_tensor_parallel_needs_equal_blocks_and_stages_divide_them():
+    with pytest.raises(InputError, match="needs a model of equal blocks"):
+        schedule(even_work(10.0, 1e8), Parallelism(strategy=Strategy.TP, gpus=4), A100)
+    with pytest.raises(InputError, match="8 stages do not divide 12 blocks"):
+        schedule(GPT2.work(10.0), Parallelism(gpus=8, pipeline_parallel=8), A100)
+
+
+@pytest.mark.parametrize("bucket_mib", [1.0, 25.0])
+@pytest.mark.parametrize("widths", [(64, 64), (1024, 2048, 4096, 1024), (3000, 5000, 10)])
+def test_buckets_are_those_of_torch(widths, bucket_mib):
+    layers = itertools.pairwise(widths)
+    module = torch.nn.Sequential(*(torch.nn.Linear(*sizes) for sizes in layers))
+    ready = list(module.parameters())[::-1]
+    theirs, _ = distributed._compute_bucket_assignment_by_size(
+        ready, [MIB, int(bucket_mib * MIB)], [False] * len(ready)
+    )
+    assert buckets([p.numel() * 4 for p in ready], bucket_mib) == [list(b) for b in theirs]
+
+
+@given(size_bytes=st.floats(1, 1e10), factor=st.floats(1, 1e3))
+def test_more_bytes_take_no_less_time(size_bytes, factor):
+    for device in ("v100", "a100", "h100", "t4", "rtx3090", "cpu-2t"):
+        for nodes, gpus in LAYOUTS:
+            group = Group(node=node_of(device), gpus=gpus, nodes=nodes)
+            for time_ms in (
+                group.all_reduce_ms, group.all_gather_ms, group.reduce_scatter_ms, group.send_ms
+            ):  # fmt: skip
+                assert 0 < time_ms(size_bytes) <= time_ms(factor * size_bytes) * (1 + 1e-12)
+
+
+def test_a_faster_network_is_faster_and_none_is_refused():
+    times = [
+        Group(node=A100.with_network(gbit), gpus=8, nodes=2).all_reduce_ms(1e9)
+        for gbit in (10.0, 100.0, 1600.0)
+    ]
+    assert times == sorted(times, reverse=True)
+    with pytest.raises(InputError, match="0 Gbit/s"):
+        A100.with_network(0)
+
+
+def test_a_card_that_nobody_listed_has_no_links():
+    with pytest.raises(InputError, match="nothing is known of device 'abacus'"):
+        node_of("abacus")
+
+
+def test_blocks_are_runs_of_parameters_that_come_again():
+    block = [10, 20, 30, 40]
+    assert blocks_of([7, 8, *block * 3, 9]) == ([100.0] * 3, 24.0)
+    assert blocks_of([1, 2, 3]) == ([], 6.0)

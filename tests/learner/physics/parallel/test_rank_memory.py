@@ -1,0 +1,88 @@
+"""What a rank keeps: all of it alone, less with more ranks that share."""
+
+import pytest
+
+from trappm.learner.physics.parallel.rank_memory import rank_memory, traced_needs
+from trappm.learner.physics.parallel.step_work import blocks_of
+from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.learner.physics.parallel.transformer import Transformer
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer
+from trappm.profiler.simulation.training_loop import TrainingLoop
+from trappm.profiler.static_profile import step_profile
+
+BATCH = 8
+ADAM = TrainingLoop(optimizer=Optimizer.ADAM)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return step_profile("vit_tiny_patch16_224", 224).trace
+
+
+def test_a_rank_alone_keeps_what_the_step_keeps(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    whole = float((needs.gradients + needs.activations).max()) + needs.parameters + needs.states
+    for strategy in Strategy:
+        alone = rank_memory(needs, Parallelism(strategy=strategy))
+        assert alone.total == pytest.approx(whole)
+        assert (alone.gathered, alone.buckets) == (0.0, 0.0)
+
+
+def test_states_of_adam_are_twice_the_parameters(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    assert needs.states == 2 * trace.parameter_bytes.sum()
+    assert traced_needs(trace, BATCH, TrainingLoop()).states == 0
+
+
+def test_fsdp_keeps_less_with_more_ranks_and_ddp_as_much(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    sizes = [
+        rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=n)).total for n in (2, 4, 8, 16)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    ddp = [rank_memory(needs, Parallelism(gpus=n)) for n in (2, 16)]
+    assert ddp[0] == ddp[1]
+    assert ddp[0].buckets == trace.parameter_bytes.sum()
+
+
+def test_views_spare_the_buckets_and_shared_states_the_states(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    plain = rank_memory(needs, Parallelism(gpus=4))
+    assert rank_memory(needs, Parallelism(gpus=4, gradient_views=True)).buckets == 0
+    shared = rank_memory(needs, Parallelism(gpus=4, shard_states=True))
+    assert shared.states == plain.states / 4
+
+
+def test_parameters_that_stay_gathered_take_more_than_those_given_back(trace):
+    needs = traced_needs(trace, BATCH, ADAM)
+    given_back, stay = (
+        rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=8, reshard=reshard)).gathered
+        for reshard in (True, False)
+    )
+    assert given_back < stay
+
+
+def test_the_blocks_of_a_vision_transformer_are_its_twelve(trace):
+    blocks, root = blocks_of(trace.parameter_bytes.tolist())
+    assert len(blocks) == 12
+    assert len(set(blocks)) == 1
+    assert sum(blocks) + root == trace.parameter_bytes.sum()
+
+
+def test_tensor_parallel_ranks_share_a_transformer():
+    gpt2 = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=512)
+    sizes = []
+    for gpus in (1, 2, 4):
+        parallelism = Parallelism(strategy=Strategy.TP, gpus=gpus)
+        sizes.append(rank_memory(gpt2.needs(parallelism), parallelism))
+    assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
+    assert sizes[0].total > sizes[1].total > sizes[2].total
+
+
+@pytest.mark.parametrize("sizes", [{"layers": 0}, {"heads": 7}])
+def test_a_transformer_that_cannot_be_is_refused(sizes):
+    shape = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 100, "sequence": 8, **sizes}
+    with pytest.raises(InputError):
+        Transformer(**shape)

@@ -1,0 +1,1 @@
+"""Questions about many GPUs: a step that they share, and how it scales."""

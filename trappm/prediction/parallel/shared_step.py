@@ -1,0 +1,271 @@
+"""Training on many GPUs: how long a step takes, how much faster it is, what each GPU keeps.
+
+One GPU's answer is that of `predict`. The kernels of the step are scaled to its time and scheduled
+beside the collectives of a strategy (`learner.physics.parallel`); what a rank keeps less than one
+GPU is taken off its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import exp, hypot, log
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from trappm.learner.physics.parallel.collectives import Group
+from trappm.learner.physics.parallel.links import Node, node_of
+from trappm.learner.physics.parallel.strategy import Parallelism, Strategy
+from trappm.prediction.costs import prices_of
+from trappm.prediction.parallel.parallel_prediction import ParallelPrediction
+from trappm.prediction.predict import check_size, is_name
+from trappm.prediction.question import Question
+from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.models.known_names import refuse_unknown
+from trappm.profiler.records import Phase, member
+
+if TYPE_CHECKING:
+    from trappm.learner.physics.parallel.rank_memory import MemoryNeeds
+    from trappm.learner.physics.parallel.step_work import StepWork
+    from trappm.learner.workload import Workload
+    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.prediction import Prediction
+
+MIB = 1 << 20
+SPREAD_90 = NormalDist().inv_cdf(0.95)
+"""Standard deviations on either side, within which 90 % lie."""
+BESIDE = "allocator, CUDA, libraries"
+"""What a GPU's memory holds beside the tensors of the step."""
+
+
+def predict_parallel(
+    model: str,
+    *,
+    device: str | None = None,
+    gpus: int = 1,
+    nodes: int = 1,
+    strategy: str = Strategy.DDP,
+    accumulation: int = 1,
+    network_gbit: float | None = None,
+    batch_size: int = 1,
+    input_size: int | None = None,
+    sequence_length: int | None = None,
+    **settings: Any,
+) -> ParallelPrediction:
+    """Predicts a training step on many GPUs.
+
+    Args:
+        model: a timm name, a transformer such as `hf:gpt2`, or the path of an ONNX file.
+        device: by any of its names; by default the snapshot's source device.
+        gpus: of each node.
+        nodes: how many.
+        strategy: `ddp`, `fsdp` or `tp`.
+        accumulation: forward and backward passes before each optimizer step.
+        network_gbit: of a node's network; by default that of the usual node of such cards.
+        batch_size: samples of a GPU's pass.
+        input_size: pixels, as for `predict`.
+        sequence_length: tokens, as for `predict`.
+        **settings: precision, memory_format, optimizer and snapshot, as for `predict`.
+
+    Raises:
+        InputError: sizes that do not divide each other, or a model that cannot be shared so.
+        TrappmError: as `predict`.
+    """
+    chosen = Parallelism(
+        strategy=member("strategy", Strategy, strategy),
+        gpus=gpus,
+        nodes=nodes,
+        accumulation=accumulation,
+    )
+    sizes = {"input_size": input_size, "sequence_length": sequence_length}
+    step = SharedStep.of(model, device, batch_size=batch_size, **sizes, **settings)
+    return step.on(chosen, network_gbit)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedStep:
+    """A step of one GPU, to be shared by many in any way."""
+
+    single: Prediction
+    work: StepWork
+    """Its passes, as long as predicted."""
+    needs: MemoryNeeds
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        device: str | None = None,
+        *,
+        batch_size: int = 1,
+        input_size: int | None = None,
+        sequence_length: int | None = None,
+        **settings: Any,
+    ) -> SharedStep:
+        """Asks for one GPU's step, and looks at its kernels and tensors."""
+        check_size("batch size", batch_size)
+        if is_name(model):
+            refuse_unknown(model)
+        question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
+        key = question.device_keys(device, None)[0]
+        node_of(key)  # before torch is imported, which takes a second
+        from trappm.learner.physics.parallel.rank_memory import traced_needs
+        from trappm.prediction.answering import answers
+        from trappm.prediction.models.sizes import size_of
+        from trappm.prediction.models.subjects import subject_of
+        from trappm.profiler.simulation.training_loop import TrainingLoop
+
+        subject = subject_of(model, input_size=size_of(model, input_size, sequence_length))
+        [single] = answers([(question, subject, key)])
+        if single.step_time_ms is None:
+            raise UnsupportedModelError("; ".join(single.gaps()))
+        workload, prior = _workload(question, subject, key)
+        if workload.step is None:
+            raise UnsupportedModelError("its step could not be traced, so it cannot be shared")
+        loop = TrainingLoop(optimizer=workload.optimizer)
+        needs = traced_needs(workload.step.trace, workload.batch_size, loop)
+        work = _work(workload, prior, needs.all_gradients)
+        return cls(single=single, work=work.lasting(single.step_time_ms), needs=needs)
+
+    def on(self, parallelism: Parallelism, network_gbit: float | None = None) -> ParallelPrediction:
+        """The step where it is shared in this way."""
+        from trappm.learner.physics.parallel.rank_memory import rank_memory
+        from trappm.learner.physics.parallel.schedules import schedule
+
+        single, node = self.single, node_of(self.single.device)
+        if network_gbit is not None:
+            node = node.with_network(network_gbit)
+        step = schedule(self.work, parallelism, node)
+        alone = schedule(self.work, Parallelism(accumulation=parallelism.accumulation), node)
+        samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
+        rate = 1000 * samples / step.step_ms
+        low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
+        rank = rank_memory(self.needs, parallelism)
+        parts = {name: size / MIB for name, size in asdict(rank).items()}
+        memory_mib = None
+        if single.memory_mib is not None:
+            plain = rank_memory(self.needs, Parallelism())
+            parts[BESIDE] = single.memory_mib - plain.total / MIB
+            memory_mib = sum(parts.values())
+        prices = [price.usd_per_hour for price in prices_of(single.device)]
+        usd = min(prices) * parallelism.ranks / 3600 * 1e6 / rate if prices else None
+        return ParallelPrediction(
+            model=single.model,
+            device=single.device,
+            strategy=parallelism.strategy.value,
+            gpus=parallelism.gpus,
+            nodes=parallelism.nodes,
+            accumulation=parallelism.accumulation,
+            batch_size=single.batch_size,
+            precision=single.precision,
+            optimizer=single.optimizer,
+            links=_links(node, parallelism),
+            step_time_ms=step.step_ms,
+            compute_ms=step.compute_ms,
+            exposed_ms=step.exposed_ms,
+            communication_ms=step.communication_ms,
+            samples_per_s=rate,
+            speedup=parallelism.data_parallel * alone.step_ms / step.step_ms,
+            memory_mib=memory_mib,
+            memory_parts_mib={name: size for name, size in parts.items() if size},
+            capacity_mib=single.capacity_mib,
+            usd_per_million=usd,
+            intervals={
+                "step_time_ms": (low_ms, high_ms),
+                "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
+            },
+            snapshot=single.snapshot,
+            remarks=single.remarks,
+        )
+
+    def _interval(
+        self, parallelism: Parallelism, node: Node, step_ms: float
+    ) -> tuple[float, float]:
+        """Where 90 % of steps lie: one GPU's interval, and collectives' errors, as independent."""
+        from trappm.learner.physics.parallel.schedules import schedule
+
+        spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
+        bounds = self.single.intervals["step_time_ms"]
+        widths = []
+        for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
+            slower = node.slower(exp(sign * SPREAD_90 * spread))
+            computed = schedule(self.work.lasting(bound_ms), parallelism, node).step_ms
+            communicated = schedule(self.work, parallelism, slower).step_ms
+            widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
+        return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
+
+
+def scaling(
+    step: SharedStep,
+    counts: Sequence[int],
+    strategies: Sequence[str],
+    *,
+    accumulation: int = 1,
+    gpus_per_node: int = 8,
+    network_gbit: float | None = None,
+) -> tuple[list[ParallelPrediction], list[str]]:
+    """All strategies with all numbers of GPUs that a model can have, and why others it cannot.
+
+    More GPUs than a node has are spread over nodes.
+    """
+    predictions, refusals = [], dict[str, None]()
+    for name in strategies:
+        for count in counts:
+            nodes = -(-count // gpus_per_node) if count > gpus_per_node else 1
+            try:
+                if count % nodes:
+                    raise InputError(f"{count} GPUs do not divide over {nodes} nodes")
+                parallelism = Parallelism(
+                    strategy=member("strategy", Strategy, name),
+                    gpus=count // nodes,
+                    nodes=nodes,
+                    accumulation=accumulation,
+                )
+                predictions.append(step.on(parallelism, network_gbit))
+            except InputError as error:
+                refusals[str(error)] = None
+    if not predictions:
+        raise InputError(next(iter(refusals), "no number of GPUs is given; add --gpus 1,2,4,8"))
+    return predictions, list(refusals)
+
+
+def _workload(question: Question, subject: Subject, device: str) -> tuple[Workload, Any]:
+    """The step with its trace and kernels, and the prior of its time, None where there is none."""
+    from trappm.learner.heads.device_heads import Heads
+    from trappm.learner.workload import Workload
+
+    trained = question.snapshot_for(device).trained(device, Phase.TRAIN)
+    settings, profile = question.settings(trained), subject.profile()
+    traced = subject.step(settings)
+    step, kernels = profile.step, None
+    if not isinstance(traced, str):
+        step, kernels = traced, traced.kernels
+    workload = Workload(
+        graph=profile.graph.at(question.batch_size or 1),
+        precision=settings.precision,
+        memory_format=settings.memory_format,
+        optimizer=settings.optimizer,
+        phase=Phase.TRAIN,
+        step=step,
+        kernels=kernels,
+    )
+    heads = trained.heads
+    head = heads.of_kernels.get("step_time_ms") if isinstance(heads, Heads) else None
+    return workload, None if head is None else head.prior
+
+
+def _work(workload: Workload, prior: Any, gradient_bytes: float) -> StepWork:
+    """By its kernels; evenly spread where no constants of kernels are known."""
+    from trappm.learner.physics.parallel.step_work import even_work, traced_work
+    from trappm.learner.physics.step_time_prior import StepTimePrior
+
+    if isinstance(prior, StepTimePrior) and workload.kernels is not None:
+        return traced_work(workload, prior)
+    return even_work(1.0, gradient_bytes)
+
+
+def _links(node: Node, parallelism: Parallelism) -> str:
+    text = f"{node.name}: {node.inner.kind} of {node.inner.gbs:g} GB/s a GPU"
+    if parallelism.nodes > 1:
+        text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) a node"
+    return text

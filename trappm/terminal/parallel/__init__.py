@@ -1,0 +1,1 @@
+"""Steps on many GPUs on the terminal."""
