@@ -55,6 +55,6 @@ class Workload:
             self.memory_format is MemoryFormat.CHANNELS_LAST,
             self.phase is Phase.INFER,
             self.optimizer is Optimizer.MOMENTUM,
-            self.optimizer is Optimizer.ADAM,
+            self.optimizer.is_adam,
         )
         return np.append(static_features(self.graph), np.array(settings, dtype=np.float64))

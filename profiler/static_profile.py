@@ -19,6 +19,7 @@ from torch import nn
 from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.models.sources import source_of
 from trappm.profiler.profile_record import StaticProfile, StepSource
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
@@ -122,9 +123,18 @@ def _tracer(
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
 ) -> Tracer:
     options = options or StepOptions()
-    module = on_meta(model, input_size, options.memory_format)
-    inputs = Sample.of(input_size) if isinstance(input_size, int) else input_size
-    return Tracer(module, inputs, options, batch_sizes)
+    module = on_meta(model, input_size, options.memory_format, options.precision)
+    return Tracer(module, _inputs(model, input_size), options, batch_sizes)
+
+
+def _inputs(model: str | nn.Module, input_size: int | Inputs) -> Inputs:
+    if not isinstance(input_size, int):
+        return input_size
+    return (
+        source_of(model).inputs(model, input_size)
+        if isinstance(model, str)
+        else Sample.of(input_size)
+    )
 
 
 def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> GraphTemplate:
@@ -132,7 +142,7 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
         return tracer.graph()
     except TrappmError as error:
         name: str = model if isinstance(model, str) else model._get_name()  # type: ignore[no-untyped-call]
-        what = f"{inputs} px" if isinstance(inputs, int) else str(inputs)
+        what = _inputs(model, inputs)
         raise UnsupportedModelError(f"{name} at {what}: {error}") from error
 
 

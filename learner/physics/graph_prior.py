@@ -83,7 +83,7 @@ def settings_and_operators(workloads: Sequence[Workload], sizes: Array, shares: 
                 workload.memory_format is MemoryFormat.CHANNELS_LAST,
                 workload.phase is Phase.INFER,
                 workload.optimizer is Optimizer.MOMENTUM,
-                workload.optimizer is Optimizer.ADAM,
+                workload.optimizer.is_adam,
             ]
         )
     width = 4 + shares.shape[1] + len(OPERATORS) + 5

@@ -71,7 +71,9 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _LEAST_DEPTH_OF_A_SPLIT = 256
 """A few steps of a tile; a round number: what a library takes is not published."""
 
-BYTES_PER_PARAMETER = {Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0}
+BYTES_PER_PARAMETER = {
+    Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0, Optimizer.ADAMW: 28.0
+}  # fmt: skip
 """Read and written by an update in fp32."""
 
 

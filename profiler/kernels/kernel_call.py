@@ -149,7 +149,7 @@ FORMS: Mapping[Operator, Form] = {
     Operator.ADAM: _OPTIMIZER,
     Operator.LAUNCH: Form(("kernels",), directions=_FORWARD, types=(DataType.FP32,)),
 }
-_OPTIMIZERS = {Operator(optimizer.value): optimizer for optimizer in Optimizer}
+_OPTIMIZERS = {Operator(o.value): o for o in (Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAM)}
 _TF32 = "tf32"
 Kind = TypeVar("Kind", bound=enum.StrEnum)
 

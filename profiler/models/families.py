@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.nearest import nearest
+from trappm.profiler.transformers.names import PREFIX
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -36,7 +37,7 @@ _ORIGIN = re.compile(r"^(?:legacy|test|tf)_")
 @lru_cache(maxsize=10_000)
 def family_of(architecture: str) -> str:
     """The paper's family of this architecture, or the leading letters of its name for others."""
-    name = _ORIGIN.sub("", architecture)
+    name = _ORIGIN.sub("", architecture.removeprefix(PREFIX))
     for family, patterns in FAMILIES.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             return family

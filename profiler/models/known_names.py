@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trappm.profiler.errors import UnknownArchitectureError
 from trappm.profiler.nearest import nearest
+from trappm.profiler.transformers.names import content_of, is_transformer
 
 WILD = "*?["
 """Marks of a glob."""
@@ -24,11 +25,14 @@ _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILIN
 
 def is_file(model: str) -> bool:
     """Whether this is the path of an ONNX file, and no architecture's name."""
-    return model.endswith(".onnx") or os.sep in model
+    return not is_transformer(model) and (model.endswith(".onnx") or os.sep in model)
 
 
 def refuse_unknown(name: str) -> None:
-    """Raises UnknownArchitectureError: timm has no such model; with the nearest spellings."""
+    """Raises InputError: there is no such model; with the nearest spellings."""
+    if is_transformer(name):
+        content_of(name)
+        return
     sources = () if "timm" in sys.modules else _sources()
     if not sources:
         return  # it answers quickly itself, or not at all

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.records import MemoryFormat
+from trappm.profiler.records import MemoryFormat, Phase
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +81,10 @@ class Sample:
     def values(self, batch_size: int) -> list[torch.Tensor | None]:
         """Nothing is known of images."""
         return [None]
+
+    def in_phase(self, _phase: Phase) -> Self:
+        """The same in both."""
+        return self
 
     def __str__(self) -> str:
         square = len(self.shape) == 3 and self.shape[1] == self.shape[2] and self.shape[0] == 3
@@ -195,12 +199,19 @@ class ExampleInputs:
         kwargs = {name: repeated(value) for name, value in self.kwargs.items()}
         return tuple(map(repeated, self.args)), kwargs
 
+    def in_phase(self, _phase: Phase) -> Self:
+        """The same in both."""
+        return self
+
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"
 
 
 class Inputs(Protocol):
     """What a model is called with, for any batch size."""
+
+    def in_phase(self, phase: Phase, /) -> Inputs:
+        """Those of training or of inference."""
 
     def batch(
         self, batch_size: int, memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS

@@ -10,26 +10,31 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
-from trappm.profiler.records import MemoryFormat
+from trappm.profiler.models.sources import source_of
+from trappm.profiler.records import MemoryFormat, Precision
 
 
 def on_meta(
     model: str | nn.Module,
     input_size: object,
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    precision: Precision = Precision.FP32,
 ) -> nn.Module:
-    """The timm model of this name, or a copy of this module, on the meta device.
+    """The model of this name, or a copy of this module, on the meta device.
 
     Args:
-        model: a timm architecture, or a module on any device; it stays as it is.
-        input_size: of a timm architecture, in pixels.
+        model: an architecture's name, or a module on any device; it stays as it is.
+        input_size: of an architecture, in pixels or tokens.
         memory_format: of the weights.
+        precision: of the step; `bf16` is the weights' own.
 
     Raises:
-        UnknownArchitectureError, InputError, UnsupportedModelError: as `zoo.create_model`; or a
+        UnknownArchitectureError, InputError, UnsupportedModelError: as `sources.create_model`; or a
             module that cannot be copied, has no weights yet, or no such memory format.
     """
     module = _made(model, input_size)
+    if precision is Precision.BF16:
+        module = module.to(torch.bfloat16)
     if memory_format is MemoryFormat.CONTIGUOUS:
         return module
     if any(p.dim() == 5 for p in module.parameters()):
@@ -55,12 +60,11 @@ _FILLING = frozenset(getattr(torch.Tensor, name) for name in _NAMES.split())
 
 def _made(model: str | nn.Module, input_size: object) -> nn.Module:
     if isinstance(model, str):
-        from trappm.profiler.models.zoo import create_model
-
         if not isinstance(input_size, int):
-            raise InputError(f"{model} is asked for samples of {input_size}; give a size in pixels")
+            raise InputError(f"{model} is asked for samples of {input_size}; give their size")
+        source = source_of(model)  # its imports make real tensors
         with _OnMeta("meta"):
-            return create_model(model, input_size)
+            return source.create_model(model, input_size)
     if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
         raise UnsupportedModelError(
             f"{type(model).__name__} has lazy layers, which do not know their sizes yet; run the "

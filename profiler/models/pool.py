@@ -17,6 +17,7 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
+from trappm.profiler.transformers.names import is_transformer
 
 MAX_CONFIGURATIONS = 1_000_000
 
@@ -33,12 +34,12 @@ class PoolGroup:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     architectures: tuple[str, ...] = ()
-    """timm names or globs, such as `resnet18` or `convnext_*`."""
+    """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2`."""
     families: tuple[str, ...] = ()
     """Families whose architectures are all in the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
     input_sizes: tuple[Literal["native"] | int, ...]
-    """Height and width of the square images, in pixels; `native` is what timm gives for each."""
+    """Pixels of square images, or tokens; `native` is what each model was made for."""
     precisions: tuple[Precision, ...] = (Precision.FP32,)
     memory_formats: tuple[MemoryFormat, ...] = (MemoryFormat.CONTIGUOUS,)
     optimizers: tuple[Optimizer, ...] = (Optimizer.SGD,)
@@ -130,7 +131,11 @@ def _too_many() -> InputError:
 def _architectures(group: PoolGroup) -> list[str]:
     from trappm.profiler.models.zoo import architectures  # brings in torch and timm
 
-    named = set(architectures(group.architectures))
+    named = set(architectures(name for name in group.architectures if not is_transformer(name)))
+    if transformers := [name for name in group.architectures if is_transformer(name)]:
+        from trappm.profiler.transformers import library
+
+        named.update(name for text in transformers for name in library.architectures(text))
     if group.families:
         named |= in_families(group.families, architectures(["*"]))
     return sorted(named)
@@ -138,14 +143,13 @@ def _architectures(group: PoolGroup) -> list[str]:
 
 def _input_sizes(group: PoolGroup, architecture: str) -> set[int]:
     """The group's sizes in pixels; a size that is also the native one counts once."""
-    from trappm.profiler.models.zoo import native_input_size
+    from trappm.profiler.models.sources import source_of
 
     sizes: set[int] = set()
     for size in group.input_sizes:
-        pixels = native_input_size(architecture) if size == "native" else size
+        native = size == "native"
+        pixels = source_of(architecture).native_input_size(architecture) if native else int(size)
         if pixels is None:
-            raise InputError(
-                f"timm knows no native input size of {architecture}; give one in pixels"
-            )
+            raise InputError(f"{architecture} has no input size of its own; give one")
         sizes.add(pixels)
     return sizes

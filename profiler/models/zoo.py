@@ -19,6 +19,7 @@ from trappm.profiler.errors import (
     one_line,
 )
 from trappm.profiler.models.known_names import WILD, unknown_architecture
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.torchvision_shim import register_missing_operators
 
 register_missing_operators()
@@ -128,6 +129,15 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
                 f"{native} px is its own size"
             ) from error
         raise UnsupportedModelError(f"timm cannot build {architecture}: {reason}") from error
+
+
+def inputs(_architecture: str, input_size: int) -> Sample:
+    """Square images of this size.
+
+    Raises:
+        InputError: it is below 1.
+    """
+    return Sample.of(input_size)
 
 
 def _build(architecture: str, options: dict[str, Any]) -> nn.Module:

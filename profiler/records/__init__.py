@@ -52,11 +52,13 @@ class Phase(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """Arithmetic of the step: plain fp32, or autocast to fp16 or bf16."""
+    """Arithmetic of the step: plain fp32, autocast to fp16 or bf16, or all of it in bf16."""
 
     FP32 = "fp32"
     AMP_FP16 = "amp-fp16"
     AMP_BF16 = "amp-bf16"
+    BF16 = "bf16"
+    """Without autocast: parameters, gradients and optimizer states are bf16 themselves."""
 
 
 class MemoryFormat(enum.StrEnum):
@@ -72,6 +74,12 @@ class Optimizer(enum.StrEnum):
     SGD = "sgd"
     MOMENTUM = "momentum"
     ADAM = "adam"
+    ADAMW = "adamw"
+
+    @property
+    def is_adam(self) -> bool:
+        """Whether it keeps two moments of each parameter."""
+        return self in (Optimizer.ADAM, Optimizer.ADAMW)
 
 
 class Outcome(enum.StrEnum):
@@ -108,10 +116,10 @@ class Configuration:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     architecture: str
-    """A timm model name, such as `resnet18`."""
+    """A timm model name, such as `resnet18`, or a transformer's, such as `hf:gpt2,lora=16`."""
     batch_size: int
     input_size: int
-    """Height and width of the square input image, in pixels."""
+    """Height and width of the square input image in pixels; tokens of a transformer's sample."""
     precision: Precision = Precision.FP32
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     optimizer: Optimizer = Optimizer.SGD
@@ -144,7 +152,8 @@ class Configuration:
         return {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
 
     def __str__(self) -> str:
-        parts = [f"{self.architecture} batch {self.batch_size} at {self.input_size} px"]
+        size = size_text(self.architecture, self.input_size)
+        parts = [f"{self.architecture} batch {self.batch_size} at {size}"]
         parts += [
             str(getattr(self, f.name)) for f in dataclasses.fields(self)
             if f.default is not dataclasses.MISSING and getattr(self, f.name) != f.default
@@ -310,6 +319,11 @@ def member(name: str, kind: type[Member], value: str) -> Member:
 
 def _canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def size_text(architecture: str, input_size: int) -> str:
+    """A size of input with its unit: `224 px`, `512 tokens` of any transformer."""
+    return f"{input_size} {'tokens' if architecture.startswith('hf:') else 'px'}"
 
 
 def is_cpu_device(key: str) -> bool:

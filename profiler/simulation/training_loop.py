@@ -40,19 +40,6 @@ class Memory(Protocol):
     def free(self, block: Block) -> None: ...
 
 
-class Algorithm(StrEnum):
-    """Optimizers by what they keep; those of `Optimizer` have the same values."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-    @property
-    def is_adam(self) -> bool:
-        return self in (Algorithm.ADAM, Algorithm.ADAMW)
-
-
 class Implementation(StrEnum):
     """How `torch.optim` runs an optimizer."""
 
@@ -72,7 +59,7 @@ class TrainingLoop:
         InputError: fewer than one accumulation step.
     """
 
-    optimizer: Algorithm = Algorithm.SGD
+    optimizer: Optimizer = Optimizer.SGD
     implementation: Implementation = Implementation.FOREACH
     weight_decay: bool = False
     """Whether it is above 0. AdamW's default is, all others' is not."""
@@ -105,7 +92,7 @@ class TrainingLoop:
         """Tensors of a parameter's size that the optimizer keeps."""
         if self.optimizer.is_adam:
             return 2
-        return int(self.optimizer is Algorithm.MOMENTUM)
+        return int(self.optimizer is Optimizer.MOMENTUM)
 
     def update(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
         """Replays what comes between the last backward pass and the next step.
@@ -141,7 +128,7 @@ class TrainingLoop:
     @property
     def _adds_decay(self) -> bool:
         """Whether weight decay is added to copies of the gradients; AdamW has it in the weights."""
-        return self.weight_decay and self.optimizer is not Algorithm.ADAMW
+        return self.weight_decay and self.optimizer is not Optimizer.ADAMW
 
     @staticmethod
     def _clip(memory: Memory, sizes: Sequence[int]) -> None:
@@ -161,7 +148,7 @@ class TrainingLoop:
 
     def _step_at_once(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
         with _passing(memory, sizes if self._adds_decay else ()):
-            if first and self.optimizer is Algorithm.MOMENTUM:
+            if first and self.optimizer is Optimizer.MOMENTUM:
                 _allocate(memory, sizes)
         if self.optimizer.is_adam:
             with _passing(memory, sizes):  # roots of the second moments
@@ -171,7 +158,7 @@ class TrainingLoop:
         divisor: Block | None = None
         for size in sizes:
             with _passing(memory, [size] if self._adds_decay else ()):
-                if first and self.optimizer is Algorithm.MOMENTUM:
+                if first and self.optimizer is Optimizer.MOMENTUM:
                     memory.allocate(size)
                 if self.optimizer.is_adam:
                     before = divisor  # Python holds it until there is the next
@@ -212,7 +199,6 @@ class Loop(Enum):
     def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
         """This loop with an optimizer of a configuration."""
         tuned = self is Loop.TUNED
-        algorithm = Algorithm(optimizer)
-        if tuned and algorithm is Algorithm.SGD:
-            algorithm = Algorithm.MOMENTUM
-        return TrainingLoop(optimizer=algorithm, weight_decay=tuned, cudnn_benchmark=tuned)
+        if tuned and optimizer is Optimizer.SGD:
+            optimizer = Optimizer.MOMENTUM
+        return TrainingLoop(optimizer=optimizer, weight_decay=tuned, cudnn_benchmark=tuned)

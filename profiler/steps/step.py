@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import SEED, host_facts
-from trappm.profiler.models.zoo import create_model
+from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import (
     Configuration,
     MemoryFormat,
@@ -33,6 +33,7 @@ from trappm.profiler.records import (
 from trappm.profiler.steps.initial_gains import give_ordinary_gains
 from trappm.profiler.steps.meter import Mark, MemoryReading, StepMeter, Window
 from trappm.profiler.steps.sampling import sample
+from trappm.profiler.transformers.named_inputs import NamedInputs
 
 host_facts()  # asks git for the commit once, before all measuring processes are forked
 
@@ -178,6 +179,11 @@ class Step:
         return round(math.log2(_FIRST_SCALE / scale))
 
 
+def create_model(architecture: str, input_size: int) -> nn.Module:
+    """The model of a configuration; raises as `ModelSource.create_model`."""
+    return source_of(architecture).create_model(architecture, input_size)
+
+
 def make_step(configuration: Configuration, device: torch.device) -> Step:
     """The whole step of a configuration, ready to be called again and again.
 
@@ -187,6 +193,8 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
     torch.manual_seed(SEED)
     model = create_model(configuration.architecture, configuration.input_size)
     give_ordinary_gains(model)
+    if configuration.precision is Precision.BF16:
+        model = model.to(torch.bfloat16)
     layout = (
         torch.channels_last
         if configuration.memory_format is MemoryFormat.CHANNELS_LAST
@@ -195,34 +203,82 @@ def make_step(configuration: Configuration, device: torch.device) -> Step:
     model = model.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
+    inputs = source_of(configuration.architecture).inputs(
+        configuration.architecture, configuration.input_size
+    )
+    if isinstance(inputs, NamedInputs):
+        return _step_of_named(model, inputs, configuration, generator)
     shape = (configuration.batch_size, 3, configuration.input_size, configuration.input_size)
     images = torch.empty(shape, device=device, memory_format=layout).normal_(generator=generator)
+    if configuration.precision is Precision.BF16:
+        images = images.to(torch.bfloat16)
     if configuration.phase is Phase.INFER:
-        return _inference_step(model.eval(), images, configuration.precision)
+        return _inference_step(lambda: model(images), model.eval(), configuration.precision, device)
     classes = max(1, int(getattr(model, "num_classes", 1)))
     targets = torch.randint(
         classes, (configuration.batch_size,), generator=generator, device=device
     )
-    return _training_step(model.train(), images, targets, configuration)
+
+    def loss() -> torch.Tensor:
+        logits = model(images)
+        if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+            raise UnsupportedModelError(
+                f"{configuration.architecture} gives no class scores but {_shape(logits)}"
+            )
+        return cross_entropy(logits, targets)
+
+    return _training_step(loss, model.train(), configuration, device)
 
 
-def _inference_step(model: nn.Module, images: torch.Tensor, precision: Precision) -> Step:
+def _step_of_named(
+    model: nn.Module,
+    inputs: NamedInputs,
+    configuration: Configuration,
+    generator: torch.Generator,
+) -> Step:
+    """Of a model that is called by keyword, and has a loss of its own."""
+    phase = configuration.phase
+    batch = inputs.in_phase(phase).drawn(configuration.batch_size, generator)
+    if configuration.precision is Precision.BF16:
+        batch = {
+            name: value.to(torch.bfloat16)
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for name, value in batch.items()
+        }
+    if phase is Phase.INFER:
+        return _inference_step(
+            lambda: model(**batch), model.eval(), configuration.precision, generator.device
+        )
+    return _training_step(
+        lambda: model(**batch).loss, model.train(), configuration, generator.device
+    )
+
+
+def _inference_step(
+    forward: Callable[[], object], model: nn.Module, precision: Precision, device: torch.device
+) -> Step:
+    model.eval()
+
     def step(mark: Mark) -> None:
-        with torch.inference_mode(), _autocast(images.device, precision):
-            model(images)
+        with torch.inference_mode(), _autocast(device, precision):
+            forward()
         mark()
 
     return Step(step)
 
 
 def _training_step(
-    model: nn.Module, images: torch.Tensor, targets: torch.Tensor, configuration: Configuration
+    loss_of_step: Callable[[], torch.Tensor],
+    model: nn.Module,
+    configuration: Configuration,
+    device: torch.device,
 ) -> Step:
     optimizer = _optimizer(model, configuration.optimizer)
     # fp16 gradients underflow without scaling, so training always has it.
     scaled = configuration.precision is Precision.AMP_FP16
     scaler = torch.amp.GradScaler(
-        images.device.type,
+        device.type,
         init_scale=_FIRST_SCALE,
         backoff_factor=0.5,
         growth_interval=_NEVER_GROWS,
@@ -232,13 +288,8 @@ def _training_step(
     def step(mark: Mark) -> None:
         optimizer.zero_grad()
         mark()
-        with _autocast(images.device, configuration.precision):
-            logits = model(images)
-            if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
-                raise UnsupportedModelError(
-                    f"{configuration.architecture} gives no class scores but {_shape(logits)}"
-                )
-            loss = cross_entropy(logits, targets)
+        with _autocast(device, configuration.precision):
+            loss = loss_of_step()
         mark()
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         mark()
@@ -250,14 +301,17 @@ def _training_step(
 
 
 def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
     if kind is Optimizer.ADAM:
-        return torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+        return torch.optim.Adam(trained, lr=_LEARNING_RATE)
+    if kind is Optimizer.ADAMW:
+        return torch.optim.AdamW(trained, lr=_LEARNING_RATE)
     momentum = 0.9 if kind is Optimizer.MOMENTUM else 0.0
-    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=momentum)
+    return torch.optim.SGD(trained, lr=_LEARNING_RATE, momentum=momentum)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    if precision is Precision.FP32:
+    if precision in (Precision.FP32, Precision.BF16):
         return nullcontext()
     dtype = torch.float16 if precision is Precision.AMP_FP16 else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trappm.profiler.errors import BatchOrderError, UnsupportedModelError, one_line
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
@@ -52,7 +52,7 @@ class StepOptions:
     """How a step is run, beside its batch size."""
 
     precision: Precision = Precision.FP32
-    """What autocast does to types."""
+    """What autocast does to types; with `bf16` parameters and inputs are of that type."""
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     """Of images and weights."""
     fused_attention: bool = True
@@ -243,6 +243,11 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
     return UnsupportedModelError(f"{what} cannot be traced: {where_and_why}")
 
 
+def _in_bf16(value: Any) -> Any:
+    is_real = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(torch.bfloat16) if is_real else value
+
+
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
     return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
 
@@ -275,7 +280,10 @@ def _record(
     training = phase is Phase.TRAIN
     model.train(training)
     parameters = list(model.parameters())
+    inputs = inputs.in_phase(phase)
     args, kwargs = inputs.batch(batch_size, options.memory_format)
+    if options.precision is Precision.BF16:
+        args, kwargs = tree_map(_in_bf16, (args, kwargs))
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     allocations = AllocationLog((*parameters, *model.buffers()), origin_log)
     kernels = KernelLog()

@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from trappm.cli import shell
-from trappm.cli.options import AsJson, InputSize, Model, print_json
+from trappm.cli.options import AsJson, InputSize, Model, SequenceLength, print_json
 
 Architecture = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A timm architecture.", autocompletion=shell.models)
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A timm architecture, or hf: name.", autocompletion=shell.models
+    ),
 ]
 
 
@@ -18,12 +21,13 @@ def estimate(
     model: Architecture,
     batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 1,
     input_size: InputSize = None,
+    sequence_length: SequenceLength = None,
     device: Annotated[
         list[str] | None,
         typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
     ] = None,
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     depth: Annotated[int, typer.Option(min=1, max=20, help="Of the tree of modules.")] = 1,
@@ -43,6 +47,7 @@ def estimate(
         model,
         batch_size=batch_size,
         input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
         precision=precision,
         memory_format=memory_format,
@@ -62,8 +67,9 @@ def fits(
         typer.Option(help="A card, such as v100; again for more.", autocompletion=shell.devices),
     ] = None,
     input_size: InputSize = None,
+    sequence_length: SequenceLength = None,
     phase: Annotated[str, typer.Option(help="train or infer.")] = "train",
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16 or amp-bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels-last.")] = "contiguous",
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     as_json: AsJson = False,
@@ -79,11 +85,12 @@ def fits(
     if not is_file(model):
         refuse_unknown(model)
     from trappm.prediction.fitting import fitting
+    from trappm.prediction.models.sizes import size_of
     from trappm.prediction.models.subjects import subject_of
     from trappm.terminal.tables import print_line
 
     rows = fitting(
-        subject_of(model, input_size=input_size),
+        subject_of(model, input_size=size_of(model, input_size, sequence_length)),
         device or ["a100"],
         phase=phase,
         precision=precision,

@@ -15,13 +15,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A timm architecture, or an ONNX file.", autocompletion=shell.models
+        metavar="MODEL",
+        help="A timm architecture, an hf: name, or an ONNX file.",
+        autocompletion=shell.models,
     ),
 ]
 BatchSize = Annotated[
     int | None, typer.Option(help="Samples a step; by default the file's own, or 1.")
 ]
 InputSize = Annotated[int | None, typer.Option(help="Pixels; by default the architecture's own.")]
+SequenceLength = Annotated[
+    int | None, typer.Option(help="Tokens, of hf: names; by default the model's most, up to 2048.")
+]
 
 Processes = Annotated[
     int | None,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL", help="timm architectures, or ONNX files.", autocompletion=shell.models
+        metavar="MODEL",
+        help="timm architectures, hf: names, or ONNX files.",
+        autocompletion=shell.models,
     ),
 ]
 DeviceName = Annotated[
@@ -27,7 +29,9 @@ DeviceName = Annotated[
     ),
 ]
 Phase = Annotated[str, typer.Option(help="train or infer.")]
-Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16 or amp-bf16; as most labels.")]
+Precision = Annotated[
+    str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16; as most labels.")
+]
 MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
 SnapshotName = Annotated[
@@ -51,6 +55,7 @@ def predict(
     models: Models,
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
     device: DeviceName = None,
     phase: Phase = "train",
     precision: Precision = None,
@@ -76,6 +81,7 @@ def predict(
         device,
         batch_size=batch_size,
         input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
         precision=precision,
         memory_format=memory_format,
@@ -101,6 +107,7 @@ def compare(
     models: Models,
     batch_size: options.BatchSize = None,
     input_size: options.InputSize = None,
+    sequence_length: options.SequenceLength = None,
     device: DeviceName = None,
     phase: Phase = "train",
     precision: Precision = None,
@@ -122,6 +129,7 @@ def compare(
         device or ["all"],
         batch_size=batch_size,
         input_size=input_size,
+        sequence_length=sequence_length,
         phase=phase,
         precision=precision,
         snapshot=snapshot,

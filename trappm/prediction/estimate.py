@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from trappm.prediction.models.sizes import size_of
 from trappm.profiler.devices.capacity import memory_mib
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import BatchOrderError, InputError
-from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
-from trappm.profiler.records import MemoryFormat, Phase, Precision, member
+from trappm.profiler.models.model_input import ExampleInputs, Inputs
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, member
 from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
 from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
-from trappm.profiler.simulation.training_loop import Algorithm, TrainingLoop
+from trappm.profiler.simulation.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,38 +41,42 @@ def estimate(
     model: str | nn.Module,
     *inputs: Any,
     batch_size: int | None = None,
-    optimizer: str | TrainingLoop = Algorithm.SGD,
+    optimizer: str | TrainingLoop = Optimizer.SGD,
     loss: Callable[..., Tensor] | None = None,
     precision: str = Precision.FP32,
     memory_format: str = MemoryFormat.CONTIGUOUS,
     phase: str = Phase.TRAIN,
     input_size: int | None = None,
+    sequence_length: int | None = None,
     **keywords: Any,
 ) -> Estimate:
     """The GPU memory of a step, by simulation.
 
     Args:
-        model: a timm architecture, or a module on any device; it stays as it is.
+        model: a timm architecture, a transformer such as `hf:gpt2`, or a module on any device; it
+            stays as it is.
         inputs: what the module is called with, keywords included; only shapes and types are read.
-            The first axis of the first tensor is the batch. None for a timm architecture.
-        batch_size: by default that of the inputs; 1 for a timm architecture.
+            The first axis of the first tensor is the batch. None for a model by its name.
+        batch_size: by default that of the inputs; 1 for a model by its name.
         optimizer: `sgd`, `momentum`, `adam` or `adamw`, as PyTorch runs them by default on CUDA; or
             a `trappm.TrainingLoop` for all that happens around a step: accumulation of gradients,
             clipping, a fused optimizer.
         loss: called with what the module returns; gives a scalar. By default the module's own
             (`output.loss`), or cross-entropy of its scores.
-        precision: `fp32`, `amp-fp16` or `amp-bf16`. A module of 16-bit parameters is `fp32`: it has
-            no autocast.
+        precision: `fp32`, `amp-fp16`, `amp-bf16`, or `bf16`, of which parameters are then, too. A
+            module whose parameters are so already is `fp32`: it has no autocast.
         memory_format: `contiguous` or `channels-last`.
         phase: `train` or `infer`.
-        input_size: of a timm architecture, in pixels; by default its own.
+        input_size: of images of a model by its name, in pixels; by default its own.
+        sequence_length: of a transformer by its name, in tokens; by default the most that it takes,
+            up to 2,048.
 
     Raises:
         InputError, UnknownArchitectureError: what is wrong with the arguments.
         UnsupportedModelError: the step cannot be traced; with the operator and its line of code.
     """
     from trappm.profiler.models.on_meta import on_meta
-    from trappm.profiler.models.zoo import input_size_of
+    from trappm.profiler.models.sources import source_of
     from trappm.profiler.tracing.losses import default_loss
     from trappm.profiler.tracing.tracer import StepOptions
 
@@ -82,21 +87,22 @@ def estimate(
     )
     loop = loop_of(optimizer, options.precision)
     which = member("phase", Phase, phase)
-    pixels = None
+    input_size = size_of(model, input_size, sequence_length)
     if isinstance(model, str):
         if inputs or keywords:
-            raise InputError(f"inputs for {model}; a timm architecture takes images: give none")
-        pixels = input_size_of(model, input_size)
-        example: Inputs = Sample.of(pixels)
+            raise InputError(f"inputs for {model}; a model by name knows its inputs: give none")
+        source = source_of(model)
+        input_size = source.input_size_of(model, input_size)
+        example: Inputs = source.inputs(model, input_size)
         size: int = 1 if batch_size is None else batch_size
     else:
         if input_size is not None:
-            raise InputError("input_size is for timm architectures; a module knows its inputs")
+            raise InputError("input_size is for models by name; a module knows its inputs")
         example = given = ExampleInputs.of(*inputs, **keywords)
         size = given.batch_size if batch_size is None else batch_size
     if size < 1:
         raise InputError(f"batch size is {size}; it must be 1 or more")
-    module = on_meta(model, pixels, options.memory_format)
+    module = on_meta(model, input_size, options.memory_format, options.precision)
     trace, origins, only_batch = _traced(module, example, options, which, size)
     return Estimate(
         name=model if isinstance(model, str) else type(model).__name__,
@@ -237,7 +243,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest:
-    """A timm architecture, how it is run and on which cards; the fields are those of `estimate`.
+    """An architecture, how it is run and on which cards; the fields are those of `estimate`.
 
     Raises:
         InputError: what can be seen to be wrong before the model is traced.
@@ -296,10 +302,10 @@ def loop_of(optimizer: str | TrainingLoop, precision: Precision) -> TrainingLoop
     """What happens around a step of this optimizer, as PyTorch runs it by default."""
     if isinstance(optimizer, TrainingLoop):
         return optimizer
-    algorithm = member("optimizer", Algorithm, optimizer)
+    which = member("optimizer", Optimizer, optimizer)
     return TrainingLoop(
-        optimizer=algorithm,
-        weight_decay=algorithm is Algorithm.ADAMW,
+        optimizer=which,
+        weight_decay=which is Optimizer.ADAMW,
         gradient_scaler=precision is Precision.AMP_FP16,
     )
 

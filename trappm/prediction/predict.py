@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, ov
 
 from trappm.prediction.kept_answers import kept_answers
 from trappm.prediction.models.profile_cache import content_key
+from trappm.prediction.models.sizes import size_kind, size_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import MAX_SIZE
+from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,7 @@ class Options(TypedDict, total=False):
     example_input: torch.Tensor | None
     batch_size: int | None
     input_size: int | None
+    sequence_length: int | None
     phase: str
     precision: str | None
     memory_format: str | None
@@ -78,21 +81,22 @@ def predict(
     devices: Literal["all"] | Sequence[str] | None = None,
     **options: Any,
 ) -> Prediction | list[Prediction]:
-    """Predicts the cost of a step of a timm architecture, an ONNX file or a module.
+    """Predicts the cost of a step of a timm architecture, a transformer, an ONNX file or a module.
 
     `predict({"model": "resnet101_32.onnx", "device": "GPU:A100-SXM4-40GB:1"})` and
     `predict("resnet101_32.onnx", {"device": ...})` say the same as keywords do.
 
     Args:
-        model: a timm name, the path of an ONNX file, a module whose forward takes one tensor (it
-            stays as it is), or a list of these.
+        model: a timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, a module
+            whose forward takes one tensor (it stays as it is), or a list of these.
         config: further arguments by name.
         device: by any of its names; by default the snapshot's source device.
         devices: several instead, or "all" that heads of this phase exist for.
         **options: example_input: for modules (those of a list, too), a tensor as `forward` takes
             it, batch first; only its shape and type are read. batch_size: samples a step; by
             default the example's or the file's own, or 1. input_size: pixels, for timm names and
-            files; by default the model's own.
+            files; by default the model's own. sequence_length: tokens, for transformers; by
+            default the most that the model takes, up to 2,048.
             phase: `train` (by default) or `infer`. precision, memory_format, optimizer: by default
             as most labels of the device had them. snapshot: an id, an alias, or a folder; by
             default the latest one here, and for devices that it does not know the one that ships
@@ -116,7 +120,8 @@ def predict(
     arguments = _arguments(model, config, given)
     model = arguments.pop("model")
     device, devices = arguments.pop("device", None), arguments.pop("devices", None)
-    example, size = arguments.pop("example_input", None), arguments.pop("input_size", None)
+    example = arguments.pop("example_input", None)
+    pixels, tokens = arguments.pop("input_size", None), arguments.pop("sequence_length", None)
     many = isinstance(model, list | tuple) and not hasattr(model, "forward")
     models = list(model) if many else [model]
     if not models:
@@ -124,15 +129,18 @@ def predict(
     for named in models:
         if is_name(named):
             refuse_unknown(named)
+    sizes = _sizes(models, pixels, tokens)
     question = Question(**arguments)
     is_named = [isinstance(model, str | Path) for model in models]
 
     def ask() -> list[Prediction]:
-        return _answers(question, models, is_named, example, size, device, devices)
+        return _answers(question, models, is_named, example, sizes, device, devices)
 
     if all(is_named) and example is None:
-        contents = [model if is_name(model) else content_key(Path(model)) for model in models]
-        of_models = {"models": models, "contents": contents, "size": size}
+        contents = [
+            content_of(model) if is_name(model) else content_key(Path(model)) for model in models
+        ]
+        of_models = {"models": models, "contents": contents, "sizes": sizes}
         predictions = kept_answers(
             {**arguments, **of_models, "device": device, "devices": devices}, ask
         )
@@ -146,7 +154,7 @@ def _answers(
     models: Sequence[Any],
     is_named: Sequence[bool],
     example: Any,
-    size: int | None,
+    sizes: Sequence[int | None],
     device: str | None,
     devices: Any,
 ) -> list[Prediction]:
@@ -164,10 +172,19 @@ def _answers(
             example_input=None if is_mixed and named else example,
             input_size=None if is_mixed and not named else size,
         )
-        for model, named in zip(models, is_named, strict=True)
+        for model, named, size in zip(models, is_named, sizes, strict=True)
     ]
     keys = question.device_keys(device, devices)
     return answers([(question, subject, key) for subject in subjects for key in keys])
+
+
+def _sizes(
+    models: Sequence[Any], input_size: int | None, sequence_length: int | None
+) -> list[int | None]:
+    """Of each model's input; where there are images and text, each gets the one for its kind."""
+    if len({size_kind(model) for model in models}) > 1:
+        return [sequence_length if size_kind(model) == "tokens" else input_size for model in models]
+    return [size_of(model, input_size, sequence_length) for model in models]
 
 
 def is_name(model: object) -> TypeGuard[str]:
@@ -197,7 +214,7 @@ def _arguments(
     if unknown:
         known = ", ".join(sorted(_ARGUMENTS - {"model"}))
         raise InputError(f"there is no argument {unknown[0]!r}; there are: {known}")
-    for name in ("batch_size", "input_size"):
+    for name in ("batch_size", "input_size", "sequence_length"):
         check_size(name.replace("_", " "), arguments.get(name))
     return arguments
 

@@ -90,7 +90,7 @@ class EstimateQuestion(BaseModel):
 
     def request(self) -> EstimateRequest:
         """Raises InputError: what can be seen to be wrong, or a model that is no timm name."""
-        if any(mark in self.model for mark in ("/", "\\", ".onnx")):
+        if any(mark in self.model for mark in ("/", "\\", ".onnx", ".json")):
             raise InputError(
                 f"{self.model!r} is no timm name, and estimates over HTTP are of these only; for "
                 "ONNX files and modules of your own call trappm.estimate in Python"

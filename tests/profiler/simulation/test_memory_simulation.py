@@ -17,7 +17,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.profiler.simulation.training_loop import Algorithm, Loop, TrainingLoop
+from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 
@@ -140,7 +140,7 @@ def test_memory_grows_with_the_batch_and_with_the_optimizers_states():
     assert by_batch == sorted(by_batch)
     assert by_batch[0] < by_batch[-1]
     by_optimizer = [
-        simulate_memory(trace, 8, TrainingLoop(optimizer=o)).reserved_mib for o in Algorithm
+        simulate_memory(trace, 8, TrainingLoop(optimizer=o)).reserved_mib for o in Optimizer
     ]
     assert by_optimizer == sorted(by_optimizer)
     assert by_optimizer[0] < by_optimizer[-1]
@@ -150,7 +150,7 @@ def test_at_the_peak_of_the_backward_pass_adam_has_no_temporaries_yet():
     trace = trace_step(meta("resnet10t"), 64)[0]
     sgd, adam = (
         simulate_memory(trace, 64, TrainingLoop(optimizer=o))
-        for o in (Algorithm.SGD, Algorithm.ADAM)
+        for o in (Optimizer.SGD, Optimizer.ADAM)
     )
     states = 2 * trace.parameter_bytes.sum() / MIB
     assert adam.live_mib - sgd.live_mib == pytest.approx(states, rel=0.1)
@@ -164,7 +164,7 @@ def test_empty_parameters_and_buffers_take_no_memory():
         parameter_bytes=np.concatenate([empty, trace.parameter_bytes]),
         buffer_bytes=np.concatenate([empty, trace.buffer_bytes]),
     )
-    for optimizer in Algorithm:
+    for optimizer in Optimizer:
         loop = TrainingLoop(optimizer=optimizer)
         assert simulate_memory(more, 4, loop) == simulate_memory(trace, 4, loop)
 
@@ -202,7 +202,7 @@ def test_only_segments_without_a_block_in_use_are_given_back():
 
 def test_reserved_memory_holds_what_is_live_and_scratch_memory_adds_to_it():
     memory = simulate_memory(
-        trace_step(meta("resnet10t"), 64)[0], 32, TrainingLoop(optimizer=Algorithm.ADAM)
+        trace_step(meta("resnet10t"), 64)[0], 32, TrainingLoop(optimizer=Optimizer.ADAM)
     )
     assert 0 < memory.live_mib <= memory.reserved_mib <= memory.reserved_with_workspace_mib
 

@@ -20,7 +20,7 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
 from trappm.profiler.simulation.step_trace import Event
-from trappm.profiler.simulation.training_loop import Algorithm, Implementation, Loop, TrainingLoop
+from trappm.profiler.simulation.training_loop import Implementation, Loop, TrainingLoop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 UNIT = 512
@@ -73,10 +73,10 @@ class Ledger(TorchDispatchMode):
 def make_optimizer(parameters, loop):
     decay = 0.01 if loop.weight_decay else 0.0
     make = {
-        Algorithm.SGD: torch.optim.SGD,
-        Algorithm.MOMENTUM: partial(torch.optim.SGD, momentum=0.9),
-        Algorithm.ADAM: torch.optim.Adam,
-        Algorithm.ADAMW: torch.optim.AdamW,
+        Optimizer.SGD: torch.optim.SGD,
+        Optimizer.MOMENTUM: partial(torch.optim.SGD, momentum=0.9),
+        Optimizer.ADAM: torch.optim.Adam,
+        Optimizer.ADAMW: torch.optim.AdamW,
     }[loop.optimizer]
     forms = {
         "foreach": loop.implementation is Implementation.FOREACH,
@@ -113,7 +113,7 @@ LOOPS = [
         gradient_scaler=scaler,
     )
     for optimizer, implementation, weight_decay, clip, scaler in product(
-        Algorithm, Implementation, BOTH, BOTH, BOTH
+        Optimizer, Implementation, BOTH, BOTH, BOTH
     )
 ]
 
@@ -196,7 +196,7 @@ def residual_trace():
 @pytest.mark.parametrize("set_to_none", BOTH)
 @pytest.mark.parametrize("accumulation_steps", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("optimizer", "implementation"), list(product(Algorithm, Implementation)), ids=str
+    ("optimizer", "implementation"), list(product(Optimizer, Implementation)), ids=str
 )
 def test_two_steps_of_a_real_loop_peak_where_the_simulation_says(
     optimizer, implementation, accumulation_steps, set_to_none
@@ -263,5 +263,5 @@ def test_zero_micro_steps_are_refused():
 
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_loops_of_labels_take_the_optimizers_of_configurations(optimizer):
-    assert Loop.PLAIN.with_optimizer(optimizer) == TrainingLoop(optimizer=Algorithm(optimizer))
+    assert Loop.PLAIN.with_optimizer(optimizer) == TrainingLoop(optimizer=optimizer)
     assert Loop.TUNED.with_optimizer(optimizer).states_per_parameter >= 1

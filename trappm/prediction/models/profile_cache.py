@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,8 @@ def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str
 @cache
 def tracing_versions() -> tuple[str, ...]:
     """Of all that decides what a trace of a model is."""
-    return tuple(version(name) for name in ("trappm", "timm", "torch", "onnx"))
+    libraries = ("trappm", "timm", "torch", "onnx", "transformers", "peft")
+    return tuple(version(name) for name in libraries if find_spec(name) is not None)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -25,6 +25,7 @@ from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.host.data_folder import data_folder
 from trappm.profiler.models.known_names import is_file
 from trappm.profiler.records import MemoryFormat, Precision
+from trappm.profiler.transformers.names import content_of
 
 if TYPE_CHECKING:
     import torch
@@ -85,18 +86,18 @@ def subject_of(
 
 
 def input_size_of(name: str, input_size: int | None) -> int:
-    """The size of input of a timm name in pixels, where one is given or left to its default.
+    """The size of input of a named model, where one is given or left to its default.
 
     Raises:
-        InputError, UnknownArchitectureError: as of timm's names.
+        InputError, UnknownArchitectureError: as `profiler.models.sources`.
     """
 
-    def of_timm() -> int:
-        from trappm.profiler.models import zoo
+    def of_library() -> int:
+        from trappm.profiler.models.sources import source_of
 
-        return zoo.input_size_of(name, input_size)
+        return source_of(name).input_size_of(name, input_size)
 
-    return _profiles().input_size(name_key(name, input_size), of_timm)
+    return _profiles().input_size(name_key(name, input_size), of_library)
 
 
 class UnprofiledError(Exception):
@@ -124,8 +125,8 @@ def traced(key: tuple[object, ...], tracer: Tracer, settings: Iterable[StepSetti
 
 
 def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
-    """What profiles of a timm name are kept under."""
-    return "timm", name, input_size
+    """What profiles of a named model are kept under."""
+    return "timm", content_of(name), input_size
 
 
 def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:

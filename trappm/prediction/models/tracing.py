@@ -104,24 +104,29 @@ def _options(settings: StepSettings) -> StepOptions:
 
 @dataclass(frozen=True)
 class NameTracer(Tracer):
-    """Of a timm architecture, in this process."""
+    """Of an architecture by its name, in this process."""
 
     model: str
     input_size: int | None
 
     def profile(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.models.zoo import check, input_size_of
         from trappm.profiler.static_profile import static_profile
 
-        name = check(self.model)
-        return name, static_profile(name, input_size_of(name, self.input_size))
+        name, input_size = self._named()
+        return name, static_profile(name, input_size)
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.models.zoo import check, input_size_of
         from trappm.profiler.static_profile import step_profile
 
-        name = check(self.model)
-        return step_profile(name, input_size_of(name, self.input_size), _options(settings))
+        return step_profile(*self._named(), _options(settings))
+
+    def _named(self) -> tuple[str, int]:
+        """The architecture's current name, and the size of its input."""
+        from trappm.profiler.models.sources import source_of
+
+        source = source_of(self.model)
+        name = source.check(self.model)
+        return name, source.input_size_of(name, self.input_size)
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ class TracingRequest:
     """What a tracing process is to trace; JSON can hold all of it."""
 
     model: str
-    """An architecture of timm, or the absolute path of a file."""
+    """An architecture's name, or the absolute path of a file."""
     is_file: bool
     input_size: int | None
     settings: StepSettings | None = None

@@ -163,7 +163,7 @@ def named_model(name: str, input_size: int | None) -> Model:
     Raises:
         InputError: it looks like a path: the server opens no files of its own for callers.
     """
-    if "/" in name or "\\" in name or name.endswith(".onnx"):
+    if "/" in name or "\\" in name or name.endswith((".onnx", ".json")) or ".json," in name:
         raise InputError(
             f"{name!r} is no timm name, and this server reads no files by path; upload the file as "
             "the field 'file' of a form (multipart/form-data)"

@@ -1,0 +1,260 @@
+"""Builds transformers by configuration, as Hugging Face's own modules with fresh weights.
+
+The only module that imports transformers and peft. Nothing is downloaded, and no code that comes
+with a model is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, one_line
+from trappm.profiler.host.extras import from_extra
+from trappm.profiler.records import Phase
+from trappm.profiler.transformers.named_inputs import Field, NamedInputs
+from trappm.profiler.transformers.names import Frozen, TransformerName, builtin_shapes
+
+with from_extra("transformers", "a transformer"):
+    import transformers
+    from transformers import AutoConfig, PretrainedConfig
+    from transformers.models.auto import modeling_auto as auto
+    from transformers.models.auto.configuration_auto import (  # type: ignore[attr-defined]
+        CONFIG_MAPPING_NAMES,
+    )
+
+DEFAULT_LENGTH = 2048
+"""Tokens of a sample where nobody says how many, or the model's most if that is less."""
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_TASKS = (
+    (auto.AutoModelForImageClassification, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
+    (auto.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    (auto.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    (auto.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+)
+"""What a model is trained for: the first of these that its type can do."""
+
+
+def architectures(pattern: str) -> list[str]:
+    """The canonical texts of a name, or of all built-in shapes that its glob matches.
+
+    Raises:
+        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+    """
+    wanted = TransformerName.parse(pattern)
+    names = [name for name in builtin_shapes() if fnmatchcase(name, wanted.name)]
+    if not names or wanted.is_builtin:
+        return [check(pattern)]
+    return [str(replace(wanted, name=name)) for name in names]
+
+
+def check(architecture: str) -> str:
+    """The architecture's canonical text.
+
+    Raises:
+        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+    """
+    name = TransformerName.parse(architecture)
+    name.shape()
+    return str(name)
+
+
+def native_input_size(architecture: str) -> int | None:
+    """The most tokens that the model takes, or its images' size in pixels; None if it sets none.
+
+    Raises:
+        InputError, UnsupportedModelError: as `create_model`.
+    """
+    config = _config(TransformerName.parse(architecture))
+    return _image_size(config) or _longest(config)
+
+
+def input_size_of(architecture: str, input_size: int | None) -> int:
+    """The tokens of a sample, as given or as many as the model takes up to 2,048.
+
+    Raises:
+        InputError: more than the model takes; and as `create_model`.
+    """
+    config = _config(TransformerName.parse(architecture))
+    if _image_size(config):
+        return input_size or _image_size(config)
+    longest = _longest(config)
+    if input_size is None:
+        return min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    if longest is not None and input_size > longest:
+        raise InputError(
+            f"{architecture} takes at most {longest:,} tokens, not {input_size:,}; give a "
+            "sequence length up to that"
+        )
+    return input_size
+
+
+def create_model(architecture: str, input_size: int) -> nn.Module:
+    """The model for sequences of so many tokens, trained as its name says.
+
+    Raises:
+        InputError: the sequence is longer than the model allows, or the configuration cannot be.
+        UnsupportedModelError: transformers has no such model, or cannot build this one.
+    """
+    name = TransformerName.parse(architecture)
+    input_size = input_size_of(architecture, input_size)
+    config = copy.deepcopy(_config(name))
+    if _image_size(config):
+        config.image_size = input_size
+    with _reasons(architecture), _quiet():
+        model = _task(config).from_config(config, attn_implementation=str(name.attention))
+        if model.loss_type is None:  # of classes named LMHeadModel, which warn about it
+            model.loss_type = "ForCausalLM"
+        if name.checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if name.frozen is Frozen.EMBEDDINGS:
+            model.get_input_embeddings().requires_grad_(False)
+        elif name.frozen is Frozen.BODY:
+            model.base_model.requires_grad_(False)
+        if name.lora_rank is not None:
+            model = _with_adapters(model, name.lora_rank)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{architecture} has nothing to train: its head is the embeddings, which are frozen"
+        )
+    return cast(nn.Module, model)
+
+
+def inputs(architecture: str, input_size: int) -> NamedInputs:
+    """What the model is called with: in training with labels, for its own loss.
+
+    In inference a decoder reads a prompt: it keeps keys and values, and scores the last token only.
+
+    Raises:
+        InputError, UnsupportedModelError: as `create_model`.
+    """
+    config = _config(TransformerName.parse(architecture))
+    task = _task(config)
+    if _image_size(config):
+        image = Field((config.num_channels, input_size, input_size), torch.float32)
+        label = Field((), torch.int64, config.num_labels)
+        return NamedInputs({"pixel_values": image, "labels": label}, {"pixel_values": image}, {})
+    tokens = Field((input_size,), torch.int64, int(config.get_text_config().vocab_size or 0))
+    trained = {"input_ids": tokens, "labels": tokens}
+    if task is auto.AutoModelForMaskedLM:
+        return NamedInputs(trained, {"input_ids": tokens}, {})
+    asked = {"input_ids": tokens}
+    if task is auto.AutoModelForSeq2SeqLM:
+        asked["decoder_input_ids"] = Field((1,), torch.int64, tokens.upper)
+    settings: dict[Phase, dict[str, Any]] = {
+        Phase.TRAIN: {"use_cache": False},
+        Phase.INFER: {"use_cache": True},
+    }
+    if "logits_to_keep" in inspect.signature(_class_of(config).forward).parameters:
+        settings[Phase.INFER]["logits_to_keep"] = 1
+    return NamedInputs(trained, asked, settings)
+
+
+def _with_adapters(model: nn.Module, rank: int) -> nn.Module:
+    """With LoRA where peft has it by default for this type of model; else at all linear layers."""
+    with from_extra("transformers", "LoRA"):
+        import peft
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+    kind = model.config.model_type  # type: ignore[union-attr]
+    targets = None if kind in DEFAULTS else "all-linear"
+    adapters = peft.LoraConfig(r=rank, target_modules=targets)
+    return cast(nn.Module, peft.get_peft_model(model, adapters))
+
+
+@lru_cache(maxsize=64)
+def _known_config(name: TransformerName, _content: str) -> PretrainedConfig:
+    shape = name.shape()
+    with _reasons(str(name)), _quiet():
+        if shape is None:
+            return AutoConfig.from_pretrained(
+                name.name, local_files_only=True, trust_remote_code=False
+            )
+        fields = dict(shape)
+        kind = fields.pop("model_type")
+        if kind not in CONFIG_MAPPING_NAMES:
+            raise UnsupportedModelError(
+                f"{name} has the model type {kind!r}, which transformers "
+                f"{transformers.__version__} does not know; code of its own is never run"
+            )
+        return cast(PretrainedConfig, AutoConfig.for_model(kind, **fields))
+
+
+def _config(name: TransformerName) -> PretrainedConfig:
+    return _known_config(name, repr(name.shape()))
+
+
+def _task(config: PretrainedConfig) -> Any:
+    """transformers' class that builds the model with the head that it is trained with."""
+    kind = config.model_type
+    for task, kinds in _TASKS:
+        if kind in kinds:
+            return task
+    raise UnsupportedModelError(
+        f"a model of type {kind!r} is no language model or image classifier of transformers"
+    )
+
+
+def _class_of(config: PretrainedConfig) -> type[nn.Module]:
+    return cast("type[nn.Module]", _task(config)._model_mapping[type(config)])
+
+
+def _image_size(config: PretrainedConfig) -> int:
+    """Of a model of images, in pixels; 0 of one of tokens."""
+    if config.model_type not in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return 0
+    size = getattr(config, "image_size", 224)
+    return int(size if isinstance(size, int) else size[0])
+
+
+def _longest(config: PretrainedConfig) -> int | None:
+    """Tokens that there are positions for; None of a model of relative positions."""
+    if config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not hasattr(
+        config, "max_position_embeddings"
+    ):
+        return None
+    text = config.get_text_config()
+    lengths = [getattr(text, name, None) for name in _LENGTHS]
+    return next((int(length) for length in lengths if isinstance(length, int)), None)
+
+
+@contextmanager
+def _reasons(model: str) -> Iterator[None]:
+    """Inside, whatever transformers and peft raise becomes one line about this model."""
+    try:
+        yield
+    except TrappmError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"transformers finds no configuration of {model} on this machine, and nothing is "
+            "downloaded; give the path of its config.json, as hf:./config.json"
+        ) from error
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"transformers cannot build {model}: {one_line(error)}"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps warnings of transformers off the terminal: there are no weights to warn about."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of names that are to go, and of layers' layouts
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,183 @@
+"""Names of transformers: `hf:NAME[,lora=RANK][,frozen=PART][,checkpointing][,eager]`.
+
+NAME is a shape of our own (`shapes.yaml`), the path of a config.json, or a model id whose
+configuration `transformers` has on this machine. Read without torch and without transformers.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self, cast
+
+from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.files.plain_files import read_plain
+from trappm.profiler.files.yaml_text import load_yaml
+from trappm.profiler.nearest import nearest
+
+PREFIX = "hf:"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 65_536
+_OPTIONS = "lora=RANK, frozen=embeddings, frozen=body, checkpointing, eager, sdpa"
+
+
+def is_transformer(architecture: str) -> bool:
+    """Whether this is the name of a transformer, and none of timm's."""
+    return architecture.startswith(PREFIX)
+
+
+class Attention(enum.StrEnum):
+    """How attention is computed: by PyTorch's fused function, or step by step."""
+
+    SDPA = "sdpa"
+    EAGER = "eager"
+
+
+class Frozen(enum.StrEnum):
+    """What is not trained: the embeddings of tokens, or all but the head."""
+
+    EMBEDDINGS = "embeddings"
+    BODY = "body"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerName:
+    """A transformer, and how it is trained; `str` is its canonical text, `parse` the inverse.
+
+    Raises:
+        InputError: no name, or an option that cannot be.
+    """
+
+    name: str
+    lora_rank: int | None = None
+    """Of low-rank adapters, which alone are trained; None for all parameters."""
+    frozen: Frozen | None = None
+    checkpointing: bool = False
+    """Whether activations of a block are computed again in the backward pass."""
+    attention: Attention = Attention.SDPA
+
+    def __post_init__(self) -> None:
+        if not self.name or "," in self.name or self.name != self.name.strip():
+            raise InputError(f"{PREFIX}{self.name} names no model; write one, such as hf:gpt2")
+        if self.lora_rank is not None and not 1 <= self.lora_rank <= MAX_RANK:
+            raise InputError(f"lora={self.lora_rank}; a rank is from 1 to {MAX_RANK:,}")
+        if self.lora_rank is not None and self.frozen is not None:
+            raise InputError(
+                f"lora={self.lora_rank} with frozen={self.frozen}: with adapters all else is "
+                "frozen; leave one out"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The name that a text such as `hf:llama-2-7b,lora=16` means.
+
+        Raises:
+            InputError: not such a text; with the options that there are.
+        """
+        name, *options = text.removeprefix(PREFIX).split(",")
+        fields: dict[str, Any] = {}
+        for option in options:
+            field, value = _option(option, text)
+            if field in fields:
+                raise InputError(f"{text} has {option!r} beside another {field}; leave one out")
+            fields[field] = value
+        return cls(name=name, **fields)
+
+    def __str__(self) -> str:
+        options = [
+            *([f"lora={self.lora_rank}"] if self.lora_rank else []),
+            *([f"frozen={self.frozen}"] if self.frozen else []),
+            *(["checkpointing"] if self.checkpointing else []),
+            *(["eager"] if self.attention is Attention.EAGER else []),
+        ]
+        return ",".join([PREFIX + self.name, *options])
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether its shape is one of our own."""
+        return self.name in builtin_shapes()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is the path of a configuration."""
+        return not self.is_builtin and self.name.endswith(".json")
+
+    def shape(self) -> Mapping[str, Any] | None:
+        """The configuration's fields by transformers' names; None where only transformers has it.
+
+        Raises:
+            InputError: a file that is no configuration.
+            UnknownArchitectureError: neither ours, nor a file, nor the form of a model id.
+        """
+        if self.is_builtin:
+            return builtin_shapes()[self.name]
+        if self.is_file:
+            return _config_of(Path(self.name))
+        if "/" not in self.name:
+            hint = nearest(self.name, builtin_shapes())
+            raise UnknownArchitectureError(
+                f"no transformer is named {self.name!r}; {hint} (or the path of a config.json, or "
+                "a model id such as org/model)"
+            )
+        return None
+
+
+def _option(option: str, text: str) -> tuple[str, Any]:
+    """Field and value that an option sets."""
+    key, _, value = option.partition("=")
+    if key == "lora" and value.isascii() and value.isdigit() and len(value) < 9:
+        return "lora_rank", int(value)
+    if key == "frozen" and value in list(Frozen):
+        return "frozen", Frozen(value)
+    if option == "checkpointing":
+        return "checkpointing", True
+    if option in list(Attention):
+        return "attention", Attention(option)
+    raise InputError(f"{text} has the option {option!r}; there are: {_OPTIONS}")
+
+
+@cache
+def builtin_shapes() -> Mapping[str, Mapping[str, Any]]:
+    """The configurations of common models by our names for them."""
+    file = Path(__file__).with_name("shapes.yaml")
+    return cast(Mapping[str, Mapping[str, Any]], load_yaml(file.read_bytes(), str(file)))
+
+
+def _config_of(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(read_plain(path, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON ({error}); give a model's config.json") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise InputError(f"{path} names no model_type; give a config.json of transformers")
+    return config
+
+
+def content_of(architecture: str) -> str:
+    """What an architecture's name stands for today: that of a file changes with what it holds.
+
+    Raises:
+        InputError, UnknownArchitectureError: as `TransformerName.parse` and `shape`.
+    """
+    if not is_transformer(architecture):
+        return architecture
+    name = TransformerName.parse(architecture)
+    return f"{name} {json.dumps(name.shape(), sort_keys=True)}"
+
+
+def unit_of(architecture: str) -> str:
+    """What an architecture's input size counts: `px` of images, or `tokens` of text."""
+    if not is_transformer(architecture):
+        return "px"
+    try:
+        shape = TransformerName.parse(architecture).shape()
+    except InputError:  # a file that is gone by now
+        shape = None
+    return "px" if shape is not None and shape["model_type"] in _OF_IMAGES else "tokens"
+
+
+_OF_IMAGES = ("vit", "deit", "beit", "swin", "convnext", "resnet")

@@ -1,0 +1,70 @@
+"""Transformers by name: texts, shapes, what is trained, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.transformers.names import Attention, Frozen, TransformerName
+
+NAMES = st.builds(
+    TransformerName,
+    name=st.sampled_from(["gpt2", "./config.json", "org/model"]),
+    frozen=st.none() | st.sampled_from(Frozen),
+    checkpointing=st.booleans(),
+    attention=st.sampled_from(Attention),
+) | st.builds(TransformerName, name=st.just("gpt2"), lora_rank=st.integers(1, 512))
+
+
+@given(NAMES)
+def test_names_come_back_from_their_texts(name):
+    assert TransformerName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hf:", "names no model"),
+        ("hf:gpt2,lora=0", "a rank is from 1"),
+        ("hf:gpt2,lora=x", "there are: lora=RANK"),
+        ("hf:gpt2,eager,sdpa", "leave one out"),
+        ("hf:gpt2,lora=4,frozen=body", "leave one out"),
+    ],
+)
+def test_a_text_that_cannot_be_is_one_line(text, message):
+    with pytest.raises(InputError, match=message) as refused:
+        TransformerName.parse(text)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("gemma-2b", 2_506_172_416),
+        ("phi-2", 2_779_683_840),
+        ("pythia-70m", 70_426_624),
+        ("opt-1.3b", 1_315_758_080),
+        ("t5-small", 60_506_624),
+        ("vit-base", 86_567_656),
+    ],
+)
+def test_shapes_have_the_parameters_that_are_published(name, parameters):
+    pytest.importorskip("transformers")
+    model = on_meta(f"hf:{name}", 224 if name == "vit-base" else 128)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_adapters_alone_are_trained():
+    pytest.importorskip("peft")
+    model = on_meta("hf:llama-tiny,lora=8", 64)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    # Query (128 to 128) and value (128 to 64) of two layers.
+    assert trained == 2 * 8 * ((128 + 128) + (128 + 64))

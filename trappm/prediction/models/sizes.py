@@ -1,0 +1,31 @@
+"""Which size of input a question means: pixels of images, or tokens of text."""
+
+from __future__ import annotations
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.transformers.names import is_transformer, unit_of
+
+
+def size_kind(model: object) -> str:
+    """`tokens` of a transformer by its name; `px` of all else."""
+    return unit_of(model) if isinstance(model, str) and is_transformer(model) else "px"
+
+
+def size_of(model: object, input_size: int | None, sequence_length: int | None) -> int | None:
+    """The one of the two that is for such a model; None if its default is meant.
+
+    Raises:
+        InputError: the other one is given, or an unknown transformer.
+    """
+    if size_kind(model) == "tokens":
+        if input_size is not None:
+            raise InputError(
+                f"{model} takes tokens; give a sequence length, not the input size {input_size}"
+            )
+        return sequence_length
+    if sequence_length is not None:
+        raise InputError(
+            f"{model if isinstance(model, str) else type(model).__name__} takes no tokens; give an "
+            f"input size, not the sequence length {sequence_length}"
+        )
+    return input_size
